@@ -1,0 +1,73 @@
+"""What a generator may ask of a world. Plain records; nothing here moves data."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Which phase of the step a request belongs to, and which matrix or bucket it serves."""
+
+    phase: str
+    subject: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase} of {self.subject}" if self.subject else self.phase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """A request: all ranks of the axis' group ask it alike, and each is answered with a flat tensor.
+
+    ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer holds; 0
+    means that the rank is answered None. ``root`` is a position along the axis. ``sends`` and ``receives`` are
+    the elements exchanged with each position (``all_to_all`` alone).
+    """
+
+    kind: Kind
+    axis: str
+    dtype: torch.dtype
+    send: Tensor | None
+    receive: int
+    label: Label
+    root: int | None = None
+    sends: tuple[int, ...] | None = None
+    receives: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        sent = 0 if self.send is None else self.send.numel()
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.kind} over {self.axis} ({sent} → {self.receive} {dtype}), {self.label}"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """An empty turn: this rank takes no part, but keeps its place in the order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """Ask for a collective without waiting; answered with a ticket."""
+
+    request: Collective | Idle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait:
+    """Wait for the ticket of a ``Start``; answered as the collective is."""
+
+    ticket: Any
+
+
+Turn = Collective | Idle | Start | Wait
+Walk = Generator[Turn, Any, Any]
+
+IDLE = Idle()

@@ -1,0 +1,73 @@
+"""The named errors of the package, in one tree.
+
+    TutorialError
+    ├── UsageError              bad input; one clear line, exit code 2 from the command line
+    │   ├── NotAMatrixError     a parameter Muon cannot take
+    │   ├── GridError           a grid, mesh or axis that does not fit
+    │   ├── StrategyError       an unknown strategy, or one that does not fit the parameters
+    │   ├── TextError           a training text that cannot be read
+    │   └── RunFolderError      a run folder that cannot be used
+    ├── RequestError            ranks asked for things that cannot be answered
+    │   ├── MismatchError       members of one group asked differently
+    │   └── DeadlockError       no group can proceed
+    └── LaunchError             a launch of ranks that did not succeed
+        ├── RankFailedError     a rank raised, exited or was killed; the earliest first
+        └── LaunchTimeoutError  the wall-clock limit of a launch passed
+
+``UsageError`` is also a ``ValueError`` and the others are ``RuntimeError`` too, so that callers who know
+only the built-in classes still catch them.
+"""
+
+from __future__ import annotations
+
+
+class TutorialError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UsageError(TutorialError, ValueError):
+    """Bad input: says what was expected, what came, and the remedy."""
+
+
+class NotAMatrixError(UsageError):
+    """A parameter that is not a matrix was given to Muon."""
+
+
+class GridError(UsageError):
+    """A grid, mesh or axis does not fit the ranks, or each other."""
+
+
+class StrategyError(UsageError):
+    """A strategy is unknown, or does not fit the parameters or the grid."""
+
+
+class TextError(UsageError):
+    """A training text is missing, empty or not text."""
+
+
+class RunFolderError(UsageError):
+    """A run folder cannot be written, or already holds a run."""
+
+
+class RequestError(TutorialError, RuntimeError):
+    """Ranks asked for collectives that cannot be answered."""
+
+
+class MismatchError(RequestError):
+    """Members of one group asked for different collectives."""
+
+
+class DeadlockError(RequestError):
+    """No group can proceed: every rank waits for a member that asks for something else, or has ended."""
+
+
+class LaunchError(TutorialError, RuntimeError):
+    """A launch of ranks did not succeed."""
+
+
+class RankFailedError(LaunchError):
+    """A rank raised, exited or was killed. The earliest failure is named first."""
+
+
+class LaunchTimeoutError(LaunchError):
+    """The wall-clock limit of a launch passed."""

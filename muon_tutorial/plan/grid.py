@@ -1,0 +1,101 @@
+"""Ranks arranged in named axes. Knows arithmetic on ranks; refuses to know process groups or devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import GridError
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Ranks in named axes, in row-major order: the last axis varies fastest, as in a ``DeviceMesh``.
+
+    >>> grid = Grid(("dp", "tp"), (2, 2))
+    >>> [dict(grid.at(rank)) for rank in grid.ranks]
+    [{'dp': 0, 'tp': 0}, {'dp': 0, 'tp': 1}, {'dp': 1, 'tp': 0}, {'dp': 1, 'tp': 1}]
+    >>> grid.at(1).group("dp"), grid.at(1).group("tp")
+    ((1, 3), (0, 1))
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.sizes) or len(set(self.axes)) != len(self.axes):
+            raise GridError(
+                f"a grid needs one size for each of its axes, all named differently; "
+                f"got axes {self.axes} and sizes {self.sizes}"
+            )
+        for axis, size in zip(self.axes, self.sizes):
+            if not isinstance(size, int) or size < 1:
+                raise GridError(f"axis {axis!r} needs a whole number of ranks, at least 1; got {size!r}")
+
+    @classmethod
+    def of(cls, **sizes: int) -> Grid:
+        """The grid with these axes, in this order: ``Grid.of(dp=2, tp=2)``."""
+        return cls(tuple(sizes), tuple(sizes.values()))
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the grid holds."""
+        return math.prod(self.sizes)
+
+    @property
+    def ranks(self) -> range:
+        """All ranks, in order."""
+        return range(self.world_size)
+
+    def size(self, axis: str) -> int:
+        """Ranks along ``axis``; 1 for an axis the grid does not have."""
+        return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
+
+    def at(self, rank: int) -> Coordinate:
+        """Where ``rank`` stands."""
+        if rank not in self.ranks:
+            raise GridError(f"rank {rank} is not on a grid of {self.world_size} ranks ({self})")
+        return Coordinate(self, rank)
+
+    def rank(self, positions: Mapping[str, int]) -> int:
+        """The rank that stands at ``positions``; axes left out stand at 0."""
+        rank = 0
+        for axis, size in zip(self.axes, self.sizes):
+            rank = rank * size + positions.get(axis, 0)
+        return rank
+
+    def __str__(self) -> str:
+        return " × ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.sizes)) or "1 rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate(Mapping[str, int]):
+    """One rank's place on a grid, readable as a mapping from axis to position."""
+
+    grid: Grid
+    rank: int
+
+    def __getitem__(self, axis: str) -> int:
+        """The position along ``axis``; 0 for an axis the grid does not have."""
+        if axis not in self.grid.axes:
+            return 0
+        stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
+        return self.rank // stride % self.grid.size(axis)
+
+    def __iter__(self):
+        return iter(self.grid.axes)
+
+    def __len__(self) -> int:
+        return len(self.grid.axes)
+
+    def size(self, axis: str) -> int:
+        """Ranks along ``axis``."""
+        return self.grid.size(axis)
+
+    def group(self, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from this one in ``axis`` alone, itself included, in order of position."""
+        return tuple(self.grid.rank({**self, axis: position}) for position in range(self.size(axis)))
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({', '.join(f'{axis}={at}' for axis, at in self.items())})"

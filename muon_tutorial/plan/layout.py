@@ -1,0 +1,148 @@
+"""How an axis holds a tensor, and what it costs to change that.
+
+Knows shapes, offsets and cuts. Refuses to know data, ranks and process groups: a position along an axis and the
+number of ranks on it are all it is ever handed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import GridError
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every rank of the axis holds the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every rank of the axis holds a tensor of the whole shape; the value is their sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """One rank of the axis, at position ``rank``, holds the whole tensor; the others hold nothing."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Every rank of the axis holds a run of indices along ``dim``.
+
+    Without ``sizes`` the cut is that of ``torch.chunk`` and of DTensor: runs of ``ceil(n / parts)``, the last ones
+    shorter or empty. ``sizes`` states a cut made by hand, one length for each position.
+    """
+
+    dim: int
+    sizes: tuple[int, ...] | None = None
+
+    def lengths(self, length: int, parts: int) -> tuple[int, ...]:
+        """How many indices each of ``parts`` positions holds of a dimension of ``length``."""
+        if self.sizes is None:
+            step = -(-length // parts)
+            return tuple(max(0, min(step, length - step * part)) for part in range(parts))
+        if len(self.sizes) != parts or sum(self.sizes) != length:
+            raise GridError(f"the cut {self.sizes} does not cover {length} indices over {parts} ranks")
+        return self.sizes
+
+
+Placement = Shard | Replicate | Partial | Owned
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a tensor: where it starts and how far it reaches, in elements."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements in the box."""
+        return math.prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index: ``tensor[box.slices]``."""
+        return tuple(slice(start, start + length) for start, length in zip(self.offset, self.shape))
+
+    def shifted(self, offset: tuple[int, ...]) -> Box:
+        """The same box seen from a tensor in which this one's frame starts at ``offset``."""
+        return Box(tuple(here + there for here, there in zip(self.offset, offset)), self.shape)
+
+
+def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts: int) -> Box:
+    """The box of a tensor of ``shape`` that the rank at ``position`` of ``parts`` holds.
+
+    >>> shard_box((5, 4), Shard(0), 2, 3)
+    Box(offset=(4, 0), shape=(1, 4))
+    """
+    whole = Box((0,) * len(shape), tuple(shape))
+    if isinstance(placement, Owned) and placement.rank != position:
+        return Box(whole.offset, (0,) * len(shape))
+    if not isinstance(placement, Shard):
+        return whole
+    lengths = placement.lengths(shape[placement.dim], parts)
+    offset, extent = list(whole.offset), list(whole.shape)
+    offset[placement.dim] = sum(lengths[:position])
+    extent[placement.dim] = lengths[position]
+    return Box(tuple(offset), tuple(extent))
+
+
+def run_boxes(shape: tuple[int, int], start: int, stop: int) -> tuple[Box, ...]:
+    """The boxes that elements ``start`` to ``stop`` of a row-major matrix make: at most three.
+
+    >>> run_boxes((4, 3), 2, 10)
+    (Box(offset=(0, 2), shape=(1, 1)), Box(offset=(1, 0), shape=(2, 3)), Box(offset=(3, 0), shape=(1, 1)))
+    """
+    width, boxes = shape[1], []
+    while start < stop:
+        row, column = divmod(start, width)
+        rows = 1 if column or stop - start < width else (stop - start) // width
+        end = min(stop, start + rows * width - column)
+        boxes.append(Box((row, column), (rows, width) if rows > 1 else (1, end - start)))
+        start = end
+    return tuple(boxes)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One change of placement of a tensor of ``shape`` along one axis.
+
+    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. The pairs that exist
+    are symmetric about ``src = dst``; ``inverse`` is the opposite arrow.
+    """
+
+    axis: str
+    src: Placement
+    dst: Placement
+    shape: tuple[int, ...]
+
+    @property
+    def inverse(self) -> Hop:
+        """The same change, the other way."""
+        return Hop(self.axis, self.dst, self.src, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """From storage to compute: hops in order, and the dtype that travels. The inverse is from compute to storage.
+
+    >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
+    >>> out.inverse.hops[0].src, out.inverse.inverse == out
+    (Replicate(), True)
+    """
+
+    hops: tuple[Hop, ...]
+    dtype: torch.dtype
+
+    @property
+    def inverse(self) -> Route:
+        """The same hops, reversed, each the other way."""
+        return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

@@ -1,0 +1,275 @@
+"""All ranks in one process: exact data, one collective at a time.
+
+Ranks proceed on their own until they wait; a group proceeds when all its members have asked alike. Where members
+ask differently, or none can proceed, the error names each rank's request. Sums are taken in rank order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.collective import Collective, Idle, Start, Turn, Wait, Walk
+from ..errors import DeadlockError, GridError, MismatchError
+from ..plan.grid import Coordinate, Grid
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    request: Collective
+    rank: int
+    done: bool = False
+    answer: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """One collective that a local world answered: the request of every rank of the group, and what each received."""
+
+    requests: Mapping[int, Collective]
+    answers: Mapping[int, Tensor | None]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the group, in order of position."""
+        return tuple(self.requests)
+
+    @property
+    def request(self) -> Collective:
+        """What the first rank of the group asked for."""
+        return self.requests[self.ranks[0]]
+
+    def __str__(self) -> str:
+        return f"ranks {', '.join(map(str, self.ranks))}: {self.request}"
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    walk: Walk
+    waiting: _Ticket | None = None
+    ended: bool = False
+    value: Any = None
+    answer: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """One rank's seat in a local world: what an optimizer is given in place of a mesh."""
+
+    world: LocalWorld
+    at: Coordinate
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the world."""
+        return self.at.grid
+
+    def run(self, walk: Walk) -> Any:
+        """Refused where there are other ranks: they have to be stepped together, by ``LocalWorld.run``."""
+        if self.grid.world_size > 1:
+            raise GridError(
+                f"{self.at} cannot step alone in a local world of {self.grid.world_size} ranks; "
+                "hand the programs of all ranks to LocalWorld.run"
+            )
+        return self.world.run([walk])[0]
+
+
+@dataclass(slots=True, eq=False)
+class LocalWorld:
+    """A grid of ranks in this process.
+
+    ``start`` takes one generator a rank; ``advance`` answers one collective; ``run`` does both to the end.
+    ``pick`` chooses which of the groups that are ready goes next (the first unless told), so that tests can try
+    any interleaving.
+
+    >>> from muon_tutorial.engine.collective import Collective, Label
+    >>> def program(rank):
+    ...     mine = torch.full((2,), float(rank))
+    ...     return (yield Collective("all_reduce", "dp", mine.dtype, mine, 2, Label("sum")))
+    >>> world = LocalWorld(Grid.of(dp=3))
+    >>> [value.tolist() for value in world.run([program(rank) for rank in range(3)])]
+    [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
+    """
+
+    grid: Grid
+    pick: Callable[[int], int] = lambda ready: 0
+    observers: list[Callable[[Event], None]] = field(default_factory=list)
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
+
+    @classmethod
+    def shuffled(cls, grid: Grid, seed: int) -> LocalWorld:
+        """A world that lets the groups that are ready go in an order drawn from ``seed``."""
+        return cls(grid, random.Random(seed).randrange)
+
+    def seat(self, rank: int) -> Seat:
+        """The seat of one rank."""
+        return Seat(self, self.grid.at(rank))
+
+    def run(self, walks: Sequence[Walk]) -> list[Any]:
+        """Walk all ranks' generators to their end; returns their values in rank order.
+
+        Raises:
+            MismatchError: members of a group asked for different collectives.
+            DeadlockError: no group can proceed.
+        """
+        self.start(walks)
+        while self.advance():
+            pass
+        return [self._ranks[rank].value for rank in self.grid.ranks]
+
+    def start(self, walks: Sequence[Walk]) -> None:
+        """Seat one generator at each rank, in rank order. Nothing runs yet."""
+        if len(walks) != self.grid.world_size:
+            raise GridError(f"a grid of {self.grid} needs {self.grid.world_size} programs, one a rank; got {len(walks)}")
+        self._ranks = {rank: _Rank(walk) for rank, walk in enumerate(walks)}
+        self._queues = defaultdict(lambda: defaultdict(list))
+
+    def advance(self) -> Event | None:
+        """Let ranks proceed until they wait, then answer one collective. None when every rank has ended."""
+        for number, rank in self._ranks.items():
+            self._proceed(number, rank)
+        ready = [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
+        if ready:
+            return self._answer(ready[self.pick(len(ready))])
+        if all(rank.ended for rank in self._ranks.values()):
+            return None
+        raise DeadlockError("no group can proceed:\n" + "\n".join(self._describe(number) for number in self._ranks))
+
+    @property
+    def pending(self) -> dict[int, Collective]:
+        """What each waiting rank has asked for: its ``send`` is what the rank holds now, of what is to travel."""
+        return {number: rank.waiting.request for number, rank in self._ranks.items() if rank.waiting}
+
+    def _proceed(self, number: int, rank: _Rank) -> None:
+        while not rank.ended and (rank.waiting is None or rank.waiting.done):
+            if rank.waiting is not None:
+                rank.answer, rank.waiting = rank.waiting.answer, None
+            try:
+                turn = rank.walk.send(rank.answer)
+            except StopIteration as stop:
+                rank.ended, rank.value = True, stop.value
+            else:
+                rank.answer = self._take_turn(number, rank, turn)
+
+    def _take_turn(self, number: int, rank: _Rank, turn: Turn) -> Any:
+        if isinstance(turn, Collective):
+            rank.waiting = self._enqueue(number, turn)
+        elif isinstance(turn, Start) and isinstance(turn.request, Collective):
+            return self._enqueue(number, turn.request)
+        elif isinstance(turn, Wait) and not isinstance(turn.ticket, Idle):
+            rank.waiting = turn.ticket
+        elif isinstance(turn, Start):
+            return turn.request
+        return None
+
+    def _enqueue(self, number: int, request: Collective) -> _Ticket:
+        ticket = _Ticket(request, number)
+        self._queues[self.grid.at(number).group(request.axis)][number].append(ticket)
+        return ticket
+
+    def _answer(self, group: tuple[int, ...]) -> Event:
+        tickets = [self._queues[group][rank].pop(0) for rank in group]
+        requests = {ticket.rank: ticket.request for ticket in tickets}
+        check_alike(requests)
+        for ticket, answer in zip(tickets, _ANSWERS[tickets[0].request.kind](list(requests.values()))):
+            ticket.answer, ticket.done = answer, True
+        event = Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
+        for observer in self.observers:
+            observer(event)
+        return event
+
+    def _describe(self, number: int) -> str:
+        rank = self._ranks[number]
+        doing = "has ended" if rank.ended else f"waits for {rank.waiting.request}" if rank.waiting else "has not started"
+        return f"  {self.grid.at(number)} {doing}"
+
+
+def check_alike(requests: Mapping[int, Collective]) -> None:
+    """Compare what the members of a group asked for.
+
+    Raises:
+        MismatchError: names each rank's request.
+    """
+    if len({_signature(request) for request in requests.values()}) > 1 or not _sizes_agree(list(requests.values())):
+        lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
+        raise MismatchError(f"members of one group asked differently:\n{lines}")
+
+
+def _signature(request: Collective) -> tuple:
+    size = None if request.kind in ("all_to_all", "gather", "scatter", "broadcast") else request.receive
+    sent = None if request.kind in ("all_to_all", "scatter", "broadcast") or request.send is None else request.send.numel()
+    return request.kind, request.axis, request.dtype, request.root, request.label, size, sent
+
+
+def _sizes_agree(requests: list[Collective]) -> bool:
+    if requests[0].kind == "all_to_all":
+        return all(
+            a.sends is not None and b.receives is not None and a.sends[j] == b.receives[i]
+            for i, a in enumerate(requests)
+            for j, b in enumerate(requests)
+        )
+    if requests[0].kind in ("scatter", "broadcast"):
+        return len({request.receive for request in requests}) == 1
+    return True
+
+
+def _sends(requests: list[Collective]) -> list[Tensor]:
+    return [request.send for request in requests if request.send is not None]
+
+
+def _all_gather(requests: list[Collective]) -> list[Tensor | None]:
+    whole = torch.cat(_sends(requests))
+    return [whole.clone() for _ in requests]
+
+
+def _all_reduce(requests: list[Collective]) -> list[Tensor | None]:
+    first, *others = _sends(requests)
+    total = first.clone()
+    for other in others:
+        total += other
+    return [total.clone() for _ in requests]
+
+
+def _reduce_scatter(requests: list[Collective]) -> list[Tensor | None]:
+    total = _all_reduce(requests)[0]
+    assert total is not None
+    return list(total.chunk(len(requests))) if total.numel() else [total for _ in requests]
+
+
+def _broadcast(requests: list[Collective]) -> list[Tensor | None]:
+    source = requests[requests[0].root or 0].send
+    assert source is not None
+    return [source.clone() for _ in requests]
+
+
+def _gather(requests: list[Collective]) -> list[Tensor | None]:
+    return [torch.cat(_sends(requests)) if position == requests[0].root else None for position in range(len(requests))]
+
+
+def _scatter(requests: list[Collective]) -> list[Tensor | None]:
+    source = requests[requests[0].root or 0].send
+    assert source is not None
+    return [piece.clone() for piece in source.view(len(requests), -1)]
+
+
+def _all_to_all(requests: list[Collective]) -> list[Tensor | None]:
+    pieces = [send.split(request.sends) for send, request in zip(_sends(requests), requests)]
+    return [torch.cat([row[position] for row in pieces]) for position in range(len(requests))]
+
+
+_ANSWERS: dict[str, Callable[[list[Collective]], list[Tensor | None]]] = {
+    "all_gather": _all_gather,
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+}
