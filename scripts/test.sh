@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Sets everything up, then runs ruff, mypy and pytest. Arguments go to pytest: bash scripts/test.sh tests/test_imports.py
+# shellcheck source=scripts/_venv.sh
+source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
+
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 # several processes share few cores
+export MPLBACKEND=Agg
+
+failed=""
+run() {
+  echo "test: $*"
+  "$PY" -m "$@" </dev/null || failed="$failed $1"
+}
+
+run ruff check .
+run mypy
+run pytest --durations=10 "$@"
+
+[ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }
+echo "test: ruff, mypy and pytest passed"
