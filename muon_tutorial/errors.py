@@ -7,6 +7,7 @@
     │   ├── StrategyError       an unknown strategy, or one that does not fit the parameters
     │   ├── TextError           a training text that cannot be read
     │   └── RunFolderError      a run folder that cannot be used
+    ├── GradientError           a step met gradients that it cannot use
     ├── RequestError            ranks asked for things that cannot be answered
     │   ├── MismatchError       members of one group asked differently
     │   └── DeadlockError       no group can proceed
@@ -47,6 +48,10 @@ class TextError(UsageError):
 
 class RunFolderError(UsageError):
     """A run folder cannot be written, or already holds a run."""
+
+
+class GradientError(TutorialError, RuntimeError):
+    """A step met gradients that it cannot use."""
 
 
 class RequestError(TutorialError, RuntimeError):

@@ -120,14 +120,17 @@ def _broadcast(x: Tensor | None, hop: Hop, dtype: torch.dtype, at: Coordinate, l
 
 def _all_to_all(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     here, parts = at[hop.axis], range(at.size(hop.axis))
-    held = _box(hop, hop.src, at, here).shape
-    pieces = [x[shard_box(held, hop.dst, part, len(parts)).slices] for part in parts]
-    wanted = [shard_box(_box(hop, hop.src, at, part).shape, hop.dst, here, len(parts)) for part in parts]
-    sends, receives = tuple(p.numel() for p in pieces), tuple(box.numel for box in wanted)
-    send = torch.cat([piece.reshape(-1) for piece in pieces])
+    held, wanted = _box(hop, hop.src, at, here), _box(hop, hop.dst, at, here)
+    outward = [held.overlap(_box(hop, hop.dst, at, part)) for part in parts]
+    inward = [wanted.overlap(_box(hop, hop.src, at, part)) for part in parts]
+    sends, receives = tuple(box.numel for box in outward), tuple(box.numel for box in inward)
+    send = torch.cat([x[box.seen_from(held).slices].reshape(-1) for box in outward])
     answer = yield Collective("all_to_all", hop.axis, dtype, send, sum(receives), label, None, sends, receives)
-    arrived = [flat.view(box.shape) for flat, box in zip(answer.split(receives), wanted)]
-    return torch.cat(arrived, dim=_dim(hop.src))
+    whole = x.new_empty(wanted.shape)
+    if answer is not None:
+        for flat, box in zip(answer.split(receives), inward):
+            whole[box.seen_from(wanted).slices] = flat.view(box.shape)
+    return whole
 
 
 def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -167,11 +170,6 @@ def _box(hop: Hop, placement: Shard | Replicate | Partial | Owned, at: Coordinat
 def _owner(placement: object) -> int:
     assert isinstance(placement, Owned)
     return placement.rank
-
-
-def _dim(placement: object) -> int:
-    assert isinstance(placement, Shard)
-    return placement.dim
 
 
 def _largest(hop: Hop, placement: Shard, at: Coordinate) -> int:

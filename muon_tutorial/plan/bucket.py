@@ -55,7 +55,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Holding:
     """What one rank keeps of one matrix: elements ``inside`` of its own tensor, at ``kept`` of its storage."""
 
     entry: Entry
@@ -113,17 +113,17 @@ class Bucket:
         box = shard_box((self.size,), self.storage, at[self.axis], at.size(self.axis))
         return box.offset[0], box.offset[0] + box.shape[0]
 
-    def pieces(self, at: Coordinate) -> tuple[Piece, ...]:
+    def holdings(self, at: Coordinate) -> tuple[Holding, ...]:
         """What this rank keeps of each matrix, one piece an entry, empty ones included.
 
         An interval intersection: the matrix's own elements in the buffer against the slice this rank keeps.
         """
         start, stop = self.kept(at)
-        return tuple(_piece(entry, start, stop, at) for entry in self.entries)
+        return tuple(_holding(entry, start, stop, at) for entry in self.entries)
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The bucket's part of the master plan, as this rank reads it."""
-        return tuple(_dist_meta(self, piece, at) for piece in self.pieces(at))
+        return tuple(_dist_meta(self, holding, at) for holding in self.holdings(at))
 
     def works_on(self, entry: Entry, at: Coordinate) -> bool:
         """Whether this rank orthogonalizes the matrix. It follows from the coordinate, never from data."""
@@ -135,17 +135,17 @@ class Bucket:
         return self.size - sum(entry.size for entry in self.entries)
 
 
-def _piece(entry: Entry, start: int, stop: int, at: Coordinate) -> Piece:
+def _holding(entry: Entry, start: int, stop: int, at: Coordinate) -> Holding:
     numel = entry.box(at).numel
     low = max(0, min(start - entry.offset, numel))
     high = max(low, min(stop - entry.offset, numel))
     if low == high:
-        return Piece(entry, (0, 0), (0, 0))
-    return Piece(entry, (low, high), (entry.offset + low - start, entry.offset + high - start))
+        return Holding(entry, (0, 0), (0, 0))
+    return Holding(entry, (low, high), (entry.offset + low - start, entry.offset + high - start))
 
 
-def _dist_meta(bucket: Bucket, piece: Piece, at: Coordinate) -> DistMeta:
-    entry, cut = piece.entry, piece.entry.matrix.cut
+def _dist_meta(bucket: Bucket, holding: Holding, at: Coordinate) -> DistMeta:
+    entry, cut = holding.entry, holding.entry.matrix.cut
     return DistMeta(
         name=entry.matrix.name,
         shape=entry.box(at).shape,
@@ -154,17 +154,17 @@ def _dist_meta(bucket: Bucket, piece: Piece, at: Coordinate) -> DistMeta:
         buffer_idx=bucket.buffer,
         bucket_idx=bucket.index,
         global_range=(entry.offset, entry.offset + entry.box(at).numel),
-        local_range=piece.kept,
+        local_range=holding.kept,
     )
 
 
-def piece_boxes(piece: Piece, at: Coordinate) -> tuple[Box, ...]:
+def holding_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
     """The rectangles of the whole matrix that a piece covers, in the order of its elements."""
-    frame = piece.entry.box(at)
-    if not piece.numel:
+    frame = holding.entry.box(at)
+    if not holding.numel:
         return ()
     shape = (frame.shape[0], frame.shape[1])
-    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *piece.inside))
+    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *holding.inside))
 
 
 def largest_piece(matrix: Matrix, parts: int) -> int:

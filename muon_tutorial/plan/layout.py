@@ -76,6 +76,16 @@ class Box:
         """The same box seen from a tensor in which this one's frame starts at ``offset``."""
         return Box(tuple(here + there for here, there in zip(self.offset, offset)), self.shape)
 
+    def seen_from(self, frame: Box) -> Box:
+        """The same box with its offset counted from where ``frame`` starts: the opposite of ``shifted``."""
+        return self.shifted(tuple(-start for start in frame.offset))
+
+    def overlap(self, other: Box) -> Box:
+        """What two boxes share; of no elements where they share nothing."""
+        low = tuple(max(a, b) for a, b in zip(self.offset, other.offset))
+        ends = ((a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape))
+        return Box(low, tuple(max(0, min(end) - start) for start, end in zip(low, ends)))
+
 
 def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts: int) -> Box:
     """The box of a tensor of ``shape`` that the rank at ``position`` of ``parts`` holds.

@@ -1,0 +1,265 @@
+"""One rank's part of a distributed step: what Muon does, as generators over a plan.
+
+Knows parameters, gradients and momentum, and which math goes between which routes. Asks for collectives through
+the engine; never moves data itself, and runs on whatever world answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .engine.collective import Label, Walk
+from .engine.pipeline import pipeline
+from .engine.walk import gather, orthogonalize, pack, unpack
+from .errors import GradientError
+from .newton_schulz import zeropower_via_newtonschulz
+from .plan.bucket import Bucket, Entry, Holding
+from .plan.grid import Coordinate
+from .plan.layout import Hop, Partial, Replicate, Route, Shard
+from .plan.strategies import BUCKET_BYTES, Plan
+from .update import Piece, adjusted_lr, decay_and_add_piece, momentum_update
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A parameter as the step meets it: the tensor, its optimizer group, and its state."""
+
+    param: Tensor
+    group: dict
+    state: dict
+
+    @property
+    def data(self) -> Tensor:
+        """This rank's own part of the parameter, sharing its storage."""
+        return local_part(self.param.detach())
+
+    @property
+    def grad(self) -> Tensor | None:
+        """This rank's own part of the gradient, or None."""
+        return None if self.param.grad is None else local_part(self.param.grad)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a DTensor; a plain tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(slots=True, eq=False)
+class Stepper:
+    """Walks a plan for the parameters of one rank. ``slots`` are in the order of the plan's matrix indices.
+
+    Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat slice a bucket.
+    """
+
+    plan: Plan
+    at: Coordinate
+    slots: Sequence[Slot]
+    window: int = 1
+    readied: dict[int, Tensor] = field(default_factory=dict)
+    present: frozenset[int] | None = None
+
+    def fill_state(self) -> None:
+        """Give every parameter its momentum: the elements this rank keeps, flat; of no elements where it keeps none."""
+        for bucket in self.plan.buckets:
+            for held in bucket.holdings(self.at):
+                slot = self.slots[held.entry.matrix.index]
+                slot.state.setdefault("momentum_buffer", slot.data.new_zeros(held.numel))
+
+    def step(self) -> Walk:
+        """One optimizer step. Must be walked by all ranks of the grid."""
+        if self.present is None:
+            self.present = (yield from self._agree(())).matrices
+        yield from pipeline((self._step_bucket(bucket) for bucket in self.plan.buckets), self.window)
+        self.present = None
+
+    def ready(self, rest: Sequence[Tensor] = (), max_norm: float | None = None) -> Walk:
+        """Average gradients into the layout the plan keeps; those of ``rest`` in place. Clips if told to.
+
+        Must be walked by all ranks of the grid. Returns the norm of all gradients together if ``max_norm`` is
+        given, else None.
+        """
+        agreed = yield from self._agree(rest)
+        self.present = agreed.matrices
+        slices = yield from pipeline((self._reduce(bucket) for bucket in self.plan.buckets), self.window)
+        self.readied = {bucket.index: flat for bucket, flat in zip(self.plan.buckets, slices)}
+        others = [param for index, param in enumerate(rest) if index in agreed.rest]
+        if self.plan.expects == "local" and self.at.size("dp") > 1:
+            yield from _average(others, self.at)
+        return None if max_norm is None else (yield from self._clip(others, max_norm))
+
+    def _step_bucket(self, bucket: Bucket) -> Walk:
+        gradient = self.readied.pop(bucket.index, None)
+        if gradient is None:
+            gradient = yield from self._reduce(bucket)
+        ns_input = self._momentum(bucket, gradient)
+        update = yield from orthogonalize(ns_input, bucket, self.at, self._newton_schulz)
+        parameter = self._apply(bucket, update)
+        yield from self._publish(bucket, parameter)
+
+    def _reduce(self, bucket: Bucket) -> Walk:
+        """From the gradients at hand to the averaged slice this rank keeps."""
+        first = bucket.entries[0].matrix
+        flat = torch.zeros(bucket.size, dtype=first.grad_dtype, device=self.slots[first.index].data.device)
+        for entry in bucket.entries:
+            grad = self.slots[entry.matrix.index].grad
+            if grad is not None:
+                pack(flat, entry, self.at, grad)
+        kept = yield from gather(flat, bucket.gradient, self.at, Label("gradient reduce_scatter", _name(bucket)))
+        return kept.div_(bucket.summands) if bucket.summands > 1 else kept
+
+    def _momentum(self, bucket: Bucket, gradient: Tensor) -> Tensor:
+        """Update the momentum this rank keeps; returns the Newton–Schulz inputs, flat, in the wire dtype."""
+        ns_input = torch.zeros(len(gradient), dtype=bucket.compute.dtype, device=gradient.device)
+        for held in self._active(bucket):
+            slot = self.slots[held.entry.matrix.index]
+            here = slice(*held.kept)
+            buffer, group = slot.state["momentum_buffer"], slot.group
+            ns_input[here] = momentum_update(buffer, gradient[here], group["momentum"], group["nesterov"])
+        return ns_input
+
+    def _newton_schulz(self, entry: Entry, matrix: Tensor) -> Tensor:
+        group = self.slots[entry.matrix.index].group
+        return zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
+
+    def _apply(self, bucket: Bucket, update: Tensor) -> Tensor:
+        """Decay and step the elements this rank keeps; returns them, flat, where they have to be published."""
+        parameter = update.new_zeros(len(update), dtype=bucket.parameter.dtype)
+        active = {held.entry.matrix.index for held in self._active(bucket)}
+        for held in bucket.holdings(self.at):
+            slot, here = self.slots[held.entry.matrix.index], slice(*held.kept)
+            if held.numel:
+                kept = slot.data.reshape(-1)[slice(*held.inside)]
+                parameter[here] = kept
+                if held.entry.matrix.index in active:
+                    self._decay_and_add(held, slot.group, parameter[here], update[here])
+        return parameter
+
+    def _decay_and_add(self, held: Holding, group: dict, parameter: Tensor, update: Tensor) -> None:
+        matrix, box = held.entry.matrix, held.entry.box(self.at)
+        lr = _scalar(group["lr"])
+        piece = Piece(matrix.shape, _pair(box.offset), _pair(box.shape), *held.inside)
+        adjusted = adjusted_lr(lr, group["adjust_lr_fn"], matrix.shape)
+        decay_and_add_piece(parameter, update, lr, adjusted, group["weight_decay"], piece)
+
+    def _publish(self, bucket: Bucket, parameter: Tensor) -> Walk:
+        """From the slices of stepped parameters to the parameters as the model keeps them."""
+        whole = yield from gather(parameter, bucket.parameter, self.at, Label("parameter all_gather", _name(bucket)))
+        for entry in bucket.entries:
+            self.slots[entry.matrix.index].data.copy_(unpack(whole, entry, self.at))
+
+    def _active(self, bucket: Bucket) -> Iterable[Holding]:
+        """What this rank keeps of the matrices that have a gradient in this step."""
+        assert self.present is not None
+        return [held for held in bucket.holdings(self.at) if held.numel and held.entry.matrix.index in self.present]
+
+    def _agree(self, rest: Sequence[Tensor]) -> Walk:
+        """Which parameters have a gradient, the same answer on every rank: one tiny sum an axis.
+
+        Where local gradients are averaged, one missing on some ranks counts as zero there.
+
+        Raises:
+            GradientError: an already averaged gradient is missing on some ranks only.
+        """
+        mine = [slot.param.grad is not None for slot in self.slots] + [param.grad is not None for param in rest]
+        count = torch.tensor(mine, dtype=torch.float32, device=_device(self.slots, rest))
+        for axis in self.at.grid.axes:
+            count = yield from gather(count, _sum_over(axis, self.at, count), self.at, Label("gradients present"))
+        self._check_presence(count)
+        present = count.nonzero().flatten().tolist()
+        edge = len(self.slots)
+        return Presence(frozenset(i for i in present if i < edge), frozenset(i - edge for i in present if i >= edge))
+
+    def _check_presence(self, count: Tensor) -> None:
+        world = self.at.grid.world_size
+        torn = [i for i, ranks in enumerate(count.tolist()) if 0 < ranks < world and i < len(self.slots)]
+        if self.plan.expects == "averaged" and torn:
+            names = {entry.matrix.index: entry.matrix.name for bucket in self.plan.buckets for entry in bucket.entries}
+            raise GradientError(
+                f"the gradient of {names[torn[0]]} is missing on {world - int(count[torn[0]])} of {world} ranks, but "
+                f"strategy {self.plan.strategy!r} expects gradients already averaged over dp: give it to all or to none"
+            )
+
+    def _clip(self, rest: Sequence[Tensor], max_norm: float) -> Walk:
+        """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before."""
+        grads = [local_part(param.grad) for param in rest if param.grad is not None]
+        total = torch.zeros((), dtype=torch.float64, device=_device(self.slots, rest))
+        for part, copies in self._shares(rest):
+            total += part.double().square().sum() / copies
+        for axis in self.at.grid.axes:
+            total = yield from gather(total, _sum_over(axis, self.at, total), self.at, Label("gradient norm"))
+        norm = total.sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for tensor in (*self.readied.values(), *grads):
+            tensor.mul_(scale.to(tensor.dtype))
+        return norm
+
+    def _shares(self, rest: Sequence[Tensor]) -> Iterable[tuple[Tensor, int]]:
+        """Every gradient this rank holds, with the number of ranks that hold the same."""
+        for bucket in self.plan.buckets:
+            copies = 1 if isinstance(bucket.storage, Shard) else self.at.size(bucket.axis)
+            for held in bucket.holdings(self.at):
+                across = 1 if isinstance(held.entry.matrix.cut, Shard) else self.at.size("tp")
+                yield self.readied[bucket.index][slice(*held.kept)], copies * across
+        for param in rest:
+            across = 1 if isinstance(param, DTensor) and any(p.is_shard() for p in param.placements) else self.at.size("tp")
+            if param.grad is not None:
+                yield local_part(param.grad), self.at.size("dp") * across
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Which gradients some rank has: matrices by plan index, other parameters by position."""
+
+    matrices: frozenset[int]
+    rest: frozenset[int]
+
+
+def _average(params: Sequence[Tensor], at: Coordinate) -> Walk:
+    """Average gradients over dp in place, packed into flat buffers of at most 25 MB. A missing one counts as zero."""
+    for run in _runs(params):
+        for param in run:
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        grads = [local_part(param.grad) for param in run if param.grad is not None]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        total = yield from gather(flat, _sum_over("dp", at, flat), at, Label("other gradients all_reduce"))
+        for grad, mean in zip(grads, (total / at.size("dp")).split([grad.numel() for grad in grads])):
+            grad.copy_(mean.view(grad.shape))
+
+
+def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    """Cut a sequence into runs of one dtype and at most 25 MB."""
+    run: list[Tensor] = []
+    for param in sorted(params, key=lambda param: str(param.dtype)):
+        weight = sum(local_part(other).nbytes for other in (*run, param))
+        if run and (run[0].dtype != param.dtype or weight > BUCKET_BYTES):
+            yield run
+            run = []
+        run.append(param)
+    if run:
+        yield run
+
+
+def _sum_over(axis: str, at: Coordinate, tensor: Tensor) -> Route:
+    hop = Hop(axis, Partial(), Replicate(), tuple(tensor.shape))
+    return Route((hop,) if at.size(axis) > 1 else (), tensor.dtype)
+
+
+def _device(slots: Sequence[Slot], rest: Sequence[Tensor]) -> torch.device:
+    return slots[0].data.device if slots else local_part(rest[0]).device if rest else torch.device("cpu")
+
+
+def _scalar(value: float | Tensor) -> float:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
+    return shape[0], shape[1]
+
+
+def _name(bucket: Bucket) -> str:
+    return f"bucket {bucket.index}"
