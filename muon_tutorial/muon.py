@@ -1,0 +1,255 @@
+"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step.
+
+Without a strategy it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum
+while orthogonalizing, and loading a state never makes the momentum less precise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
+from muon_tutorial.newton_schulz import (
+    DEFAULT_EPS,
+    DEFAULT_STEPS,
+    KELLER_JORDAN,
+    Coefficients,
+    coefficients_per_step,
+    zeropower_via_newtonschulz,
+)
+from muon_tutorial.update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalized by Newton–Schulz: an optimizer for the hidden matrices of a network.
+
+    The arguments up to ``adjust_lr_fn`` are ``torch.optim.Muon``'s; ``ns_coefficients`` may also be a sequence
+    with one triple per step. What is not a hidden matrix belongs to AdamW: ``split_parameters`` tells.
+
+    Raises:
+        NotAMatrixError: a parameter is not a dense real matrix; the message names it.
+        UsageError: a hyperparameter is out of range.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.eye(2))
+    >>> muon = Muon([("weight", weight)], lr=0.1, weight_decay=0.0)
+    >>> weight.grad = torch.eye(2)
+    >>> muon.step()
+    >>> bool(weight[0, 0] < 1)
+    True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = KELLER_JORDAN,
+        eps: float = DEFAULT_EPS,
+        ns_steps: int = DEFAULT_STEPS,
+        adjust_lr_fn: str | None = None,
+        *,
+        strategy: str | None = None,
+        mesh: Any = None,
+        tp_dim: Any = 0,
+    ) -> None:
+        if strategy is not None:
+            raise StrategyError(
+                f"unknown strategy {strategy!r}; without one, Muon runs in this process alone"
+            )
+        if mesh is not None:
+            raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
+        _check_hyperparameters(defaults)
+        self._gradients_ready = False
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
+        super().add_param_group(param_group)
+        try:
+            _check_matrices(param_group, index=len(self.param_groups) - 1)
+            _check_hyperparameters(param_group)
+        except UsageError:
+            self.param_groups.pop()
+            raise
+
+    def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
+        """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
+
+        With ``max_norm`` all gradients, of the matrices and of the ``rest`` (the parameters another optimizer
+        steps), are clipped together by their total norm, which is returned. ``step()`` calls this method if
+        nobody did.
+        """
+        self._gradients_ready = True
+        if max_norm is None:
+            return None
+        if not max_norm > 0:
+            raise UsageError(f"max_norm must be positive, got {max_norm}")
+        params = [param for param, _ in self._params_and_groups()]
+        return torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
+
+    @property
+    def gradients_ready(self) -> bool:
+        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``."""
+        return self._gradients_ready
+
+    def gradients_changed(self) -> None:
+        """Say that gradients were written to after ``ready_gradients()``: the next step readies them again."""
+        self._gradients_ready = False
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient, and return the closure's loss if there is one."""
+        loss = None
+        if closure is not None:
+            self.gradients_changed()
+            with torch.enable_grad():
+                loss = closure()
+        if not self._gradients_ready:
+            self.ready_gradients()
+        self._step_here()
+        self.gradients_changed()
+        return loss
+
+    def _step_here(self) -> None:
+        """Step in this process alone, matrix by matrix."""
+        steppable = [(param, group) for param, group in self._params_and_groups() if param.grad is not None]
+        _check_gradients(param for param, _ in steppable)
+        for param, group in steppable:
+            lr = _as_scalar(group["lr"])
+            ns_input = momentum_update(
+                self._momentum_buffer(param), param.grad, group["momentum"], group["nesterov"]
+            )
+            update = zeropower_via_newtonschulz(
+                ns_input, group["ns_steps"], group["ns_coefficients"], group["eps"]
+            )
+            adjusted = adjusted_lr(lr, group["adjust_lr_fn"], param.shape)
+            decay_and_add(param, update, lr, adjusted, group["weight_decay"])
+
+    def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        for group in self.param_groups:
+            for param in group["params"]:
+                yield param, group
+
+    def _momentum_buffer(self, param: Tensor) -> Tensor:
+        """Return the parameter's momentum, zeros in the gradient's layout and dtype the first time."""
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(param.grad, memory_format=torch.preserve_format)
+        return state["momentum_buffer"]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all matrices."""
+        self.gradients_changed()
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, this class's or ``torch.optim.Muon``'s, as a copy.
+
+        Momentum keeps its dtype, or takes the parameter's where that is wider: nothing is rounded. (The stock
+        method rounds fp32 momentum to a bf16 parameter's dtype.)
+        """
+        # Registered last, so that it sees what the user's own hooks made of the state.
+        handle = self.register_load_state_dict_pre_hook(_hide_tensors)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.setdefault("_gradients_ready", False)
+        for param, entry in state["state"].items():
+            for key, value in entry.items():
+                if isinstance(value, _Hidden):
+                    entry[key] = _widened(value.tensor, param)
+        super().__setstate__(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """A saved tensor that the stock ``load_state_dict`` passes on as it is: it would cast a bare one."""
+
+    tensor: Tensor
+
+
+def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    hidden = {index: _hidden(entry) for index, entry in state_dict["state"].items()}
+    return {**state_dict, "state": hidden}
+
+
+def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
+
+
+def _widened(saved: Tensor, param: Tensor) -> Tensor:
+    dtype = torch.promote_types(saved.dtype, param.dtype)
+    return saved.detach().to(device=param.device, dtype=dtype, copy=True)
+
+
+def _as_scalar(lr: float | Tensor) -> float | Tensor:
+    return lr.squeeze() if isinstance(lr, Tensor) and lr.ndim else lr
+
+
+def _check_hyperparameters(group: Mapping[str, Any]) -> None:
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
+    for name in ("lr", "momentum", "weight_decay"):
+        if not group[name] >= 0:
+            raise UsageError(f"{name} must not be negative, got {group[name]}")
+    if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
+        raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
+    coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
+
+
+def _check_matrices(group: Mapping[str, Any], index: int) -> None:
+    """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
+    names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
+    wrong = [
+        f"{name} ({complaint})"
+        for name, param in zip(names, group["params"], strict=True)
+        if (complaint := _why_not_a_matrix(param))
+    ]
+    if wrong:
+        raise NotAMatrixError(
+            f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
+            "parameters into those for Muon and those for torch.optim.AdamW"
+        )
+
+
+def _why_not_a_matrix(param: Tensor) -> str:
+    if param.ndim != 2:
+        return f"shape {tuple(param.shape)}"
+    if param.is_complex():
+        return "complex"
+    return "sparse" if param.layout is not torch.strided else ""
+
+
+def _check_gradients(params: Iterable[Tensor]) -> None:
+    """Refuse a step before anything has changed."""
+    for param in params:
+        if param.grad is not None and param.grad.layout is not torch.strided:
+            raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {tuple(param.shape)}")

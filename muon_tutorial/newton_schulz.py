@@ -1,0 +1,154 @@
+"""Newton–Schulz: the orthogonal factor of one matrix, by matrix products alone.
+
+Knows matrices and coefficients. Knows no optimizer, no rank and no process group.
+
+For ``G = U S Vᵀ`` the iteration ``X ← aX + (bA + cA²)X`` with ``A = XXᵀ`` maps every singular value ``s``
+to ``as + bs³ + cs⁵`` and leaves ``U`` and ``V`` alone. A few rounds bring the singular values near 1, so
+what comes out is close to ``UVᵀ``. For an s×l matrix (s ≤ l) one round costs ``4s²l + 2s³`` floating-point
+operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from muon_tutorial.errors import UsageError
+
+Triple: TypeAlias = tuple[float, float, float]
+Coefficients: TypeAlias = Triple | Sequence[Triple]
+
+KELLER_JORDAN: Triple = (3.4445, -4.7750, 2.0315)
+"""One triple for every step (https://kellerjordan.github.io/posts/muon/), ``torch.optim.Muon``'s default."""
+
+YOU_JIACHENG: tuple[Triple, ...] = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+"""Five triples by YouJiacheng, from the modded-nanogpt speed runs."""
+
+POLAR_EXPRESS: tuple[Triple, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+"""Five triples of the Polar Express (arXiv 2505.16932), before ``with_safety``."""
+
+CANS: tuple[Triple, ...] = (
+    (8.4703, -25.1081, 18.6293),
+    (4.1828, -3.1087, 0.5806),
+    (3.9619, -2.9541, 0.5630),
+    (3.2866, -2.4647, 0.5074),
+    (2.2737, -1.6447, 0.4162),
+)
+"""Five triples of CANS, Chebyshev-type acceleration of Newton–Schulz."""
+
+DEFAULT_EPS = 1e-7
+DEFAULT_STEPS = 5
+MAX_STEPS = 99
+
+
+def zeropower_via_newtonschulz(
+    G: Tensor,
+    steps: int = DEFAULT_STEPS,
+    coefficients: Coefficients = KELLER_JORDAN,
+    eps: float = DEFAULT_EPS,
+) -> Tensor:
+    """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
+
+    ``G`` is a matrix, or a batch of equal shapes (3-D) whose members come out as they would one by one.
+    Shape and orientation are kept; a tall matrix is iterated as its transpose, the cheaper side.
+    ``coefficients`` is one triple for every step, or a sequence with one triple per step. ``eps`` is the
+    least norm a matrix is divided by. With one triple the result is bitwise ``torch.optim.Muon``'s.
+
+    Raises:
+        UsageError: ``G`` is not a real matrix or batch, or the coefficients do not fit the steps.
+
+    >>> import torch
+    >>> G = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    >>> X = zeropower_via_newtonschulz(G)
+    >>> X.dtype, bool((X.float().diag() - 1).abs().max() < 0.35)
+    (torch.bfloat16, True)
+    """
+    _check_matrix(G)
+    tall = G.size(-2) > G.size(-1)
+    X = G.to(torch.bfloat16, copy=True)
+    X = X.mT if tall else X
+    X.div_(_norms(X, eps))
+    for triple in coefficients_per_step(coefficients, steps):
+        X = _quintic(X, *triple)
+    return X.mT if tall else X
+
+
+def _quintic(X: Tensor, a: float, b: float, c: float) -> Tensor:
+    """Return ``aX + (bA + cA²)X`` for ``A = XXᵀ``; ``X`` is (s, l) or (batch, s, l)."""
+    multiply_add = torch.addmm if X.ndim == 2 else torch.baddbmm
+    A = X @ X.mT
+    B = multiply_add(A, A, A, beta=b, alpha=c)
+    return multiply_add(X, B, X, beta=a)
+
+
+def _norms(X: Tensor, eps: float) -> Tensor:
+    """Return the Frobenius norm of each matrix, at least ``eps``, shaped to divide ``X``."""
+    if X.ndim == 2:
+        return X.norm().clamp(min=eps)
+    # One by one: a batched reduction may add in another order and change the last bit.
+    norms = [matrix.norm() for matrix in X] or [X.new_ones(())]
+    return torch.stack(norms).clamp(min=eps)[:, None, None]
+
+
+def coefficients_per_step(coefficients: Coefficients, steps: int) -> tuple[Triple, ...]:
+    """Return one triple for each step.
+
+    >>> coefficients_per_step((2.0, -1.5, 0.5), 2)
+    ((2.0, -1.5, 0.5), (2.0, -1.5, 0.5))
+    >>> len(coefficients_per_step(YOU_JIACHENG, 5))
+    5
+    """
+    if not 0 <= steps <= MAX_STEPS:
+        raise UsageError(f"Newton–Schulz takes 0 to {MAX_STEPS} steps, got {steps}")
+    given = tuple(coefficients)
+    if all(isinstance(value, (int, float)) for value in given):
+        return (_as_triple(given),) * steps
+    triples = tuple(_as_triple(triple) for triple in given)
+    if len(triples) != steps:
+        raise UsageError(
+            f"coefficients must be one triple, or one per step: got {len(triples)} for {steps} steps"
+        )
+    return triples
+
+
+def with_safety(coefficients: Sequence[Triple], sigma: float) -> tuple[Triple, ...]:
+    """Return the coefficients of ``p(x/σ)``: a margin of σ for singular values that rounding pushed past 1.
+
+    1.01 and 1.05 are in use with ``POLAR_EXPRESS``. The three coefficients are divided by σ, σ³ and σ⁵.
+
+    >>> with_safety([(2.0, 8.0, 32.0)], 2.0)
+    ((1.0, 1.0, 1.0),)
+    """
+    if not sigma > 0:
+        raise UsageError(f"the safety factor must be positive, got {sigma}")
+    return tuple((a / sigma, b / sigma**3, c / sigma**5) for a, b, c in coefficients)
+
+
+def _as_triple(values: object) -> Triple:
+    triple = tuple(values) if isinstance(values, Sequence) else ()
+    if len(triple) != 3 or not all(isinstance(value, (int, float)) for value in triple):
+        raise UsageError(f"Newton–Schulz coefficients are three numbers (a, b, c), got {values!r}")
+    return cast(Triple, triple)
+
+
+def _check_matrix(G: Tensor) -> None:
+    if G.ndim not in (2, 3):
+        raise UsageError(f"Newton–Schulz takes a matrix or a batch of matrices, got shape {tuple(G.shape)}")
+    if G.is_complex() or G.is_sparse:
+        kind = "complex" if G.is_complex() else "sparse"
+        raise UsageError(f"Newton–Schulz takes dense real matrices, got a {kind} one")
