@@ -1,0 +1,61 @@
+"""Ranks that torchrun started: told by the environment, joined with an explicit timeout."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ...errors import UsageError
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunSeat:
+    """This process' place in a job of torchrun; ``device`` is its own, such as ``"cuda:1"``."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: str
+
+
+def joined_by_torchrun() -> bool:
+    """Return whether torchrun started this process."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
+    """Initialise the default group from torchrun's environment; must be called by all its ranks.
+
+    `timeout` is in seconds. With ``"nccl"`` every local rank takes the GPU of its own number.
+
+    Raises:
+        UsageError: torchrun did not start this process, or it has no GPU for this local rank.
+    """
+    import torch.distributed as dist
+
+    if not joined_by_torchrun():
+        raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
+    seat = _seat(backend)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    return seat
+
+
+def _seat(backend: str) -> TorchrunSeat:
+    rank, local_rank, world_size = (int(os.environ[name]) for name in _VARIABLES[:3])
+    device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
+    return TorchrunSeat(rank, local_rank, world_size, device)
+
+
+def _take_gpu(local_rank: int) -> str:
+    import torch
+
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"NCCL needs a GPU for each local rank: local rank {local_rank} wants cuda:{local_rank}, "
+            f"there are {torch.cuda.device_count()}; start fewer ranks, or use --backend gloo"
+        )
+    torch.cuda.set_device(local_rank)
+    return f"cuda:{local_rank}"
