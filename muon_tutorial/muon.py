@@ -1,6 +1,6 @@
-"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step.
+"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; alone or over a plan.
 
-Without a strategy it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum
+With a strategy, a plan says which rank keeps and orthogonalizes what, and ``stepping`` walks it. Without one it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum
 while orthogonalizing, and loading a state never makes the momentum less precise.
 """
 
@@ -12,9 +12,12 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import ParamsT
 
+from muon_tutorial.engine.collective import Walk
 from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
+from muon_tutorial.matrices import TpDim, describe_matrices, named_params
 from muon_tutorial.newton_schulz import (
     DEFAULT_EPS,
     DEFAULT_STEPS,
@@ -23,18 +26,33 @@ from muon_tutorial.newton_schulz import (
     coefficients_per_step,
     zeropower_via_newtonschulz,
 )
+from muon_tutorial.plan.strategies import Builder, Plan, find_builder
+from muon_tutorial.stepping import Slot, Stepper
 from muon_tutorial.update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
+from muon_tutorial.worlds.live import LiveWorld
+from muon_tutorial.worlds.local import Seat
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized by Newton–Schulz: an optimizer for the hidden matrices of a network.
 
-    The arguments up to ``adjust_lr_fn`` are ``torch.optim.Muon``'s; ``ns_coefficients`` may also be a sequence
-    with one triple per step. What is not a hidden matrix belongs to AdamW: ``split_parameters`` tells.
+    The arguments up to ``adjust_lr_fn`` are ``torch.optim.Muon``'s; ``ns_coefficients`` may also hold one
+    triple per step. What is not a hidden matrix belongs to AdamW: ``split_parameters`` tells.
+
+    Args:
+        strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
+            ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct, step
+            and load alike.
+        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or the seat of a ``LocalWorld``.
+        tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
+            parameter index, or a function of index and parameter. DTensor placements and a parameter's own
+            ``partition_dim`` go first.
+        window: how many buckets may be in flight at once.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
         UsageError: a hyperparameter is out of range.
+        StrategyError: the strategy is unknown or does not fit the parameters.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.eye(2))
@@ -57,16 +75,15 @@ class Muon(torch.optim.Optimizer):
         ns_steps: int = DEFAULT_STEPS,
         adjust_lr_fn: str | None = None,
         *,
-        strategy: str | None = None,
-        mesh: Any = None,
-        tp_dim: Any = 0,
+        strategy: str | Builder | None = None,
+        mesh: DeviceMesh | LiveWorld | Seat | None = None,
+        tp_dim: TpDim = 0,
+        window: int = 1,
     ) -> None:
-        if strategy is not None:
-            raise StrategyError(
-                f"unknown strategy {strategy!r}; without one, Muon runs in this process alone"
-            )
-        if mesh is not None:
-            raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
+        self._builder = _checked_builder(strategy, mesh)
+        self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
+        self._tp_dim, self._window = tp_dim, window
+        self._stepper: Stepper | None = None
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -80,6 +97,13 @@ class Muon(torch.optim.Optimizer):
         _check_hyperparameters(defaults)
         self._gradients_ready = False
         super().__init__(params, defaults)
+        if self._builder is not None:
+            self._planned()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the steps, or None without a strategy."""
+        return self._planned().plan if self._builder is not None else None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
@@ -90,6 +114,7 @@ class Muon(torch.optim.Optimizer):
         except UsageError:
             self.param_groups.pop()
             raise
+        self._stepper = None
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
@@ -98,13 +123,15 @@ class Muon(torch.optim.Optimizer):
         steps), are clipped together by their total norm, which is returned. ``step()`` calls this method if
         nobody did.
         """
-        self._gradients_ready = True
-        if max_norm is None:
-            return None
-        if not max_norm > 0:
+        if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
+        if self._gradients_ready:
+            raise UsageError("ready_gradients() was already called for this step")
+        if self._builder is not None:
+            return self._run(self.ready_program(max_norm, rest=rest))
+        self._gradients_ready = True
         params = [param for param, _ in self._params_and_groups()]
-        return torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
+        return None if max_norm is None else torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
 
     @property
     def gradients_ready(self) -> bool:
@@ -112,8 +139,10 @@ class Muon(torch.optim.Optimizer):
         return self._gradients_ready
 
     def gradients_changed(self) -> None:
-        """Say that gradients were written to after ``ready_gradients()``: the next step readies them again."""
+        """Say that gradients were written to since they were readied: the next step readies them again."""
         self._gradients_ready = False
+        if self._stepper is not None:
+            self._stepper.forget()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -129,24 +158,53 @@ class Muon(torch.optim.Optimizer):
             self.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
-        if not self._gradients_ready:
-            self.ready_gradients()
-        self._step_here()
-        self.gradients_changed()
+        if self._builder is not None:
+            self._run(self.program())
+        else:
+            self._step_here()
+            self.gradients_changed()
         return loss
+
+    def program(self) -> Walk:
+        """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
+        yield from self._planned().step()
+        self.gradients_changed()
+
+    def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
+        """``ready_gradients`` as a generator of requests, for a world to answer."""
+        norm = yield from self._planned().ready(list(rest), max_norm)
+        self._gradients_ready = True
+        return norm
+
+    @torch.no_grad()
+    def _run(self, walk: Walk) -> Any:
+        assert self.world is not None
+        return self.world.run(walk)
+
+    def _planned(self) -> Stepper:
+        """The stepper over the current groups and state, made anew after either has changed."""
+        if self._stepper is None:
+            assert self._builder is not None and self.world is not None
+            matrices = describe_matrices(self.param_groups, self.world.at, self._tp_dim)
+            plan = self._builder(matrices, self.world.grid)
+            slots = [Slot(param, group, self.state[param]) for param, group in self._params_and_groups()]
+            self._stepper = Stepper(plan, self.world.at, slots, self._window)
+            self._stepper.fill_state()
+        return self._stepper
 
     def _step_here(self) -> None:
         """Step in this process alone, matrix by matrix."""
-        steppable = [(param, group) for param, group in self._params_and_groups() if param.grad is not None]
-        _check_gradients(param for param, _ in steppable)
-        for param, group in steppable:
-            lr = _as_scalar(group["lr"])
-            ns_input = momentum_update(
-                self._momentum_buffer(param), param.grad, group["momentum"], group["nesterov"]
-            )
+        work = [(param, param.grad, group) for param, group in self._params_and_groups()]
+        _check_gradients(grad for _, grad, _ in work)
+        for param, grad, group in work:
+            if grad is None:
+                continue
+            buffer = self._momentum_buffer(param, grad)
+            ns_input = momentum_update(buffer, grad, group["momentum"], group["nesterov"])
             update = zeropower_via_newtonschulz(
                 ns_input, group["ns_steps"], group["ns_coefficients"], group["eps"]
             )
+            lr = _as_scalar(group["lr"])
             adjusted = adjusted_lr(lr, group["adjust_lr_fn"], param.shape)
             decay_and_add(param, update, lr, adjusted, group["weight_decay"])
 
@@ -155,11 +213,11 @@ class Muon(torch.optim.Optimizer):
             for param in group["params"]:
                 yield param, group
 
-    def _momentum_buffer(self, param: Tensor) -> Tensor:
+    def _momentum_buffer(self, param: Tensor, grad: Tensor) -> Tensor:
         """Return the parameter's momentum, zeros in the gradient's layout and dtype the first time."""
         state = self.state[param]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(param.grad, memory_format=torch.preserve_format)
+            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
         return state["momentum_buffer"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -179,13 +237,17 @@ class Muon(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        self._stepper = None
+        if self._builder is not None:
+            self._planned()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.setdefault("_gradients_ready", False)
+        self.__dict__.setdefault("_builder", None)
+        self.__dict__.setdefault("_stepper", None)
         for param, entry in state["state"].items():
             for key, value in entry.items():
-                if isinstance(value, _Hidden):
-                    entry[key] = _widened(value.tensor, param)
+                entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
 
 
@@ -205,9 +267,22 @@ def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
 
 
-def _widened(saved: Tensor, param: Tensor) -> Tensor:
+def _widened(saved: Tensor, param: Tensor | int) -> Tensor:
+    if not isinstance(param, Tensor):  # state of a parameter that is not ours: kept, as the stock method does
+        return saved
     dtype = torch.promote_types(saved.dtype, param.dtype)
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)
+
+
+def _checked_builder(strategy: str | Builder | None, mesh: object) -> Builder | None:
+    if strategy is None and mesh is not None:
+        raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
+    if strategy is None:
+        return None
+    builder = find_builder(strategy)
+    if mesh is None:
+        raise StrategyError(f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat")
+    return builder
 
 
 def _as_scalar(lr: float | Tensor) -> float | Tensor:
@@ -227,10 +302,9 @@ def _check_hyperparameters(group: Mapping[str, Any]) -> None:
 
 def _check_matrices(group: Mapping[str, Any], index: int) -> None:
     """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
-    names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
     wrong = [
         f"{name} ({complaint})"
-        for name, param in zip(names, group["params"], strict=True)
+        for name, param in named_params(group, index)
         if (complaint := _why_not_a_matrix(param))
     ]
     if wrong:
@@ -248,8 +322,8 @@ def _why_not_a_matrix(param: Tensor) -> str:
     return "sparse" if param.layout is not torch.strided else ""
 
 
-def _check_gradients(params: Iterable[Tensor]) -> None:
+def _check_gradients(grads: Iterable[Tensor | None]) -> None:
     """Refuse a step before anything has changed."""
-    for param in params:
-        if param.grad is not None and param.grad.layout is not torch.strided:
-            raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {tuple(param.shape)}")
+    for grad in grads:
+        if grad is not None and grad.layout is not torch.strided:
+            raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {tuple(grad.shape)}")

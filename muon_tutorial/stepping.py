@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from .engine.collective import Label, Walk
 from .engine.pipeline import pipeline
 from .engine.walk import gather, orthogonalize, pack, unpack
-from .errors import GradientError
+from .errors import GradientError, UsageError
 from .newton_schulz import zeropower_via_newtonschulz
-from .plan.bucket import Bucket, Entry, Holding
+from .plan.bucket import Bucket, Entry, Holding, holding_boxes
 from .plan.grid import Coordinate
 from .plan.layout import Hop, Partial, Replicate, Route, Shard
 from .plan.strategies import BUCKET_BYTES, Plan
@@ -64,18 +64,32 @@ class Stepper:
     present: frozenset[int] | None = None
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum: the elements this rank keeps, flat; of no elements where it keeps none."""
+        """Give every parameter its momentum: the elements this rank keeps, flat; of no elements where it keeps none.
+
+        A momentum loaded as a whole matrix (the stock optimizer's) is cut to them.
+
+        Raises:
+            UsageError: a loaded momentum is neither this rank's elements nor the whole matrix.
+        """
         for bucket in self.plan.buckets:
             for held in bucket.holdings(self.at):
                 slot = self.slots[held.entry.matrix.index]
-                slot.state.setdefault("momentum_buffer", slot.data.new_zeros(held.numel))
+                saved = slot.state.get("momentum_buffer")
+                slot.state["momentum_buffer"] = (
+                    slot.data.new_zeros(held.numel) if saved is None else _kept_of(saved, held, self.at)
+                )
+
+    def forget(self) -> None:
+        """Drop the gradients that were readied: they have been used, or have changed since."""
+        self.readied.clear()
+        self.present = None
 
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks of the grid."""
         if self.present is None:
             self.present = (yield from self._agree(())).matrices
         yield from pipeline((self._step_bucket(bucket) for bucket in self.plan.buckets), self.window)
-        self.present = None
+        self.forget()
 
     def ready(self, rest: Sequence[Tensor] = (), max_norm: float | None = None) -> Walk:
         """Average gradients into the layout the plan keeps; those of ``rest`` in place. Clips if told to.
@@ -217,6 +231,18 @@ class Presence:
 
     matrices: frozenset[int]
     rest: frozenset[int]
+
+
+def _kept_of(saved: Tensor, held: Holding, at: Coordinate) -> Tensor:
+    matrix = held.entry.matrix
+    if saved.shape == (held.numel,):
+        return saved
+    if tuple(saved.shape) == matrix.shape:
+        return torch.cat([saved.new_empty(0), *(saved[box.slices].reshape(-1) for box in holding_boxes(held, at))])
+    raise UsageError(
+        f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is neither the {held.numel} elements that "
+        f"{at} keeps nor the whole matrix, {matrix.shape}"
+    )
 
 
 def _average(params: Sequence[Tensor], at: Coordinate) -> Walk:

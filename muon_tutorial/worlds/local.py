@@ -86,7 +86,7 @@ class LocalWorld:
 
     ``start`` takes one generator a rank; ``advance`` answers one collective; ``run`` does both to the end.
     ``pick`` chooses which of the groups that are ready goes next (the first unless told), so that tests can try
-    any interleaving.
+    any interleaving. ``observers`` see each rank's requests as they are issued.
 
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
@@ -99,7 +99,7 @@ class LocalWorld:
 
     grid: Grid
     pick: Callable[[int], int] = lambda ready: 0
-    observers: list[Callable[[Event], None]] = field(default_factory=list)
+    observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 
@@ -170,8 +170,10 @@ class LocalWorld:
         return None
 
     def _enqueue(self, number: int, request: Collective) -> _Ticket:
-        ticket = _Ticket(request, number)
-        self._queues[self.grid.at(number).group(request.axis)][number].append(ticket)
+        ticket, at = _Ticket(request, number), self.grid.at(number)
+        for observer in self.observers:
+            observer(request, at)
+        self._queues[at.group(request.axis)][number].append(ticket)
         return ticket
 
     def _answer(self, group: tuple[int, ...]) -> Event:
@@ -180,10 +182,7 @@ class LocalWorld:
         check_alike(requests)
         for ticket, answer in zip(tickets, _ANSWERS[tickets[0].request.kind](list(requests.values()))):
             ticket.answer, ticket.done = answer, True
-        event = Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
-        for observer in self.observers:
-            observer(event)
-        return event
+        return Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
 
     def _describe(self, number: int) -> str:
         rank = self._ranks[number]

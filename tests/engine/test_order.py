@@ -1,0 +1,114 @@
+"""The order rule: no window and no interleaving lets two members of a group issue different sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_tutorial.engine import walk
+from muon_tutorial.engine.collective import Collective, Walk
+from muon_tutorial.errors import MismatchError, RequestError
+from muon_tutorial.plan.bucket import Matrix
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Replicate, Shard
+from muon_tutorial.plan.strategies import STRATEGIES, Plan
+from muon_tutorial.stepping import Slot, Stepper
+from muon_tutorial.worlds.local import LocalWorld
+from muon_tutorial.worlds.shadow import requests_of
+
+GROUP = {
+    "lr": 0.02,
+    "weight_decay": 0.1,
+    "momentum": 0.95,
+    "nesterov": True,
+    "ns_coefficients": (3.4445, -4.7750, 2.0315),
+    "eps": 1e-7,
+    "ns_steps": 1,
+    "adjust_lr_fn": None,
+}
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    grid = Grid.of(dp=draw(st.integers(1, 4)), tp=draw(st.integers(1, 3)))
+    sides = st.integers(1, 9)
+    cuts = st.sampled_from((Shard(0), Shard(1), Replicate()))
+    matrices = [
+        Matrix(index, f"m{index}", (draw(sides), draw(sides)), draw(cuts)) for index in range(draw(st.integers(1, 6)))
+    ]
+    builder = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))]
+    return builder(matrices, grid, bucket_bytes=draw(st.sampled_from((4, 64, 400))))  # type: ignore[call-arg]
+
+
+def steppers(plan: Plan, window: int) -> list[Stepper]:
+    made = [Stepper(plan, plan.grid.at(rank), _slots(plan, rank), window) for rank in plan.grid.ranks]
+    for stepper in made:
+        stepper.fill_state()
+    return made
+
+
+def _slots(plan: Plan, rank: int) -> list[Slot]:
+    entries = sorted((e for bucket in plan.buckets for e in bucket.entries), key=lambda entry: entry.matrix.index)
+    params = [torch.nn.Parameter(torch.ones(entry.box(plan.grid.at(rank)).shape)) for entry in entries]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    return [Slot(param, GROUP, {}) for param in params]
+
+
+def sequences(plan: Plan, window: int) -> dict[tuple[int, ...], list[list[str]]]:
+    """For each group, the sequence of requests that each of its members issues."""
+    issued = {stepper.at.rank: requests_of(stepper.step()) for stepper in steppers(plan, window)}
+    groups = {plan.grid.at(rank).group(axis): axis for rank in plan.grid.ranks for axis in plan.grid.axes}
+    return {group: [_over(issued[rank], axis) for rank in group] for group, axis in groups.items()}
+
+
+def _over(requests: list[Collective], axis: str) -> list[str]:
+    return [f"{request.kind} {request.label}" for request in requests if request.axis == axis]
+
+
+@given(plans(), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_members_of_a_group_issue_the_same_sequence_under_every_window(plan: Plan, window: int) -> None:
+    for group, members in sequences(plan, window).items():
+        assert all(member == members[0] for member in members), group
+
+
+@given(plans(), st.integers(1, 4), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(plan: Plan, window: int, seed: int) -> None:
+    reference, shuffled = steppers(plan, 1), steppers(plan, window)
+    LocalWorld(plan.grid).run([stepper.step() for stepper in reference])
+    LocalWorld.shuffled(plan.grid, seed).run([stepper.step() for stepper in shuffled])
+    for one, other in zip(reference, shuffled):
+        assert all(torch.equal(a.param, b.param) for a, b in zip(one.slots, other.slots))
+
+
+@pytest.fixture
+def torn_plan() -> Plan:
+    """Two buckets on a 2×2 grid: one dp position works on one matrix and the other on four, then the reverse."""
+    rows = (16, 2, 2, 2, 2, 2, 2, 16)
+    matrices = [Matrix(index, f"m{index}", (rows[index], 4), Shard(0)) for index in range(8)]
+    return STRATEGIES["zero1"](matrices, Grid.of(dp=2, tp=2), bucket_bytes=(32 + 3 * 4) * 4)  # type: ignore[call-arg]
+
+
+def test_the_check_catches_ranks_that_leave_out_their_empty_turns(
+    torn_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_out(route: object) -> Walk:
+        return
+        yield
+
+    assert all(member == members[0] for members in sequences(torn_plan, 2).values() for member in members)
+    monkeypatch.setattr(walk, "stand_by", leave_out)
+    assert any(member != members[0] for members in sequences(torn_plan, 2).values() for member in members)
+    with pytest.raises(RequestError, match="rank"):
+        LocalWorld(torn_plan.grid).run([stepper.step() for stepper in steppers(torn_plan, 2)])
+
+
+def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(torn_plan: Plan) -> None:
+    made = steppers(torn_plan, 1)
+    made[3].plan = Plan("zero1", torn_plan.grid, tuple(reversed(torn_plan.buckets)), "local")
+    with pytest.raises(MismatchError, match="rank 1 asks.*bucket 0.*\n.*rank 3 asks.*bucket 1"):
+        LocalWorld(torn_plan.grid).run([stepper.step() for stepper in made])
