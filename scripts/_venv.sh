@@ -8,7 +8,7 @@ VENV=$ROOT/.venv
 PY=$VENV/bin/python
 FILLING=$VENV/.filling # there while the folder is being filled, with the process that does it
 STAMP=$VENV/.filled    # what the folder was filled from
-NEEDED_MB=${MUON_NEEDED_MB:-3000}
+NEEDED_MB=${MUON_NEEDED_MB:-2000}
 
 say() { printf 'setup: %s\n' "$*"; }
 die() {
@@ -81,7 +81,12 @@ attempt() {
   { output=$("$@" 2>&1 </dev/null | tee >(show_milestones >&3)); } 3>&1 || explain "$output"
 }
 
-fingerprint() { { printf '%s\n' "$ROOT"; cat "$ROOT/constraints.txt" "$ROOT/pyproject.toml"; } | cksum; }
+fingerprint() {
+  printf '%s\n' "$ROOT"
+  cat constraints.txt pyproject.toml | cksum
+}
+
+was_moved() { [ -e "$STAMP" ] && [ "$(head -n 1 "$STAMP")" != "$ROOT" ]; }
 
 works() { [ -x "$PY" ] && is_new_enough "$(version_of "$PY" || echo 0.0)"; }
 
@@ -111,7 +116,7 @@ ready_venv() {
     ! kill -0 "$(cat "$FILLING")" 2>/dev/null || die "process $(cat "$FILLING") is filling $VENV just now; wait for it to end and run this again"
     say "an earlier run did not finish: starting over"
     make_venv
-  elif ! works; then
+  elif was_moved || ! works; then
     make_venv
   elif [ -e "$STAMP" ] && [ "$(fingerprint)" = "$(cat "$STAMP")" ]; then
     say "using $VENV (already filled)"

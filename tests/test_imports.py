@@ -1,0 +1,330 @@
+"""The house's floors: what a module may import, and where collectives, processes and the environment stand.
+
+The checker reads source with ``ast`` and imports nothing it checks. ``violations`` is a function of a folder
+alone, so that small planted folders show it at work.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it to Python 3.10
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "muon_tutorial"
+
+# Imports go to the same floor or down. A new module gets its line here, or lives in a folder that has one.
+FLOORS = {
+    "errors": 0,
+    "newton_schulz": 0,
+    "update": 0,
+    "plan": 1,
+    "engine": 2,
+    "worlds": 3,
+    "evidence": 3,
+    "muon": 4,
+    "stepping": 4,
+    "split": 4,
+    "hybrid": 4,
+    "matrices": 4,
+    "config": 4,
+    "checkpoint": 4,
+    "training": 5,
+    "learn": 6,
+    "": 6,  # the package's own __init__: the public surface, which only learn and the top floor may read
+    "__main__": 7,
+    "scripts": 7,
+}
+
+MOVES_DATA = {
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+}
+
+STARTS_OR_STOPS = (
+    "asyncio.create_subprocess_exec",
+    "asyncio.create_subprocess_shell",
+    "concurrent.futures.ProcessPoolExecutor",
+    "multiprocessing",
+    "os._exit",
+    "os.abort",
+    "os.exec",
+    "os.fork",
+    "os.kill",
+    "os.popen",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "subprocess",
+    "torch.distributed.elastic",
+    "torch.distributed.launcher",
+    "torch.multiprocessing",
+)
+
+ENVIRONMENT = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file: its dotted name (without ``__init__``), path and parsed tree."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    @property
+    def part(self) -> str:
+        """The word ``FLOORS`` knows this module by."""
+        names = self.name.split(".")
+        return names[0] if names[0] != PACKAGE else (names[1] if len(names) > 1 else "")
+
+
+def read_modules(root: Path) -> list[Module]:
+    """Parse every module of the package, and of scripts/, under ``root``.
+
+    A script is a tool: it may start processes and read its environment, but moves no data between ranks.
+    """
+    paths = sorted([*(root / PACKAGE).rglob("*.py"), *(root / "scripts").rglob("*.py")])
+    modules = []
+    for path in paths:
+        names = path.relative_to(root).with_suffix("").parts
+        name = ".".join(names[:-1] if names[-1] == "__init__" else names)
+        modules.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"))))
+    return modules
+
+
+def imported(module: Module) -> Iterator[tuple[int, str, str]]:
+    """Yield (line, local name, dotted target) for every import in a module, also inside functions."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.name if alias.asname else alias.name.split(".")[0]
+                yield node.lineno, alias.asname or bound, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(module, node)
+            for alias in node.names:
+                yield node.lineno, alias.asname or alias.name, f"{base}.{alias.name}"
+
+
+def absolute(module: Module, node: ast.ImportFrom) -> str:
+    """Return the dotted name a ``from … import`` starts from, relative dots resolved."""
+    if not node.level:
+        return node.module or ""
+    names = module.name.split(".")
+    drop = node.level - 1 if module.is_package else node.level
+    return ".".join([*names[: len(names) - drop], *([node.module] if node.module else [])])
+
+
+def used(module: Module) -> Iterator[tuple[ast.expr, str]]:
+    """Yield (expression, dotted name) for everything a module reads through a name it imported."""
+    targets = {}
+    for _, local, target in imported(module):
+        plain = local == target.split(".")[0]  # `import a.b` binds a
+        targets[local] = local if plain else target
+    inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and node not in inner:
+            head, dot, rest = dotted_name(node).partition(".")
+            if head in targets:
+                yield node, f"{targets[head]}{dot}{rest}"
+
+
+def dotted_name(node: ast.expr) -> str:
+    """Return ``a.b.c`` for a chain of attributes on a name, or nothing for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (head := dotted_name(node.value)):
+        return f"{head}.{node.attr}"
+    return ""
+
+
+def is_in(name: str, *families: str) -> bool:
+    """Tell whether a dotted name is one of the families or lies inside one."""
+    return any(name == family or name.startswith(family + ".") for family in families)
+
+
+def floor_of(target: str, known: set[str]) -> int:
+    """Return the floor of what an import of ``target`` reaches."""
+    names = target.split(".")
+    if names[0] == "scripts":
+        return FLOORS["scripts"]
+    inside = len(names) > 1 and (names[1] in FLOORS or f"{PACKAGE}.{names[1]}" in known)
+    return FLOORS.get(names[1], 0) if inside else FLOORS[""]
+
+
+def upward_imports(module: Module, known: set[str]) -> Iterator[tuple[int, str]]:
+    floor = FLOORS[module.part]
+    for line, _, target in imported(module):
+        if is_in(target, PACKAGE, "scripts") and floor_of(target, known) > floor:
+            yield line, f"imports {target}, floor {floor_of(target, known)}, from floor {floor}"
+
+
+def process_groups_low_down(module: Module) -> Iterator[tuple[int, str]]:
+    for line, _, target in imported(module):
+        if FLOORS[module.part] <= FLOORS["engine"] and is_in(target, "torch.distributed"):
+            yield line, f"imports {target}: floors 0 to 2 know no process group"
+
+
+def misplaced_collectives(module: Module) -> Iterator[tuple[int, str]]:
+    for node, name in used(module):
+        moves = is_in(name, "torch.distributed") and name.split(".")[-1] in MOVES_DATA
+        if moves and module.name != f"{PACKAGE}.worlds.live":
+            yield node.lineno, f"uses {name}: calls that move data live in worlds/live.py"
+
+
+def misplaced_processes(module: Module) -> Iterator[tuple[int, str]]:
+    if module.part == "scripts" or module.name.startswith(f"{PACKAGE}.worlds.launch"):
+        return
+    called = {node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+    for node, name in used(module):
+        if node in called and any(is_process_name(name, start) for start in STARTS_OR_STOPS):
+            yield node.lineno, f"calls {name}: processes are started and stopped in worlds/launch*.py"
+
+
+def misplaced_environment(module: Module) -> Iterator[tuple[int, str]]:
+    for node, name in used(module):
+        if module.part not in ("scripts", "worlds") and is_in(name, *ENVIRONMENT):
+            yield node.lineno, f"uses {name}: the environment is read in worlds/ only"
+
+
+def is_process_name(name: str, start: str) -> bool:
+    """Match modules by family and ``os`` functions by prefix (execv, spawnl, killpg, …)."""
+    return name.startswith(start) if start.startswith("os.") else is_in(name, start)
+
+
+def violations(root: Path) -> list[str]:
+    """Return every broken rule under ``root`` as ``path:line what``, in order."""
+    modules = read_modules(root)
+    known = {module.name for module in modules}
+    found = {(str(m.path.relative_to(root)), *broken) for m in modules for broken in broken_rules(m, known)}
+    return [f"{where}:{line} {said}" for where, line, said in sorted(found)]
+
+
+def broken_rules(module: Module, known: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield (line, what) for every rule one module breaks."""
+    if module.part not in FLOORS:
+        yield 1, f"has no floor: add {module.part!r} to FLOORS in tests/test_imports.py"
+        return
+    yield from upward_imports(module, known)
+    yield from process_groups_low_down(module)
+    yield from misplaced_collectives(module)
+    yield from misplaced_processes(module)
+    yield from misplaced_environment(module)
+
+
+def test_the_package_keeps_its_floors() -> None:
+    assert violations(ROOT) == []
+
+
+def declared(*extras: str) -> set[str]:
+    """Return what pyproject.toml lets the package import: its dependencies, and those of the extras named."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return {re.split(r"[^\w.-]", line)[0] for line in lines}
+
+
+@pytest.mark.parametrize(("folder", "extras"), [(PACKAGE, ()), ("scripts", ("notebooks", "tests"))])
+def test_imports_of_others_are_declared(folder: str, extras: tuple[str, ...]) -> None:
+    mine = {PACKAGE, "scripts", "IPython", *sys.stdlib_module_names}  # ipywidgets brings IPython
+    modules = [module for module in read_modules(ROOT) if module.name.split(".")[0] == folder]
+    used_names = {target.split(".")[0] for module in modules for _, _, target in imported(module)}
+    assert used_names - mine - declared(*extras) == set()
+
+
+def test_every_floor_has_source_to_check() -> None:
+    assert {module.part for module in read_modules(ROOT)} >= {"plan", "engine", "worlds"}
+
+
+PLANTED = {
+    "from a floor above": ("plan/x.py", "from muon_tutorial.engine import walk"),
+    "by a relative import": ("engine/x.py", "from ..worlds import live"),
+    "by a relative import of the parent": ("engine/__init__.py", "from .. import muon"),
+    "inside a function": ("newton_schulz.py", "def f():\n    import muon_tutorial.plan.layout"),
+    "from the public surface": ("training/x.py", "from muon_tutorial import Muon"),
+    "from a script": ("learn/x.py", "import scripts.distributed_muon"),
+    "data moved through an alias": ("training/x.py", "import torch.distributed as dist\ndist.all_reduce(t)"),
+    "data moved through a name": ("muon.py", "from torch.distributed import broadcast as b\nb(t, 0)"),
+    "data moved by the full name": ("muon.py", "import torch.distributed\ntorch.distributed.send(t, 1)"),
+    "data moved through torch": ("learn/x.py", "from torch import distributed\ndistributed.barrier()"),
+    "a function of collectives handed on": ("muon.py", "import torch.distributed as d\nf = d.all_gather"),
+    "a process started": ("learn/x.py", "import subprocess\nsubprocess.run(['true'])"),
+    "a process stopped": ("training/x.py", "from os import killpg\nkillpg(1, 9)"),
+    "processes from torch": ("worlds/live.py", "import torch.multiprocessing as mp\nmp.spawn(f)"),
+    "a process group in the engine": ("engine/x.py", "import torch.distributed as dist"),
+    "a mesh in a plan": ("plan/x.py", "from torch.distributed.device_mesh import DeviceMesh"),
+    "the environment in the engine": ("engine/x.py", "import os\nos.environ['RANK']"),
+    "the environment by name": ("muon.py", "from os import environ\nenviron.get('RANK')"),
+    "the environment by function": ("training/x.py", "import os\nos.getenv('RANK')"),
+    "a module without a floor": ("helpers.py", "x = 1"),
+}
+
+
+def plant(root: Path, path: str, source: str) -> None:
+    file = root / PACKAGE / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("path", "source"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -> None:
+    plant(tmp_path, path, source)
+    found = violations(tmp_path)
+    assert found
+    assert all(line.startswith(f"{PACKAGE}/{path}:") for line in found)
+
+
+ALLOWED = {
+    "downward": ("engine/x.py", "from muon_tutorial.plan.layout import Box\nfrom ..errors import GridError"),
+    "the same floor": ("evidence/x.py", "from muon_tutorial.worlds import live"),
+    "submodules through the package": ("training/x.py", "from muon_tutorial import errors, muon"),
+    "the surface from learn": ("learn/x.py", "from muon_tutorial import Muon"),
+    "data moved by the live world": ("worlds/live.py", "import torch.distributed as d\nd.all_reduce(t)"),
+    "groups made elsewhere": ("config.py", "import torch.distributed as d\nd.get_process_group_ranks(g)"),
+    "processes from launch": ("worlds/launching/x.py", "import os, subprocess\nos.fork()\nos.environ"),
+    "a look at a process class": ("learn/x.py", "import subprocess\nisinstance(p, subprocess.Popen)"),
+    "namesakes": ("engine/walk.py", "def gather(x): ...\ngather(1)\nimport os.path\nos.path.join('a')"),
+}
+
+
+@pytest.mark.parametrize(("path", "source"), ALLOWED.values(), ids=ALLOWED)
+def test_what_is_allowed_passes(tmp_path: Path, path: str, source: str) -> None:
+    plant(tmp_path, path, source)
+    assert violations(tmp_path) == []

@@ -1,0 +1,32 @@
+"""The public surface is what this list says; a change to it is a change to this file."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import muon_tutorial
+
+PUBLIC: list[str] = []
+
+
+def surface() -> list[str]:
+    return list(getattr(muon_tutorial, "__all__", []))
+
+
+@pytest.mark.skipif(not PUBLIC, reason="the list of public names is not filled in yet")
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(surface()) == sorted(PUBLIC)
+
+
+def test_every_public_name_is_there_once() -> None:
+    names = surface()
+    assert len(names) == len(set(names))
+    assert [name for name in names if not hasattr(muon_tutorial, name)] == []
+
+
+def test_every_public_function_and_class_says_what_it_does() -> None:
+    values = {name: getattr(muon_tutorial, name) for name in surface()}
+    silent = [name for name, value in values.items() if callable(value) and not inspect.getdoc(value)]
+    assert silent == []
