@@ -257,8 +257,8 @@ def test_the_package_keeps_its_floors() -> None:
 def declared(*extras: str) -> set[str]:
     """Return what pyproject.toml lets the package import: its dependencies, and those of the extras named."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
-    return {re.split(r"[^\w.-]", line)[0] for line in lines}
+    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return {re.split(r"[^\w.-]", line)[0] for group in groups for line in group}
 
 
 @pytest.mark.parametrize(("folder", "extras"), [(PACKAGE, ()), ("scripts", ("notebooks", "tests"))])
