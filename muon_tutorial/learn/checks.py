@@ -1,0 +1,92 @@
+"""Exercises: check an answer, say what is wrong with this one, hint after a failed try.
+
+An answer of ``...`` is unanswered: nothing is judged, and the cells that follow go on with the reference.
+Knows answers and messages. Refuses to know notebooks: what a check returns says itself when displayed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Judge = Callable[..., str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check says. ``passed`` is None where nothing was answered."""
+
+    passed: bool | None
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.passed is True
+
+    def __repr__(self) -> str:
+        word = {True: "Right.", False: "Not yet.", None: "No answer yet."}[self.passed]
+        return textwrap.fill(f"{word} {self.message}".strip(), 100, break_on_hyphens=False)
+
+
+@dataclass(slots=True)
+class Exercise:
+    """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
+
+    ``hints`` come one by one, each after a failed try. ``praise`` says why the right answer is right.
+
+    >>> def judge(x):
+    ...     return None if x == 4 else f"2 + 2 is not {x}."
+    >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
+    >>> double.check(...)
+    No answer yet. Replace ... with yours; without it, the cells below use the reference.
+    >>> double.check(5)
+    Not yet. 2 + 2 is not 5. Hint: Count.
+    >>> double.check(4)
+    Right. It is 4.
+    """
+
+    judge: Judge
+    hints: Sequence[str] = ()
+    praise: str = ""
+    tries: int = field(default=0, init=False)
+
+    def check(self, *answers: Any) -> Verdict:
+        """Judge the answers of the exercise's stub, in its order."""
+        if any(_is_open(answer) for answer in answers):
+            return Verdict(None, "Replace ... with yours; without it, the cells below use the reference.")
+        wrong = self.judge(*answers)
+        if wrong is None:
+            return Verdict(True, self.praise)
+        self.tries += 1
+        hint = f" Hint: {self.hints[min(self.tries, len(self.hints)) - 1]}" if self.hints else ""
+        return Verdict(False, wrong + hint)
+
+
+def _is_open(answer: Any) -> bool:
+    return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
+
+
+def answer_or(reference: Any, answer: Any) -> Any:
+    """The reader's answer, or the reference, said aloud, where there is none."""
+    if answer is not ...:
+        return answer
+    print("Without an answer, this cell uses the reference.")
+    return reference
+
+
+def numbers(expected: Mapping[str, float], why: Mapping[str, str]) -> Exercise:
+    """A quiz answered by numbers: ``expected`` by name, and ``why`` for each, said where the answer is wrong.
+
+    >>> numbers({"legs": 4}, {"legs": "Count a cat's."}).check({"legs": 5})
+    Not yet. legs: 5 is not it. Count a cat's.
+    """
+
+    def judge(answers: Mapping[str, Any]) -> str | None:
+        wrong = [name for name, value in expected.items() if answers.get(name, ...) not in (value, ...)]
+        said = [f"{name}: {answers[name]} is not it. {why[name]}" for name in wrong]
+        left = [name for name in expected if answers.get(name, ...) is ...]
+        said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(expected) else []
+        return " ".join(said) or None
+
+    return Exercise(judge, praise="Each of these you have measured above.")

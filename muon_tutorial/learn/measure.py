@@ -1,0 +1,41 @@
+"""What this machine gives a lesson: cores, memory, seconds. Read here, shown in cells tagged ``volatile``."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def private_bytes() -> int:
+    """Bytes of memory that are this process' alone; its peak of all memory where nothing better is told."""
+    table = Path("/proc/self/smaps_rollup")
+    if table.exists():
+        lines = [line.split() for line in table.read_text().splitlines() if line.startswith("Private_")]
+        return sum(int(kilobytes) for _, kilobytes, *_ in lines) * 1024
+    import resource  # not on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What ``work`` returns, and the seconds it took."""
+    start = time.perf_counter()
+    value = work()
+    return value, time.perf_counter() - start
+
+
+def median_seconds(work: Callable[[], Any], times: int) -> float:
+    """The median time of ``work``, run ``times`` times after one run that does not count."""
+    work()
+    return statistics.median(timed(work)[1] for _ in range(times))

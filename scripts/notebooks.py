@@ -1,0 +1,317 @@
+"""Notebooks from text: build them with outputs, check that text and notebook agree, run them with guards.
+
+    python scripts/notebooks.py build [00 …]          text → executed, guarded, normalised .ipynb
+    python scripts/notebooks.py check [00 …]          does each .ipynb say what its text says?
+    python scripts/notebooks.py check --run [00 …]    … and does a fresh run still give its outputs?
+    python scripts/notebooks.py run 00 -p dp 3        one run with other parameters; writes nothing
+
+``notebooks/src/*.py`` (py:percent) is the source and is never written here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+import papermill
+from nbformat import NotebookNode
+
+from muon_tutorial.learn.guards import EVIDENCE, Problem, find_problems, undeclared_parameters
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
+VIEW = "application/vnd.jupyter.widget-view+json"
+WATCH = "from muon_tutorial.learn import guards; guards.watch(get_ipython());"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    },
+}
+KEPT = ("tags", "jupyter")
+CELL_LIMIT = 60
+
+
+class NotebookProblemsError(RuntimeError):
+    """A run that a runner would have passed, and the guards did not."""
+
+
+def sources(prefixes: Sequence[str] = ()) -> list[Path]:
+    """The texts whose names start with one of ``prefixes``; all of them without."""
+    return [
+        path for path in sorted((FOLDER / "src").glob("*.py")) if path.name.startswith(tuple(prefixes) or "")
+    ]
+
+
+def built_path(source: Path) -> Path:
+    """Where the notebook of a text lies."""
+    return FOLDER / f"{source.stem}.ipynb"
+
+
+def read_text(text: str) -> NotebookNode:
+    """The notebook a py:percent text describes: no outputs, ids from position and title."""
+    notebook = jupytext.reads(text, fmt="py:percent")
+    notebook.metadata = NotebookNode(METADATA)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for cell, name in zip(notebook.cells, _cell_ids(notebook.cells), strict=True):
+        cell.id = name
+        cell.metadata = _kept_metadata(cell)
+    return notebook
+
+
+def _kept_metadata(cell: NotebookNode) -> NotebookNode:
+    return NotebookNode({key: cell.metadata[key] for key in KEPT if cell.metadata.get(key)})
+
+
+def _cell_ids(cells: Sequence[NotebookNode]) -> Iterator[str]:
+    title = "top"
+    for position, cell in enumerate(cells):
+        heading = re.search(r"^#+ (.+)$", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else None
+        title = re.sub(r"[^a-z0-9]+", "-", heading[1].lower()).strip("-")[:40] if heading else title
+        yield f"{position:02d}-{title}"
+
+
+def solved(notebook: NotebookNode) -> NotebookNode:
+    """The same notebook with each cell tagged ``stub`` filled with the next folded solution."""
+    notebook = nbformat.from_dict(notebook)
+    waiting = [cell for cell in notebook.cells if "stub" in _tags(cell)]
+    answers = [cell for cell in notebook.cells if "solution" in _tags(cell)]
+    if len(waiting) != len(answers):
+        raise NotebookProblemsError(f"{len(waiting)} stubs but {len(answers)} solutions")
+    for stub, answer in zip(waiting, answers, strict=True):
+        stub.source = "\n".join(re.findall(r"```python\n(.*?)\n```", answer.source, re.DOTALL))
+    return notebook
+
+
+def run(
+    notebook: NotebookNode, parameters: Mapping[str, Any] | None = None, before: Sequence[str] = ()
+) -> NotebookNode:
+    """Execute in a fresh kernel in an empty folder, after the code ``before``; returns the executed notebook.
+
+    Raises:
+        PapermillExecutionError: a cell raised.
+        NotebookProblemsError: the guards found what papermill does not look for.
+    """
+    refuse(undeclared_parameters(notebook, parameters or ()))
+    notebook = nbformat.from_dict(notebook)
+    hidden = [_hidden_cell(number, source) for number, source in enumerate((*before, WATCH))]
+    notebook.cells = [*hidden, *notebook.cells]
+    with tempfile.TemporaryDirectory() as folder, _environment(folder):
+        executed = papermill.execute_notebook(
+            notebook,
+            None,
+            dict(parameters or {}),
+            cwd=folder,
+            progress_bar=False,
+            execution_timeout=CELL_LIMIT,
+        )
+    executed.cells = executed.cells[len(hidden) :]
+    refuse(find_problems(executed))
+    return executed
+
+
+def _hidden_cell(number: int, source: str) -> NotebookNode:
+    return nbformat.v4.new_code_cell(source, id=f"hidden-{number}")
+
+
+@contextmanager
+def _environment(folder: str) -> Iterator[None]:
+    """The kernel finds this checkout's package, and no user's IPython start-up files."""
+    changed = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "IPYTHONDIR": folder,
+    }
+    kept = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def refuse(problems: Sequence[Problem | str]) -> None:
+    """Raise if there are problems.
+
+    Raises:
+        NotebookProblemsError: lists all of them.
+    """
+    if problems:
+        raise NotebookProblemsError("\n".join(map(str, problems)))
+
+
+def normalise(notebook: NotebookNode) -> NotebookNode:
+    """What is committed of an executed notebook: nothing that a second clean run would write differently."""
+    notebook = nbformat.from_dict(notebook)
+    notebook.metadata = NotebookNode(METADATA)
+    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in _tags(cell)]
+    numbers = iter(range(1, len(notebook.cells) + 1))
+    for cell in notebook.cells:
+        cell.metadata = _kept_metadata(cell)
+        if cell.cell_type == "code":
+            cell.execution_count = next(numbers)
+            cell.outputs = _normal_outputs(cell.outputs, cell.execution_count)
+    return notebook
+
+
+def _normal_outputs(outputs: Sequence[NotebookNode], count: int) -> list[NotebookNode]:
+    kept: list[NotebookNode] = []
+    for output in outputs:
+        if "data" in output:
+            output.data = {
+                kind: output.data[kind] for kind in sorted(output.data) if kind not in (VIEW, EVIDENCE)
+            }
+            output.metadata = NotebookNode()
+            if not output.data:
+                continue
+        if output.output_type == "execute_result":
+            output.execution_count = count
+        if kept and output.output_type == "stream" and kept[-1].get("name") == output.name:
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
+
+
+def differences(text: NotebookNode, committed: NotebookNode) -> list[Problem]:
+    """Where a committed notebook no longer says what its text says."""
+    if len(text.cells) != len(committed.cells):
+        return [
+            Problem("notebook", f"the text has {len(text.cells)} cells, the notebook {len(committed.cells)}")
+        ]
+    pairs = zip(text.cells, committed.cells, strict=True)
+    advice = "text and notebook differ; run scripts/notebooks.py build"
+    return [Problem(mine.id, advice) for mine, theirs in pairs if _said(mine) != _said(theirs)]
+
+
+def _said(cell: NotebookNode) -> tuple:
+    return cell.id, cell.cell_type, cell.source, _tags(cell)
+
+
+def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Problem]:
+    """Cells, apart from those tagged ``volatile``, whose outputs are not those of a fresh run."""
+    pairs = zip(fresh.cells, committed.cells, strict=False)
+    return [
+        Problem(mine.id, "a fresh run gives other outputs")
+        for mine, theirs in pairs
+        if _shown(mine) != _shown(theirs)
+    ]
+
+
+def _shown(cell: NotebookNode) -> Any:
+    return None if "volatile" in _tags(cell) else cell.get("outputs")
+
+
+def unclean(notebook: NotebookNode) -> list[Problem]:
+    """What must not stand in a committed notebook: stray metadata, machine paths, pictures without words."""
+    found = [Problem("notebook", f"metadata {key!r}") for key in notebook.metadata if key not in METADATA]
+    for cell in notebook.cells:
+        found += [Problem(cell.id, f"metadata {key!r}") for key in cell.metadata if key not in KEPT]
+        found += [Problem(cell.id, what) for what in _unclean_text(json.dumps(cell.get("outputs", [])))]
+    return found
+
+
+def _unclean_text(outputs: str) -> Iterator[str]:
+    for pattern, what in _UNCLEAN.items():
+        hit = re.search(pattern, outputs)
+        if hit:
+            yield f"{what}: {hit[0][:80]}"
+
+
+_UNCLEAN = {
+    r"(?<![\w.])/(?:home|root|tmp|work|usr|opt|Users|private)/[^\s\"<]*": "an absolute path",
+    r"<img (?![^>]*alt=\\\"[^\\])[^>]{0,40}": "a picture without alt text",
+    r"image/svg\+xml\\?\":|<svg": "bare SVG, which an untrusted notebook drops",
+    r" at 0x[0-9a-f]{6,}": "a memory address",
+    r"\w*Warning: .*": "a warning",
+}
+
+
+def _tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def build(source: Path) -> Path:
+    """Execute a text and write its notebook; returns where."""
+    notebook = normalise(run(read_text(source.read_text(encoding="utf-8"))))
+    refuse(unclean(notebook))
+    nbformat.validate(notebook)
+    built_path(source).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    return built_path(source)
+
+
+def check(source: Path, execute: bool = False) -> list[Problem]:
+    """What is wrong with the committed notebook of a text; with ``execute``, after a fresh run."""
+    if not built_path(source).exists():
+        return [Problem(source.stem, "has not been built")]
+    committed = nbformat.read(built_path(source), as_version=4)
+    text = read_text(source.read_text(encoding="utf-8"))
+    fresh = output_differences(normalise(run(text)), committed) if execute else []
+    return [*differences(text, committed), *unclean(committed), *fresh]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    chosen = sources(options.names)
+    if not chosen:
+        print(f"no text in {FOLDER / 'src'} starts with {options.names}", file=sys.stderr)
+        return 2
+    return {"build": _build, "check": _check, "run": _run}[options.command](chosen, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="notebooks.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=("build", "check", "run"))
+    parser.add_argument("names", nargs="*", help="how the texts' names start: 00, 01 …; all of them without")
+    parser.add_argument(
+        "--run", action="store_true", help="check: compare with the outputs of a fresh run, too"
+    )
+    parser.add_argument("--solved", action="store_true", help="run: fill the stubs with the folded solutions")
+    parser.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    return parser
+
+
+def _build(chosen: Sequence[Path], options: argparse.Namespace) -> int:
+    for source in chosen:
+        print(f"built {build(source).relative_to(ROOT)}")
+    return 0
+
+
+def _check(chosen: Sequence[Path], options: argparse.Namespace) -> int:
+    problems = [f"{source.stem}: {problem}" for source in chosen for problem in check(source, options.run)]
+    print("\n".join(problems) or f"{len(chosen)} notebooks agree with their texts")
+    return 1 if problems else 0
+
+
+def _run(chosen: Sequence[Path], options: argparse.Namespace) -> int:
+    parameters = {name: _value(text) for name, text in options.parameter}
+    for source in chosen:
+        notebook = read_text(source.read_text(encoding="utf-8"))
+        run(solved(notebook) if options.solved else notebook, parameters)
+        print(f"{source.stem}: ran")
+    return 0
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except json.JSONDecodeError:
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
