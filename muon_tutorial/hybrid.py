@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 import torch
@@ -30,11 +30,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
     [0.02, 0.0003]
     """
 
+    muon: Muon
+    adamw: torch.optim.AdamW
+
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW):
             raise UsageError(
                 "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, "
-                f"got {type(muon).__name__} and {type(adamw).__name__}"
+                f"got {_class_of(muon)} and {_class_of(adamw)}"
             )
         _check_disjoint(muon, adamw)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
@@ -107,13 +110,23 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {"defaults": self.defaults, "muon": self.muon, "adamw": self.adamw}
 
 
+def _class_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def _check_disjoint(muon: Muon, adamw: torch.optim.AdamW) -> None:
-    in_muon = {param for group in muon.param_groups for param in group["params"]}
-    shared = [
-        tuple(param.shape) for group in adamw.param_groups for param in group["params"] if param in in_muon
-    ]
+    in_muon = {param for param, _ in _named(muon)}
+    shared = [name for param, name in _named(adamw) if param in in_muon]
     if shared:
-        raise UsageError(f"parameters given to both Muon and AdamW, of shapes {shared}: each needs one owner")
+        raise UsageError(
+            f"parameters given to both Muon and AdamW: {', '.join(shared)}; each needs one owner"
+        )
+
+
+def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str]]:
+    for group in optimizer.param_groups:
+        shapes = [f"shape {tuple(param.shape)}" for param in group["params"]]
+        yield from zip(group["params"], group.get("param_names", shapes), strict=True)
 
 
 def _check_saved(both: MuonWithAdamW, state_dict: dict[str, Any]) -> None:

@@ -1,0 +1,166 @@
+"""Newton–Schulz: torch's bits, and an input that is never written to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim._muon import _zeropower_via_newtonschulz
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.newton_schulz import (
+    CANS,
+    KELLER_JORDAN,
+    POLAR_EXPRESS,
+    YOU_JIACHENG,
+    coefficients_per_step,
+    with_safety,
+    zeropower_via_newtonschulz,
+)
+
+SHAPES = [
+    (1, 1),
+    (1, 7),
+    (9, 1),
+    (2, 3),
+    (8, 8),
+    (16, 48),
+    (48, 16),
+    (37, 53),
+    (65, 33),
+    (64, 64),
+    (100, 300),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SCHEDULES = {
+    "you_jiacheng": YOU_JIACHENG,
+    "polar_express": with_safety(POLAR_EXPRESS, 1.01),
+    "cans": CANS,
+}
+
+
+def matrix(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def stock(G: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
+    """Return torch's result, from a copy: it may write to its input."""
+    return _zeropower_via_newtonschulz(G.clone(), KELLER_JORDAN, steps, eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_same_bits_as_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    G = matrix(*shape, dtype=dtype)
+    ours = zeropower_via_newtonschulz(G)
+    assert torch.equal(ours, stock(G))
+    assert ours.stride() == stock(G).stride()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 8])
+def test_same_bits_as_torch_for_other_steps(steps: int) -> None:
+    assert torch.equal(zeropower_via_newtonschulz(matrix(24, 40), steps), stock(matrix(24, 40), steps))
+
+
+@pytest.mark.parametrize(
+    "G", [torch.zeros(3, 5), 1e-9 * matrix(4, 4), 1e20 * matrix(4, 4)], ids=["0", "tiny", "big"]
+)
+def test_same_bits_as_torch_at_extreme_norms(G: Tensor) -> None:
+    assert torch.equal(zeropower_via_newtonschulz(G), stock(G))
+
+
+def test_same_bits_as_torch_for_views() -> None:
+    base = matrix(40, 60)
+    for view in (base.T, base[:, 3:30], base[::2, ::3], base.bfloat16().T, base.bfloat16()[5:30, ::2]):
+        assert torch.equal(zeropower_via_newtonschulz(view), stock(view))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 6, 9), (2, 9, 6)], ids=str)
+def test_input_is_never_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    G = matrix(*shape, dtype=dtype)
+    before = G.clone()
+    result = zeropower_via_newtonschulz(G)
+    result.zero_()
+    assert torch.equal(G, before)
+
+
+def test_no_step_returns_a_copy() -> None:
+    G = matrix(3, 4, dtype=torch.bfloat16)
+    assert zeropower_via_newtonschulz(G, steps=0).data_ptr() != G.data_ptr()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_batch_is_its_members_one_by_one(shape: tuple[int, int]) -> None:
+    G = torch.stack([matrix(*shape, seed=seed) * 10**seed for seed in range(3)])
+    batched = zeropower_via_newtonschulz(G)
+    assert torch.equal(batched, torch.stack([zeropower_via_newtonschulz(member) for member in G]))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 4, 3), (2, 0, 3)], ids=str)
+def test_empty_input_gives_empty_output(shape: tuple[int, ...]) -> None:
+    assert zeropower_via_newtonschulz(torch.zeros(shape)).shape == shape
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_bring_singular_values_near_one(name: str) -> None:
+    # A spectrum from 1 down to 1e-2 of the largest: the bound is the schedules' own at this conditioning,
+    # with bf16 rounding on top.
+    basis, _ = torch.linalg.qr(matrix(32, 32))
+    G = basis @ torch.diag(torch.logspace(0, -2, 32)) @ torch.linalg.qr(matrix(48, 32, seed=1))[0].T
+    values = torch.linalg.svdvals(zeropower_via_newtonschulz(G, 5, SCHEDULES[name]).float())
+    assert values.max() < 1.2
+    assert values.min() > 0.8
+
+
+def test_one_triple_per_step_repeated_is_the_single_triple() -> None:
+    G = matrix(20, 30)
+    repeated = zeropower_via_newtonschulz(G, 5, [KELLER_JORDAN] * 5)
+    assert torch.equal(repeated, zeropower_via_newtonschulz(G))
+
+
+def test_safety_shrinks_the_argument() -> None:
+    (a, b, c), x, sigma = KELLER_JORDAN, 0.7, 1.05
+    safe_a, safe_b, safe_c = with_safety([KELLER_JORDAN], sigma)[0]
+    scaled = x / sigma
+    assert safe_a * x + safe_b * x**3 + safe_c * x**5 == pytest.approx(
+        a * scaled + b * scaled**3 + c * scaled**5
+    )
+
+
+@pytest.mark.parametrize(
+    ("G", "says"),
+    [
+        (torch.zeros(3), "shape (3,)"),
+        (torch.zeros(1, 2, 3, 4), "shape (1, 2, 3, 4)"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "complex"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+    ],
+    ids=["vector", "4-D", "complex", "sparse"],
+)
+def test_other_than_matrices_are_refused(G: Tensor, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        zeropower_via_newtonschulz(G)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "steps", "says"),
+    [
+        (KELLER_JORDAN, 100, "0 to 99 steps, got 100"),
+        (KELLER_JORDAN, -1, "got -1"),
+        (YOU_JIACHENG, 4, "got 5 for 4 steps"),
+        ((1.0, 2.0), 5, "three numbers"),
+        (((1.0, 2.0, 3.0), (1.0, 2.0)), 2, "three numbers"),
+        ((), 5, "three numbers"),
+        ("abc", 5, "three numbers"),
+    ],
+)
+def test_coefficients_that_do_not_fit_are_refused(coefficients, steps: int, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        coefficients_per_step(coefficients, steps)
+
+
+def test_a_safety_factor_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="positive"):
+        with_safety(CANS, 0.0)
