@@ -45,7 +45,7 @@ find_python() {
     fi
   done
   [ -z "$no_venv" ] || die "Python $no_venv cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv"
-  [ -z "$too_old" ] || die "Python 3.10 or newer is needed, and the newest found is $too_old; install one, or set PYTHON=/path/to/python3"
+  [ -z "$too_old" ] || die "Python 3.10 or newer is needed, and only $too_old was found; install one, or set PYTHON=/path/to/python3"
   die "no Python found; install Python 3.10 or newer, or set PYTHON=/path/to/python3"
 }
 
