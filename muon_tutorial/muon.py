@@ -1,7 +1,8 @@
 """Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; alone or over a plan.
 
-With a strategy, a plan says which rank keeps and orthogonalizes what, and ``stepping`` walks it. Without one it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum
-while orthogonalizing, and loading a state never makes the momentum less precise.
+With a strategy, a plan says which rank keeps and orthogonalizes what, and ``stepping`` walks it. Without one
+it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum while
+orthogonalizing, and loading a state never makes the momentum less precise.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
-            ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct, step
-            and load alike.
+            ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct,
+            step and load alike.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or the seat of a ``LocalWorld``.
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
@@ -184,7 +185,8 @@ class Muon(torch.optim.Optimizer):
     def _planned(self) -> Stepper:
         """The stepper over the current groups and state, made anew after either has changed."""
         if self._stepper is None:
-            assert self._builder is not None and self.world is not None
+            assert self._builder is not None
+            assert self.world is not None
             matrices = describe_matrices(self.param_groups, self.world.at, self._tp_dim)
             plan = self._builder(matrices, self.world.grid)
             slots = [Slot(param, group, self.state[param]) for param, group in self._params_and_groups()]
@@ -281,7 +283,9 @@ def _checked_builder(strategy: str | Builder | None, mesh: object) -> Builder | 
         return None
     builder = find_builder(strategy)
     if mesh is None:
-        raise StrategyError(f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat")
+        raise StrategyError(
+            f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat"
+        )
     return builder
 
 

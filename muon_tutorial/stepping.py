@@ -1,7 +1,7 @@
 """One rank's part of a distributed step: what Muon does, as generators over a plan.
 
-Knows parameters, gradients and momentum, and which math goes between which routes. Asks for collectives through
-the engine; never moves data itself, and runs on whatever world answers.
+Knows parameters, gradients and momentum, and which math goes between which routes. Asks for collectives
+through the engine; never moves data itself, and runs on whatever world answers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Stepper:
     present: frozenset[int] | None = None
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum: the elements this rank keeps, flat; of no elements where it keeps none.
+        """Give every parameter its momentum: the elements this rank keeps, flat; of no elements where it
+        keeps none.
 
         A momentum loaded as a whole matrix (the stock optimizer's) is cut to them.
 
@@ -100,7 +101,7 @@ class Stepper:
         agreed = yield from self._agree(rest)
         self.present = agreed.matrices
         slices = yield from pipeline((self._reduce(bucket) for bucket in self.plan.buckets), self.window)
-        self.readied = {bucket.index: flat for bucket, flat in zip(self.plan.buckets, slices)}
+        self.readied = {bucket.index: flat for bucket, flat in zip(self.plan.buckets, slices, strict=True)}
         others = [param for index, param in enumerate(rest) if index in agreed.rest]
         if self.plan.expects == "local" and self.at.size("dp") > 1:
             yield from _average(others, self.at)
@@ -123,7 +124,9 @@ class Stepper:
             grad = self.slots[entry.matrix.index].grad
             if grad is not None:
                 pack(flat, entry, self.at, grad)
-        kept = yield from gather(flat, bucket.gradient, self.at, Label("gradient reduce_scatter", _name(bucket)))
+        kept = yield from gather(
+            flat, bucket.gradient, self.at, Label("gradient reduce_scatter", _name(bucket))
+        )
         return kept.div_(bucket.summands) if bucket.summands > 1 else kept
 
     def _momentum(self, bucket: Bucket, gradient: Tensor) -> Tensor:
@@ -141,7 +144,8 @@ class Stepper:
         return zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
 
     def _apply(self, bucket: Bucket, update: Tensor) -> Tensor:
-        """Decay and step the elements this rank keeps; returns them, flat, where they have to be published."""
+        """Decay and step the elements this rank keeps; returns them, flat, where they have to be
+        published."""
         parameter = update.new_zeros(len(update), dtype=bucket.parameter.dtype)
         active = {held.entry.matrix.index for held in self._active(bucket)}
         for held in bucket.holdings(self.at):
@@ -162,14 +166,20 @@ class Stepper:
 
     def _publish(self, bucket: Bucket, parameter: Tensor) -> Walk:
         """From the slices of stepped parameters to the parameters as the model keeps them."""
-        whole = yield from gather(parameter, bucket.parameter, self.at, Label("parameter all_gather", _name(bucket)))
+        whole = yield from gather(
+            parameter, bucket.parameter, self.at, Label("parameter all_gather", _name(bucket))
+        )
         for entry in bucket.entries:
             self.slots[entry.matrix.index].data.copy_(unpack(whole, entry, self.at))
 
     def _active(self, bucket: Bucket) -> Iterable[Holding]:
         """What this rank keeps of the matrices that have a gradient in this step."""
         assert self.present is not None
-        return [held for held in bucket.holdings(self.at) if held.numel and held.entry.matrix.index in self.present]
+        return [
+            held
+            for held in bucket.holdings(self.at)
+            if held.numel and held.entry.matrix.index in self.present
+        ]
 
     def _agree(self, rest: Sequence[Tensor]) -> Walk:
         """Which parameters have a gradient, the same answer on every rank: one tiny sum an axis.
@@ -179,23 +189,34 @@ class Stepper:
         Raises:
             GradientError: an already averaged gradient is missing on some ranks only.
         """
-        mine = [slot.param.grad is not None for slot in self.slots] + [param.grad is not None for param in rest]
+        mine = [slot.param.grad is not None for slot in self.slots] + [
+            param.grad is not None for param in rest
+        ]
         count = torch.tensor(mine, dtype=torch.float32, device=_device(self.slots, rest))
         for axis in self.at.grid.axes:
-            count = yield from gather(count, _sum_over(axis, self.at, count), self.at, Label("gradients present"))
+            count = yield from gather(
+                count, _sum_over(axis, self.at, count), self.at, Label("gradients present")
+            )
         self._check_presence(count)
         present = count.nonzero().flatten().tolist()
         edge = len(self.slots)
-        return Presence(frozenset(i for i in present if i < edge), frozenset(i - edge for i in present if i >= edge))
+        return Presence(
+            frozenset(i for i in present if i < edge), frozenset(i - edge for i in present if i >= edge)
+        )
 
     def _check_presence(self, count: Tensor) -> None:
         world = self.at.grid.world_size
         torn = [i for i, ranks in enumerate(count.tolist()) if 0 < ranks < world and i < len(self.slots)]
         if self.plan.expects == "averaged" and torn:
-            names = {entry.matrix.index: entry.matrix.name for bucket in self.plan.buckets for entry in bucket.entries}
+            names = {
+                entry.matrix.index: entry.matrix.name
+                for bucket in self.plan.buckets
+                for entry in bucket.entries
+            }
             raise GradientError(
-                f"the gradient of {names[torn[0]]} is missing on {world - int(count[torn[0]])} of {world} ranks, but "
-                f"strategy {self.plan.strategy!r} expects gradients already averaged over dp: give it to all or to none"
+                f"the gradient of {names[torn[0]]} is missing on {world - int(count[torn[0]])} of {world}; "
+                f"strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
+                "give it to all ranks or to none"
             )
 
     def _clip(self, rest: Sequence[Tensor], max_norm: float) -> Walk:
@@ -220,7 +241,11 @@ class Stepper:
                 across = 1 if isinstance(held.entry.matrix.cut, Shard) else self.at.size("tp")
                 yield self.readied[bucket.index][slice(*held.kept)], copies * across
         for param in rest:
-            across = 1 if isinstance(param, DTensor) and any(p.is_shard() for p in param.placements) else self.at.size("tp")
+            across = (
+                1
+                if isinstance(param, DTensor) and any(p.is_shard() for p in param.placements)
+                else self.at.size("tp")
+            )
             if param.grad is not None:
                 yield local_part(param.grad), self.at.size("dp") * across
 
@@ -238,22 +263,27 @@ def _kept_of(saved: Tensor, held: Holding, at: Coordinate) -> Tensor:
     if saved.shape == (held.numel,):
         return saved
     if tuple(saved.shape) == matrix.shape:
-        return torch.cat([saved.new_empty(0), *(saved[box.slices].reshape(-1) for box in holding_boxes(held, at))])
+        return torch.cat(
+            [saved.new_empty(0), *(saved[box.slices].reshape(-1) for box in holding_boxes(held, at))]
+        )
     raise UsageError(
-        f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is neither the {held.numel} elements that "
-        f"{at} keeps nor the whole matrix, {matrix.shape}"
+        f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is not the {held.numel} elements "
+        f"that {at} keeps, nor the whole matrix, {matrix.shape}"
     )
 
 
 def _average(params: Sequence[Tensor], at: Coordinate) -> Walk:
-    """Average gradients over dp in place, packed into flat buffers of at most 25 MB. A missing one counts as zero."""
+    """Average gradients over dp in place, packed into flat buffers of at most 25 MB. A missing one counts as
+    zero."""
     for run in _runs(params):
         for param in run:
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad
         grads = [local_part(param.grad) for param in run if param.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         total = yield from gather(flat, _sum_over("dp", at, flat), at, Label("other gradients all_reduce"))
-        for grad, mean in zip(grads, (total / at.size("dp")).split([grad.numel() for grad in grads])):
+        for grad, mean in zip(
+            grads, (total / at.size("dp")).split([grad.numel() for grad in grads]), strict=True
+        ):
             grad.copy_(mean.view(grad.shape))
 
 

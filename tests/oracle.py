@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from muon_tutorial.muon import Muon
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.layout import Placement, Shard, shard_box
-
-Mesh = object
+from muon_tutorial.plan.strategies import Builder
+from muon_tutorial.worlds.live import LiveWorld
+from muon_tutorial.worlds.local import Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,11 @@ def own_part(whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
 
 def own_params(case: Case, at: Coordinate) -> list[torch.nn.Parameter]:
     """One rank's parameters, hand-cut, carrying the attributes that say so."""
-    params = [torch.nn.Parameter(own_part(whole, cut, at)) for whole, cut in zip(whole_matrices(case), case.cuts)]
-    for param, shape, cut in zip(params, case.shapes, case.cuts):
+    params = [
+        torch.nn.Parameter(own_part(whole, cut, at))
+        for whole, cut in zip(whole_matrices(case), case.cuts, strict=True)
+    ]
+    for param, shape, cut in zip(params, case.shapes, case.cuts, strict=True):
         if isinstance(cut, Shard):
             param.partition_dim = cut.dim  # type: ignore[attr-defined]
             param.partition_sizes = cut.lengths(shape[cut.dim], at.size("tp"))  # type: ignore[attr-defined]
@@ -71,9 +76,11 @@ def own_params(case: Case, at: Coordinate) -> list[torch.nn.Parameter]:
     return params
 
 
-def give_gradients(params: Sequence[Tensor], grads: Sequence[Tensor | None], case: Case, at: Coordinate) -> None:
+def give_gradients(
+    params: Sequence[Tensor], grads: Sequence[Tensor | None], case: Case, at: Coordinate
+) -> None:
     """Set each parameter's gradient to the rank's own part of the full one."""
-    for param, grad, cut in zip(params, grads, case.cuts):
+    for param, grad, cut in zip(params, grads, case.cuts, strict=True):
         param.grad = None if grad is None else own_part(grad, cut, at)
 
 
@@ -87,13 +94,15 @@ def single_process(case: Case) -> list[Tensor]:
     params = [torch.nn.Parameter(whole) for whole in whole_matrices(case)]
     stock = torch.optim.Muon(params, **options(case))
     for grads in whole_gradients(case):
-        for param, grad in zip(params, grads):
+        for param, grad in zip(params, grads, strict=True):
             param.grad = None if grad is None else grad.clone()
         stock.step()
     return [param.detach() for param in params]
 
 
-def one_rank(case: Case, strategy: object, mesh: Mesh, **settings: object) -> tuple[list[Tensor], Muon]:
+def one_rank(
+    case: Case, strategy: str | Builder, mesh: LiveWorld | Seat, **settings: Any
+) -> tuple[list[torch.nn.Parameter], Muon]:
     """One rank's optimizer over its own parameters."""
-    params = own_params(case, mesh.at)  # type: ignore[attr-defined]
-    return params, Muon(params, **options(case), strategy=strategy, mesh=mesh, **settings)  # type: ignore[arg-type]
+    params = own_params(case, mesh.at)
+    return params, Muon(params, **options(case), strategy=strategy, mesh=mesh, **settings)

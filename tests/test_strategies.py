@@ -1,9 +1,11 @@
-"""Every strategy on every grid gives the single process' parameters, to the bit, for the same full gradients."""
+"""Every strategy on every grid gives the single process' parameters, to the bit, for the same full
+gradients."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
-from muon_tutorial.plan.strategies import STRATEGIES, replicated, zero1
+from muon_tutorial.plan.strategies import STRATEGIES, Builder, replicated, zero1
 from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
@@ -22,12 +24,12 @@ GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
 SMALL_BUCKETS = 400
 
 
-def in_process(case: Case, strategy: object, grid: Grid, **settings: object) -> list[list[Tensor]]:
+def in_process(case: Case, strategy: Builder, grid: Grid, **settings: Any) -> list[list[Tensor]]:
     """The parameters of every rank after the case's steps, all ranks in this process."""
     world = LocalWorld(grid)
     ranks = [one_rank(case, strategy, world.seat(rank), **settings) for rank in grid.ranks]
     for grads in whole_gradients(case):
-        for (params, muon), rank in zip(ranks, grid.ranks):
+        for (params, _muon), rank in zip(ranks, grid.ranks, strict=True):
             give_gradients(params, grads, case, grid.at(rank))
         world.run([muon.program() for _, muon in ranks])
     return [[param.detach() for param in params] for params, _ in ranks]
@@ -47,31 +49,38 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
 
 
 def assert_equal_to_single_process(found: list[list[Tensor]], case: Case, grid: Grid) -> None:
-    for index, (whole, cut) in enumerate(zip(single_process(case), case.cuts)):
+    for index, (whole, cut) in enumerate(zip(single_process(case), case.cuts, strict=True)):
         for rank in grid.ranks:
             expected = own_part(whole, cut, grid.at(rank))
             assert torch.equal(found[rank][index], expected), f"rank {rank}, matrix {index} of {whole.shape}"
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
-@pytest.mark.parametrize("builder", (zero1, replicated))
-def test_in_process_equals_single_process(builder: object, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("builder", [zero1, replicated])
+def test_in_process_equals_single_process(
+    builder: Builder, sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
-    found = in_process(case, partial(builder, bucket_bytes=SMALL_BUCKETS), grid)  # type: ignore[operator]
+    found = in_process(case, partial(builder, bucket_bytes=SMALL_BUCKETS), grid)
     assert_equal_to_single_process(found, case, grid)
 
 
-@pytest.mark.parametrize("nesterov", (True, False))
-@pytest.mark.parametrize("adjust_lr_fn", ("original", "match_rms_adamw"))
-@pytest.mark.parametrize("window", (1, 3))
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("window", [1, 3])
 def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -> None:
-    case = replace(UNEVEN, nesterov=nesterov, adjust_lr_fn=adjust_lr_fn, cuts=(Shard(0), Replicate(), Shard(1)) * 2 + (Shard(0),))
+    case = replace(
+        UNEVEN,
+        nesterov=nesterov,
+        adjust_lr_fn=adjust_lr_fn,
+        cuts=(Shard(0), Replicate(), Shard(1)) * 2 + (Shard(0),),
+    )
     found = in_process(case, partial(zero1, bucket_bytes=SMALL_BUCKETS), Grid.of(dp=2, tp=2), window=window)
     assert_equal_to_single_process(found, case, Grid.of(dp=2, tp=2))
 
 
-@pytest.mark.parametrize("world_size", (1, 2, 3, 4, 6, 8))
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8])
 def test_real_processes_equal_single_process_and_the_in_process_world(world_size: int) -> None:
     grids = [Grid.of(dp=dp, tp=tp) for dp, tp in GRIDS if dp * tp == world_size]
     jobs = [
@@ -85,4 +94,8 @@ def test_real_processes_equal_single_process_and_the_in_process_world(world_size
         live = [jobs_of_rank[number] for jobs_of_rank in by_rank]
         assert_equal_to_single_process(live, case, grid)
         local = in_process(case, partial(STRATEGIES[strategy], bucket_bytes=SMALL_BUCKETS), grid)
-        assert all(torch.equal(a, b) for one, other in zip(live, local) for a, b in zip(one, other))
+        assert all(
+            torch.equal(a, b)
+            for one, other in zip(live, local, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )

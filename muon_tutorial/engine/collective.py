@@ -27,9 +27,9 @@ class Label:
 class Collective:
     """A request: all ranks of the axis' group ask it alike, and each is answered with a flat tensor.
 
-    ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer holds; 0
-    means that the rank is answered None. ``root`` is a position along the axis. ``sends`` and ``receives`` are
-    the elements exchanged with each position (``all_to_all`` alone).
+    ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer
+    holds; 0 means that the rank is answered None. ``root`` is a position along the axis. ``sends`` and
+    ``receives`` are the elements exchanged with each position (``all_to_all`` alone).
     """
 
     kind: Kind

@@ -2,7 +2,8 @@
 
 ``payload`` is what a rank hands to a collective. ``ring`` is what it sends when the collective runs as a ring
 (NCCL's usual algorithm): with D ranks and S bytes of the whole tensor, all_gather and reduce_scatter send
-(D−1)/D·S each, all_reduce the sum of both. Gloo's own algorithms differ; interface counters show what it sends.
+(D−1)/D·S each, all_reduce the sum of both. Gloo's own algorithms differ; interface counters show what it
+sends.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Ledger:
         payload = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         label = request.label
         ring = ring_bytes(request, at)
-        self.entries.append(Entry(at.rank, label.phase, label.subject, request.kind, request.axis, payload, ring))
+        self.entries.append(
+            Entry(at.rank, label.phase, label.subject, request.kind, request.axis, payload, ring)
+        )
 
     def clear(self) -> None:
         """Forget everything."""
@@ -62,8 +65,8 @@ class Ledger:
 def ring_bytes(request: Collective, at: Coordinate) -> int:
     """Bytes this rank sends for a request when the collective runs as a ring, or point to point.
 
-    gather, scatter and all_to_all are counted point to point, as NCCL runs them; broadcast as a chain, in which
-    every rank but the last passes the tensor on (counted at all but the rank before the root).
+    gather, scatter and all_to_all are counted point to point, as NCCL runs them; broadcast as a chain, in
+    which every rank but the last passes the tensor on (counted at all but the rank before the root).
     """
     parts, here, size = at.size(request.axis), at[request.axis], request.dtype.itemsize
     sent = 0 if request.send is None else request.send.numel()

@@ -21,8 +21,8 @@ Interval = tuple[int, int]
 class Matrix:
     """One parameter as the plan sees it.
 
-    ``shape`` is the whole matrix; ``cut`` says how the tensor-parallel axis holds it; ``group`` is the optimizer's
-    parameter group; ``dtype`` is that of the parameter and ``grad_dtype`` that of its gradient.
+    ``shape`` is the whole matrix; ``cut`` says how the tensor-parallel axis holds it; ``group`` is the
+    optimizer's parameter group; ``dtype`` is that of the parameter and ``grad_dtype`` that of its gradient.
     """
 
     index: int
@@ -38,9 +38,10 @@ class Matrix:
 class Entry:
     """A matrix's place in a bucket.
 
-    ``offset`` and ``size`` are elements of the flat buffer, the same at every tensor-parallel position: ``size`` is
-    the largest piece that any of them holds. ``workers`` are the positions along the bucket's axis that
-    orthogonalize the matrix. ``route`` leads from one rank's tensor-parallel piece to the whole matrix.
+    ``offset`` and ``size`` are elements of the flat buffer, the same at every tensor-parallel position:
+    ``size`` is the largest piece that any of them holds. ``workers`` are the positions along the bucket's
+    axis that orthogonalize the matrix. ``route`` leads from one rank's tensor-parallel piece to the whole
+    matrix.
     """
 
     matrix: Matrix
@@ -56,7 +57,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one rank keeps of one matrix: elements ``inside`` of its own tensor, at ``kept`` of its storage."""
+    """What one rank keeps of one matrix: elements ``inside`` of its own tensor, at ``kept`` of its
+    storage."""
 
     entry: Entry
     inside: Interval
@@ -70,11 +72,13 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class DistMeta:
-    """A matrix's entry in the master plan, as one rank reads it (the names are those of Moonshot's proof of concept).
+    """A matrix's entry in the master plan, as one rank reads it (the names are those of Moonshot's proof of
+    concept).
 
-    Ranges are half-open, in elements: ``global_range`` in the bucket's flat buffer, ``local_range`` in the slice of
-    it that this rank keeps (empty where the rank keeps nothing of the matrix). ``shape`` is this rank's
-    tensor-parallel piece of ``global_shape``; ``tp_dim`` is None where the axis does not cut the matrix.
+    Ranges are half-open, in elements: ``global_range`` in the bucket's flat buffer, ``local_range`` in the
+    slice of it that this rank keeps (empty where the rank keeps nothing of the matrix). ``shape`` is this
+    rank's tensor-parallel piece of ``global_shape``; ``tp_dim`` is None where the axis does not cut the
+    matrix.
     """
 
     name: str
@@ -92,9 +96,9 @@ class Bucket:
     """Matrices that travel together, and the three routes of their flat buffer along one axis.
 
     ``storage`` is how the axis holds gradient, momentum and update between steps. ``gradient`` leads from the
-    gradients a step is handed to storage; ``compute`` from storage to where matrices are whole along the axis;
-    ``parameter`` from storage to the parameters as the model keeps them. ``size`` is in elements, a multiple of
-    the ranks on the axis; ``summands`` is how many local gradients the gradient route adds up.
+    gradients a step is handed to storage; ``compute`` from storage to where matrices are whole along the
+    axis; ``parameter`` from storage to the parameters as the model keeps them. ``size`` is in elements, a
+    multiple of the ranks on the axis; ``summands`` is how many local gradients the gradient route adds up.
     """
 
     index: int
@@ -131,7 +135,8 @@ class Bucket:
 
     @property
     def padding(self) -> int:
-        """Elements of the flat buffer that belong to no matrix, at the tensor-parallel position that holds most."""
+        """Elements of the flat buffer that belong to no matrix, at the tensor-parallel position that holds
+        most."""
         return self.size - sum(entry.size for entry in self.entries)
 
 

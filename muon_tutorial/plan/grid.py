@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import GridError
@@ -29,7 +29,7 @@ class Grid:
                 f"a grid needs one size for each of its axes, all named differently; "
                 f"got axes {self.axes} and sizes {self.sizes}"
             )
-        for axis, size in zip(self.axes, self.sizes):
+        for axis, size in zip(self.axes, self.sizes, strict=True):
             if not isinstance(size, int) or size < 1:
                 raise GridError(f"axis {axis!r} needs a whole number of ranks, at least 1; got {size!r}")
 
@@ -61,12 +61,14 @@ class Grid:
     def rank(self, positions: Mapping[str, int]) -> int:
         """The rank that stands at ``positions``; axes left out stand at 0."""
         rank = 0
-        for axis, size in zip(self.axes, self.sizes):
+        for axis, size in zip(self.axes, self.sizes, strict=True):
             rank = rank * size + positions.get(axis, 0)
         return rank
 
     def __str__(self) -> str:
-        return " × ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.sizes)) or "1 rank"
+        return (
+            " × ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.sizes, strict=True)) or "1 rank"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Coordinate(Mapping[str, int]):
         stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
         return self.rank // stride % self.grid.size(axis)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self.grid.axes)
 
     def __len__(self) -> int:

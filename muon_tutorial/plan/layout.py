@@ -1,7 +1,7 @@
 """How an axis holds a tensor, and what it costs to change that.
 
-Knows shapes, offsets and cuts. Refuses to know data, ranks and process groups: a position along an axis and the
-number of ranks on it are all it is ever handed.
+Knows shapes, offsets and cuts. Refuses to know data, ranks and process groups: a position along an axis and
+the number of ranks on it are all it is ever handed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Owned:
 class Shard:
     """Every rank of the axis holds a run of indices along ``dim``.
 
-    Without ``sizes`` the cut is that of ``torch.chunk`` and of DTensor: runs of ``ceil(n / parts)``, the last ones
-    shorter or empty. ``sizes`` states a cut made by hand, one length for each position.
+    Without ``sizes`` the cut is that of ``torch.chunk`` and of DTensor: runs of ``ceil(n / parts)``, the
+    last ones shorter or empty. ``sizes`` states a cut made by hand, one length for each position.
     """
 
     dim: int
@@ -70,11 +70,13 @@ class Box:
     @property
     def slices(self) -> tuple[slice, ...]:
         """The box as an index: ``tensor[box.slices]``."""
-        return tuple(slice(start, start + length) for start, length in zip(self.offset, self.shape))
+        return tuple(
+            slice(start, start + length) for start, length in zip(self.offset, self.shape, strict=True)
+        )
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
         """The same box seen from a tensor in which this one's frame starts at ``offset``."""
-        return Box(tuple(here + there for here, there in zip(self.offset, offset)), self.shape)
+        return Box(tuple(here + there for here, there in zip(self.offset, offset, strict=True)), self.shape)
 
     def seen_from(self, frame: Box) -> Box:
         """The same box with its offset counted from where ``frame`` starts: the opposite of ``shifted``."""
@@ -82,9 +84,12 @@ class Box:
 
     def overlap(self, other: Box) -> Box:
         """What two boxes share; of no elements where they share nothing."""
-        low = tuple(max(a, b) for a, b in zip(self.offset, other.offset))
-        ends = ((a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape))
-        return Box(low, tuple(max(0, min(end) - start) for start, end in zip(low, ends)))
+        low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
+        ends = (
+            (a + n, b + m)
+            for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        )
+        return Box(low, tuple(max(0, min(end) - start) for start, end in zip(low, ends, strict=True)))
 
 
 def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts: int) -> Box:
@@ -125,8 +130,8 @@ def run_boxes(shape: tuple[int, int], start: int, stop: int) -> tuple[Box, ...]:
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
-    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. The pairs that exist
-    are symmetric about ``src = dst``; ``inverse`` is the opposite arrow.
+    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. The pairs that
+    exist are symmetric about ``src = dst``; ``inverse`` is the opposite arrow.
     """
 
     axis: str
@@ -142,7 +147,8 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """From storage to compute: hops in order, and the dtype that travels. The inverse is from compute to storage.
+    """From storage to compute: hops in order, and the dtype that travels. The inverse is from compute to
+    storage.
 
     >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
     >>> out.inverse.hops[0].src, out.inverse.inverse == out

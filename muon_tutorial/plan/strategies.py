@@ -28,7 +28,8 @@ BUCKET_BYTES = 25_000_000
 class Plan:
     """Everything a step does, as data: which buckets, along which axis, held how.
 
-    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over dp.
+    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over
+    dp.
     """
 
     strategy: str
@@ -41,7 +42,8 @@ class Plan:
         return tuple(meta for bucket in self.buckets for meta in bucket.dist_meta(at))
 
 
-Builder = Callable[[Sequence[Matrix], Grid], Plan]
+Builder = Callable[..., Plan]
+"""``(matrices, grid, **options) -> Plan``, with ``matrices: Sequence[Matrix]`` and ``grid: Grid``."""
 
 
 def replicated(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BUCKET_BYTES) -> Plan:
@@ -50,7 +52,11 @@ def replicated(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BU
 
 
 def zero1(
-    matrices: Sequence[Matrix], grid: Grid, *, gather: Literal["all"] = "all", bucket_bytes: int = BUCKET_BYTES
+    matrices: Sequence[Matrix],
+    grid: Grid,
+    *,
+    gather: Literal["all"] = "all",
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Plan:
     """Momentum cut over dp in flat buckets; each rank orthogonalizes the matrices its slice touches.
 
@@ -112,7 +118,13 @@ def _bucket(
     sizes = [largest_piece(matrix, grid.size("tp")) for matrix in run]
     size = padded(sum(sizes), dp)
     entries = tuple(
-        Entry(matrix, sum(sizes[:i]), sizes[i], _workers(storage, sum(sizes[:i]), sizes[i], size, dp), _tp_route(matrix, grid))
+        Entry(
+            matrix,
+            sum(sizes[:i]),
+            sizes[i],
+            _workers(storage, sum(sizes[:i]), sizes[i], size, dp),
+            _tp_route(matrix, grid),
+        )
         for i, matrix in enumerate(run)
     )
     handed: Placement = Partial() if expects == "local" else Replicate()

@@ -37,7 +37,9 @@ def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout
     """
     grid = grid if isinstance(grid, Grid) else Grid.of(**grid)
     if grid.world_size != dist.get_world_size():
-        raise GridError(f"a grid of {grid} needs {grid.world_size} processes; there are {dist.get_world_size()}")
+        raise GridError(
+            f"a grid of {grid} needs {grid.world_size} processes; there are {dist.get_world_size()}"
+        )
     mesh = init_device_mesh(device_type, grid.sizes, mesh_dim_names=grid.axes)
     for group in mesh.get_all_groups():
         _set_pg_timeout(timedelta(seconds=timeout), group)
@@ -67,7 +69,7 @@ class LiveWorld:
         positions = self.mesh.get_coordinate()
         if positions is None:
             raise GridError(f"rank {dist.get_rank()} is not on the mesh {self.mesh}")
-        self.at = grid.at(grid.rank(dict(zip(grid.axes, positions))))
+        self.at = grid.at(grid.rank(dict(zip(grid.axes, positions, strict=True))))
 
     @property
     def grid(self) -> Grid:
@@ -75,7 +77,8 @@ class LiveWorld:
         return self.at.grid
 
     def run(self, walk: Walk) -> Any:
-        """Walk this rank's generator to its end; returns its value. Must be called by all ranks of the mesh."""
+        """Walk this rank's generator to its end; returns its value. Must be called by all ranks of the
+        mesh."""
         answer = None
         while True:
             try:
@@ -86,7 +89,11 @@ class LiveWorld:
 
     def _take_turn(self, turn: object) -> Any:
         if isinstance(turn, Start):
-            return self._issue(turn.request, async_op=True) if isinstance(turn.request, Collective) else turn.request
+            return (
+                self._issue(turn.request, async_op=True)
+                if isinstance(turn.request, Collective)
+                else turn.request
+            )
         if isinstance(turn, Wait):
             return _finish(turn.ticket) if isinstance(turn.ticket, _Ticket) else None
         return _finish(self._issue(turn, async_op=False)) if isinstance(turn, Collective) else None
@@ -104,7 +111,11 @@ class LiveWorld:
         if request.send is not None:
             return request.send.device
         kind = self.mesh.device_type
-        return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
+        return (
+            torch.device(kind)
+            if kind == "cpu"
+            else torch.device(kind, torch.get_device_module(kind).current_device())
+        )
 
 
 def _finish(ticket: _Ticket) -> Tensor | None:
@@ -113,38 +124,59 @@ def _finish(ticket: _Ticket) -> Tensor | None:
     return ticket.received
 
 
-def _all_gather(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _all_gather(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
     return _all_gather_single(received, request.send, group=group, async_op=async_op)
 
 
-def _reduce_scatter(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _reduce_scatter(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
     return _reduce_scatter_single(received, request.send, group=group, async_op=async_op)
 
 
-def _all_reduce(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _all_reduce(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
+    assert request.send is not None
     received.copy_(request.send)
     return dist.all_reduce(received, group=group, async_op=async_op)
 
 
-def _broadcast(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _broadcast(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
     if request.send is not None:
         received.copy_(request.send)
     return dist.broadcast(received, group=group, group_src=request.root, async_op=async_op)
 
 
-def _gather(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _gather(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
+    assert request.send is not None
     pieces = list(received.chunk(group.size())) if request.receive else None
     return dist.gather(request.send, pieces, group=group, group_dst=request.root, async_op=async_op)
 
 
-def _scatter(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _scatter(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
     pieces = None if request.send is None else list(request.send.chunk(group.size()))
     return dist.scatter(received, pieces, group=group, group_src=request.root, async_op=async_op)
 
 
-def _all_to_all(request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _all_to_all(
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
     return dist.all_to_all_single(
-        received, request.send, list(request.receives or ()), list(request.sends or ()), group=group, async_op=async_op
+        received,
+        request.send,
+        list(request.receives or ()),
+        list(request.sends or ()),
+        group=group,
+        async_op=async_op,
     )
 
 

@@ -1,7 +1,8 @@
 """All ranks in one process: exact data, one collective at a time.
 
-Ranks proceed on their own until they wait; a group proceeds when all its members have asked alike. Where members
-ask differently, or none can proceed, the error names each rank's request. Sums are taken in rank order.
+Ranks proceed on their own until they wait; a group proceeds when all its members have asked alike. Where
+members ask differently, or none can proceed, the error names each rank's request. Sums are taken in rank
+order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """One collective that a local world answered: the request of every rank of the group, and what each received."""
+    """One collective that a local world answered: the request of every rank of the group, and what each
+    received."""
 
     requests: Mapping[int, Collective]
     answers: Mapping[int, Tensor | None]
@@ -85,8 +87,8 @@ class LocalWorld:
     """A grid of ranks in this process.
 
     ``start`` takes one generator a rank; ``advance`` answers one collective; ``run`` does both to the end.
-    ``pick`` chooses which of the groups that are ready goes next (the first unless told), so that tests can try
-    any interleaving. ``observers`` see each rank's requests as they are issued.
+    ``pick`` chooses which of the groups that are ready goes next (the first unless told), so that tests can
+    try any interleaving. ``observers`` see each rank's requests as they are issued.
 
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
@@ -127,7 +129,9 @@ class LocalWorld:
     def start(self, walks: Sequence[Walk]) -> None:
         """Seat one generator at each rank, in rank order. Nothing runs yet."""
         if len(walks) != self.grid.world_size:
-            raise GridError(f"a grid of {self.grid} needs {self.grid.world_size} programs, one a rank; got {len(walks)}")
+            raise GridError(
+                f"a grid of {self.grid} needs {self.grid.world_size} programs, one a rank; got {len(walks)}"
+            )
         self._ranks = {rank: _Rank(walk) for rank, walk in enumerate(walks)}
         self._queues = defaultdict(lambda: defaultdict(list))
 
@@ -140,11 +144,14 @@ class LocalWorld:
             return self._answer(ready[self.pick(len(ready))])
         if all(rank.ended for rank in self._ranks.values()):
             return None
-        raise DeadlockError("no group can proceed:\n" + "\n".join(self._describe(number) for number in self._ranks))
+        raise DeadlockError(
+            "no group can proceed:\n" + "\n".join(self._describe(number) for number in self._ranks)
+        )
 
     @property
     def pending(self) -> dict[int, Collective]:
-        """What each waiting rank has asked for: its ``send`` is what the rank holds now, of what is to travel."""
+        """What each waiting rank has asked for: its ``send`` is what the rank holds now, of what is to
+        travel."""
         return {number: rank.waiting.request for number, rank in self._ranks.items() if rank.waiting}
 
     def _proceed(self, number: int, rank: _Rank) -> None:
@@ -180,13 +187,21 @@ class LocalWorld:
         tickets = [self._queues[group][rank].pop(0) for rank in group]
         requests = {ticket.rank: ticket.request for ticket in tickets}
         check_alike(requests)
-        for ticket, answer in zip(tickets, _ANSWERS[tickets[0].request.kind](list(requests.values()))):
+        for ticket, answer in zip(
+            tickets, _ANSWERS[tickets[0].request.kind](list(requests.values())), strict=True
+        ):
             ticket.answer, ticket.done = answer, True
         return Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
 
     def _describe(self, number: int) -> str:
         rank = self._ranks[number]
-        doing = "has ended" if rank.ended else f"waits for {rank.waiting.request}" if rank.waiting else "has not started"
+        doing = (
+            "has ended"
+            if rank.ended
+            else f"waits for {rank.waiting.request}"
+            if rank.waiting
+            else "has not started"
+        )
         return f"  {self.grid.at(number)} {doing}"
 
 
@@ -196,14 +211,20 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
     Raises:
         MismatchError: names each rank's request.
     """
-    if len({_signature(request) for request in requests.values()}) > 1 or not _sizes_agree(list(requests.values())):
+    if len({_signature(request) for request in requests.values()}) > 1 or not _sizes_agree(
+        list(requests.values())
+    ):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
         raise MismatchError(f"members of one group asked differently:\n{lines}")
 
 
 def _signature(request: Collective) -> tuple:
     size = None if request.kind in ("all_to_all", "gather", "scatter", "broadcast") else request.receive
-    sent = None if request.kind in ("all_to_all", "scatter", "broadcast") or request.send is None else request.send.numel()
+    sent = (
+        None
+        if request.kind in ("all_to_all", "scatter", "broadcast") or request.send is None
+        else request.send.numel()
+    )
     return request.kind, request.axis, request.dtype, request.root, request.label, size, sent
 
 
@@ -249,7 +270,10 @@ def _broadcast(requests: list[Collective]) -> list[Tensor | None]:
 
 
 def _gather(requests: list[Collective]) -> list[Tensor | None]:
-    return [torch.cat(_sends(requests)) if position == requests[0].root else None for position in range(len(requests))]
+    return [
+        torch.cat(_sends(requests)) if position == requests[0].root else None
+        for position in range(len(requests))
+    ]
 
 
 def _scatter(requests: list[Collective]) -> list[Tensor | None]:
@@ -259,7 +283,7 @@ def _scatter(requests: list[Collective]) -> list[Tensor | None]:
 
 
 def _all_to_all(requests: list[Collective]) -> list[Tensor | None]:
-    pieces = [send.split(request.sends) for send, request in zip(_sends(requests), requests)]
+    pieces = [send.split(request.sends) for send, request in zip(_sends(requests), requests, strict=True)]
     return [torch.cat([row[position] for row in pieces]) for position in range(len(requests))]
 
 

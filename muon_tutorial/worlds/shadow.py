@@ -19,7 +19,9 @@ def requests_of(walk: Walk) -> list[Collective]:
         request = turn.request if isinstance(turn, Start) else turn
         if isinstance(request, Collective):
             issued.append(request)
-        answer = request if isinstance(turn, Start) else _zeros(turn.ticket if isinstance(turn, Wait) else turn)
+        answer = (
+            request if isinstance(turn, Start) else _zeros(turn.ticket if isinstance(turn, Wait) else turn)
+        )
 
 
 def _zeros(request: object) -> torch.Tensor | None:

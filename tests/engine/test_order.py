@@ -12,7 +12,7 @@ from muon_tutorial.engine.collective import Collective, Walk
 from muon_tutorial.errors import MismatchError, RequestError
 from muon_tutorial.plan.bucket import Matrix
 from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Replicate, Shard
+from muon_tutorial.plan.layout import Placement, Replicate, Shard
 from muon_tutorial.plan.strategies import STRATEGIES, Plan
 from muon_tutorial.stepping import Slot, Stepper
 from muon_tutorial.worlds.local import LocalWorld
@@ -34,12 +34,13 @@ GROUP = {
 def plans(draw: st.DrawFn) -> Plan:
     grid = Grid.of(dp=draw(st.integers(1, 4)), tp=draw(st.integers(1, 3)))
     sides = st.integers(1, 9)
-    cuts = st.sampled_from((Shard(0), Shard(1), Replicate()))
+    cuts: st.SearchStrategy[Placement] = st.sampled_from((Shard(0), Shard(1), Replicate()))
     matrices = [
-        Matrix(index, f"m{index}", (draw(sides), draw(sides)), draw(cuts)) for index in range(draw(st.integers(1, 6)))
+        Matrix(index, f"m{index}", (draw(sides), draw(sides)), draw(cuts))
+        for index in range(draw(st.integers(1, 6)))
     ]
     builder = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))]
-    return builder(matrices, grid, bucket_bytes=draw(st.sampled_from((4, 64, 400))))  # type: ignore[call-arg]
+    return builder(matrices, grid, bucket_bytes=draw(st.sampled_from((4, 64, 400))))
 
 
 def steppers(plan: Plan, window: int) -> list[Stepper]:
@@ -50,7 +51,9 @@ def steppers(plan: Plan, window: int) -> list[Stepper]:
 
 
 def _slots(plan: Plan, rank: int) -> list[Slot]:
-    entries = sorted((e for bucket in plan.buckets for e in bucket.entries), key=lambda entry: entry.matrix.index)
+    entries = sorted(
+        (e for bucket in plan.buckets for e in bucket.entries), key=lambda entry: entry.matrix.index
+    )
     params = [torch.nn.Parameter(torch.ones(entry.box(plan.grid.at(rank)).shape)) for entry in entries]
     for param in params:
         param.grad = torch.ones_like(param)
@@ -77,20 +80,23 @@ def test_members_of_a_group_issue_the_same_sequence_under_every_window(plan: Pla
 
 @given(plans(), st.integers(1, 4), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(plan: Plan, window: int, seed: int) -> None:
+def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(
+    plan: Plan, window: int, seed: int
+) -> None:
     reference, shuffled = steppers(plan, 1), steppers(plan, window)
     LocalWorld(plan.grid).run([stepper.step() for stepper in reference])
     LocalWorld.shuffled(plan.grid, seed).run([stepper.step() for stepper in shuffled])
-    for one, other in zip(reference, shuffled):
-        assert all(torch.equal(a.param, b.param) for a, b in zip(one.slots, other.slots))
+    for one, other in zip(reference, shuffled, strict=True):
+        assert all(torch.equal(a.param, b.param) for a, b in zip(one.slots, other.slots, strict=True))
 
 
 @pytest.fixture
 def torn_plan() -> Plan:
-    """Two buckets on a 2×2 grid: one dp position works on one matrix and the other on four, then the reverse."""
+    """Two buckets on a 2×2 grid: one dp position works on one matrix and the other on four, then the
+    reverse."""
     rows = (16, 2, 2, 2, 2, 2, 2, 16)
     matrices = [Matrix(index, f"m{index}", (rows[index], 4), Shard(0)) for index in range(8)]
-    return STRATEGIES["zero1"](matrices, Grid.of(dp=2, tp=2), bucket_bytes=(32 + 3 * 4) * 4)  # type: ignore[call-arg]
+    return STRATEGIES["zero1"](matrices, Grid.of(dp=2, tp=2), bucket_bytes=(32 + 3 * 4) * 4)
 
 
 def test_the_check_catches_ranks_that_leave_out_their_empty_turns(
@@ -110,5 +116,5 @@ def test_the_check_catches_ranks_that_leave_out_their_empty_turns(
 def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(torn_plan: Plan) -> None:
     made = steppers(torn_plan, 1)
     made[3].plan = Plan("zero1", torn_plan.grid, tuple(reversed(torn_plan.buckets)), "local")
-    with pytest.raises(MismatchError, match="rank 1 asks.*bucket 0.*\n.*rank 3 asks.*bucket 1"):
+    with pytest.raises(MismatchError, match=r"rank 1 asks.*bucket 0.*\n.*rank 3 asks.*bucket 1"):
         LocalWorld(torn_plan.grid).run([stepper.step() for stepper in made])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def placements(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Placement
     if kind == "hand":
         marks = sorted(draw(st.lists(st.integers(0, shape[dim]), min_size=parts - 1, max_size=parts - 1)))
         edges = [0, *marks, shape[dim]]
-        return Shard(dim, tuple(high - low for low, high in zip(edges, edges[1:])))
+        return Shard(dim, tuple(high - low for low, high in itertools.pairwise(edges)))
     return Replicate() if kind == "replicate" else Owned(draw(st.integers(0, parts - 1)))
 
 
@@ -46,7 +48,9 @@ def hops(draw: st.DrawFn) -> tuple[Hop, int]:
 
 @given(hops())
 @settings(max_examples=200, deadline=None)
-def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_it(case: tuple[Hop, int]) -> None:
+def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_it(
+    case: tuple[Hop, int],
+) -> None:
     hop, parts = case
     x = torch.arange(hop.shape[0] * hop.shape[1], dtype=torch.float32).view(hop.shape)
     grid, route = Grid.of(tp=parts), Route((hop,), torch.float32)
@@ -58,7 +62,7 @@ def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_
     for rank in grid.ranks:
         for expected, got in ((hold(x, hop.dst, rank, parts), there[rank]), (held[rank], back[rank])):
             assert (got is None) == (expected is None)
-            assert got is None or (got.shape == expected.shape and torch.equal(got, expected))
+            assert got is None or expected is None or torch.equal(got, expected)
 
 
 @given(st.integers(1, 4), st.booleans())
@@ -67,7 +71,9 @@ def test_partial_sums_arrive_whole_or_cut(parts: int, cut: bool) -> None:
     dst = Shard(0) if cut else Replicate()
     route = Route((Hop("dp", Partial(), dst, (5, 3)),), torch.float32)
     grid = Grid.of(dp=parts)
-    got = LocalWorld(grid).run([gather(torch.full((5, 3), rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks])
+    got = LocalWorld(grid).run(
+        [gather(torch.full((5, 3), rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
+    )
     total = torch.full((5, 3), sum(range(1, parts + 1)) * 1.0)
     for rank in grid.ranks:
         assert torch.equal(got[rank], total[shard_box((5, 3), dst, rank, parts).slices])

@@ -1,0 +1,61 @@
+"""Distributed Muon, by hand: one plan that runs on real processes, in one process, and on none.
+
+The public surface, by floor:
+
+- the math: ``zeropower_via_newtonschulz``, ``KELLER_JORDAN``
+- the plan: ``Grid``, ``Coordinate``, ``Shard``, ``Replicate``, ``Partial``, ``Owned``, ``Box``, ``Hop``,
+  ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``replicated``
+- the worlds: ``launch``, ``build_mesh``, ``LiveWorld``, ``LocalWorld``, ``Ledger``
+- the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``
+- errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
+"""
+
+from __future__ import annotations
+
+from .errors import LaunchError, TutorialError, UsageError
+from .evidence.ledger import Ledger
+from .hybrid import MuonWithAdamW
+from .muon import Muon
+from .newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
+from .plan.bucket import Bucket, DistMeta, Matrix
+from .plan.grid import Coordinate, Grid
+from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
+from .plan.strategies import STRATEGIES, Plan, replicated, zero1
+from .split import split_parameters
+from .worlds.launch import launch
+from .worlds.live import LiveWorld, build_mesh
+from .worlds.local import LocalWorld
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KELLER_JORDAN",
+    "STRATEGIES",
+    "Box",
+    "Bucket",
+    "Coordinate",
+    "DistMeta",
+    "Grid",
+    "Hop",
+    "LaunchError",
+    "Ledger",
+    "LiveWorld",
+    "LocalWorld",
+    "Matrix",
+    "Muon",
+    "MuonWithAdamW",
+    "Owned",
+    "Partial",
+    "Plan",
+    "Replicate",
+    "Route",
+    "Shard",
+    "TutorialError",
+    "UsageError",
+    "build_mesh",
+    "launch",
+    "replicated",
+    "split_parameters",
+    "zero1",
+    "zeropower_via_newtonschulz",
+]
