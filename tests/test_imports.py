@@ -43,6 +43,7 @@ FLOORS = {
     "learn": 6,
     "": 6,  # the package's own __init__: the public surface, which only learn and the top floor may read
     "__main__": 7,
+    "cli": 7,
     "scripts": 7,
 }
 
