@@ -8,6 +8,7 @@
     │   ├── TextError           a training text that cannot be read
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
+    ├── TrainingError           a training run whose loss is not finite any more
     ├── RequestError            ranks asked for things that cannot be answered
     │   ├── MismatchError       members of one group asked differently
     │   └── DeadlockError       no group can proceed
@@ -54,6 +55,10 @@ class GradientError(TutorialError, RuntimeError):
     """A step met gradients that it cannot use."""
 
 
+class TrainingError(TutorialError, RuntimeError):
+    """A training run cannot go on: its loss is not finite any more."""
+
+
 class RequestError(TutorialError, RuntimeError):
     """Ranks asked for collectives that cannot be answered."""
 
@@ -71,7 +76,16 @@ class LaunchError(TutorialError, RuntimeError):
 
 
 class RankFailedError(LaunchError):
-    """A rank raised, exited or was killed. The earliest failure is named first."""
+    """A rank raised, exited or was killed. The earliest failure is named first.
+
+    ``rank`` is the rank that failed first, and ``original`` the exception it raised, where there was one that can
+    travel between processes.
+    """
+
+    def __init__(self, report: str, rank: int | None = None, original: BaseException | None = None) -> None:
+        super().__init__(report)
+        self.rank = rank
+        self.original = original
 
 
 class LaunchTimeoutError(LaunchError):

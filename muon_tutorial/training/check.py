@@ -1,0 +1,210 @@
+"""The built-in check: one step of the job against the single-process optimizers of torch.
+
+Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
+rank. ``torch.optim.Muon`` and ``torch.optim.AdamW`` then take the same step alone, and every rank compares
+its parameters with theirs, bit by bit: nothing in a strategy may change what a matrix meets.
+
+The reduction itself adds the ranks' gradients in an order of its own, so it is held to a bound. A mean of D
+numbers takes D−1 additions and one division, in any order; each rounds its result by at most a part u (2⁻²⁴
+in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D with γ = D·u / (1 − D·u),
+and D times the smallest number there is, for results too small to be rounded relatively.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from muon_tutorial.engine.collective import Label
+from muon_tutorial.engine.walk import gather, unpack
+from muon_tutorial.hybrid import MuonWithAdamW
+from muon_tutorial.muon import Muon
+from muon_tutorial.plan.bucket import Bucket, Entry
+from muon_tutorial.plan.layout import Route
+from muon_tutorial.worlds.live import LiveWorld
+
+from .exchange import sum_over, tell_all
+from .records import Verdict
+
+LABEL = Label("built-in check")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """The ranks' gradients of one parameter summed over dp in float64, and their absolute values likewise."""
+
+    total: Tensor
+    magnitude: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The single-process optimizers, set up with everything the step is about to use.
+
+    ``muon`` and ``adamw`` hold copies of full size, in the order of the job's own optimizer.
+    """
+
+    muon: torch.optim.Optimizer
+    adamw: torch.optim.Optimizer
+    gradient_error: float
+
+    @classmethod
+    def sums(cls, world: LiveWorld, optimizer: MuonWithAdamW) -> list[Sums]:
+        """The exact gradient sums, to be taken before gradients are readied. Must be called by all ranks."""
+        gradients = [_gradient(param).double() for param in _params(optimizer)]
+        return [
+            Sums(sum_over(world, "dp", grad, LABEL.phase), sum_over(world, "dp", grad.abs(), LABEL.phase))
+            for grad in gradients
+        ]
+
+    @classmethod
+    def take(cls, world: LiveWorld, optimizer: MuonWithAdamW, sums: list[Sums]) -> Snapshot:
+        """Copy what the coming step uses, after gradients are readied. Must be called by all ranks."""
+        reduced = _reduced_gradients(world, optimizer.muon)
+        others = [_gradient(param) for param in _params(optimizer.adamw)]
+        errors = [
+            gradient_error(grad, exact, world.grid.size("dp"))
+            for grad, exact in zip([*reduced, *others], sums, strict=True)
+        ]
+        return cls(_lone_muon(world, optimizer.muon, reduced), _lone_adamw(optimizer.adamw), max(errors))
+
+
+def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> Verdict:
+    """Step the single-process optimizers and compare. To be called by all ranks, after the job's own step."""
+    snapshot.muon.step()
+    snapshot.adamw.step()
+    ours = [*_full_parameters(world, optimizer.muon), *(param.detach() for param in _params(optimizer.adamw))]
+    theirs = [param.detach() for param in (*_params(snapshot.muon), *_params(snapshot.adamw))]
+    pairs = list(zip(ours, theirs, strict=True))
+    mine = [
+        sum(_differing_bits(a, b) for a, b in pairs),
+        max(float((a - b).abs().max()) for a, b in pairs),
+        snapshot.gradient_error,
+    ]
+    words = tell_all(world, mine, ours[0].device)
+    differing, largest, error = zip(*words, strict=True)
+    return Verdict(step, sum(a.numel() for a in ours), sum(differing), max(largest), max(error))
+
+
+def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
+    """The largest error of a reduced gradient, in units of its bound (see the module's docstring)."""
+    kind = torch.finfo(reduced.dtype)
+    u = kind.eps / 2
+    gamma = summands * u / (1 - summands * u)
+    smallest = summands * kind.smallest_normal * kind.eps
+    bound = gamma * exact.magnitude / summands + smallest
+    error = (reduced.double() - exact.total / summands).abs()
+    return float((error / bound).max())
+
+
+def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.optim.Muon:
+    parameters = [nn.Parameter(full.clone()) for full in _full_parameters(world, muon)]
+    gradients = _over_tp(world, muon, reduced)
+    momenta = _over_tp(world, muon, _momenta(world, muon))
+    remaining = iter(parameters)
+    known = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))]).defaults
+    groups = [
+        {**{key: group[key] for key in known}, "params": [next(remaining) for _ in group["params"]]}
+        for group in muon.param_groups
+    ]
+    lone = torch.optim.Muon(groups)
+    for parameter, gradient, momentum in zip(parameters, gradients, momenta, strict=True):
+        parameter.grad = gradient.clone()
+        lone.state[parameter]["momentum_buffer"] = momentum.clone()
+    return lone
+
+
+def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
+    copies = {id(param): _copy_with_gradient(param) for param in _params(adamw)}
+    groups = [
+        {**group, "params": [copies[id(param)] for param in group["params"]]} for group in adamw.param_groups
+    ]
+    lone = torch.optim.AdamW(groups)
+    lone.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    return lone
+
+
+def _copy_with_gradient(param: Tensor) -> nn.Parameter:
+    twin = nn.Parameter(param.detach().clone())
+    twin.grad = None if param.grad is None else param.grad.clone()
+    return twin
+
+
+def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
+    """The gradient each matrix meets in the coming step: this rank's tp piece, whole over dp."""
+    readied = muon._planned().readied
+    return _over_dp(world, muon, {bucket.index: readied[bucket.index] for bucket in _buckets(muon)})
+
+
+def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
+    """Each matrix's momentum: this rank's tp piece, whole over dp."""
+    return _over_dp(
+        world, muon, {bucket.index: _kept_momentum(world, muon, bucket) for bucket in _buckets(muon)}
+    )
+
+
+def _kept_momentum(world: LiveWorld, muon: Muon, bucket: Bucket) -> Tensor:
+    params = _params(muon)
+    start, stop = bucket.kept(world.at)
+    flat = torch.zeros(stop - start, device=_local(params[0]).device)
+    for held in bucket.holdings(world.at):
+        flat[slice(*held.kept)] = muon.state[params[held.entry.matrix.index]]["momentum_buffer"]
+    return flat
+
+
+def _full_parameters(world: LiveWorld, muon: Muon) -> list[Tensor]:
+    return _over_tp(world, muon, [_local(param.detach()) for param in _params(muon)])
+
+
+def _over_dp(world: LiveWorld, muon: Muon, kept: dict[int, Tensor]) -> list[Tensor]:
+    """From what each rank keeps of the buckets to its tp pieces of the matrices, in the optimizer's order."""
+    pieces: dict[int, Tensor] = {}
+    for bucket in _buckets(muon):
+        flat = kept[bucket.index]
+        whole = world.run(gather(flat, Route(bucket.parameter.hops, flat.dtype), world.at, LABEL))
+        pieces |= {entry.matrix.index: unpack(whole, entry, world.at) for entry in bucket.entries}
+    return [pieces[index] for index in sorted(pieces)]
+
+
+def _over_tp(world: LiveWorld, muon: Muon, pieces: list[Tensor]) -> list[Tensor]:
+    """From tp pieces to full matrices, in the optimizer's order."""
+    full: dict[int, Tensor] = {}
+    for entry in _entries(muon):
+        piece = pieces[entry.matrix.index]
+        full[entry.matrix.index] = world.run(
+            gather(piece, Route(entry.route.hops, piece.dtype), world.at, LABEL)
+        )
+    return [full[index] for index in sorted(full)]
+
+
+def _buckets(muon: Muon) -> tuple[Bucket, ...]:
+    assert muon.plan is not None
+    return muon.plan.buckets
+
+
+def _entries(muon: Muon) -> Iterator[Entry]:
+    for bucket in _buckets(muon):
+        yield from bucket.entries
+
+
+def _params(optimizer: Any) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _differing_bits(a: Tensor, b: Tensor) -> int:
+    return int((a.contiguous().view(torch.int32) != b.contiguous().view(torch.int32)).sum())
+
+
+def _gradient(param: Tensor) -> Tensor:
+    assert param.grad is not None
+    return _local(param.grad)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,90 @@
+"""A run folder: the settings, one line a step, the result and the picture of one run.
+
+Only the launching process (under torchrun: rank 0) writes to it. It appears whole, with its settings inside,
+or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muon_tutorial.errors import RunFolderError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that belongs to one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
+        """Make the folder, with ``settings.json`` inside, in one atomic step. It may exist if it is empty.
+
+        Raises:
+            RunFolderError: the place cannot be written, or already holds a run.
+        """
+        if path.is_dir() and any(_entries(path)):
+            raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
+        with _unwritable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            with _unwritable(path):
+                draft.chmod(0o755)
+                _write_json(draft / "settings.json", settings)
+                os.rename(draft, path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return cls(path)
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add one record to a file of JSON lines."""
+        with _unwritable(self.path), open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def write(self, name: str, data: Mapping[str, Any]) -> None:
+        """Write a JSON file: whole, or not at all."""
+        with _unwritable(self.path):
+            draft = self.path / f".{name}"
+            _write_json(draft, data)
+            os.replace(draft, self.path / name)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file."""
+        with _unwritable(self.path):
+            (self.path / name).write_text(text, encoding="utf-8")
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, … that does not exist."""
+    candidates = (
+        path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1)
+    )
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _entries(path: Path) -> list[str]:
+    with _unwritable(path):
+        return os.listdir(path)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _unwritable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from None

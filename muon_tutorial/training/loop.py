@@ -1,0 +1,235 @@
+"""The training job as every rank runs it: forward, backward, the optimizer's step, and what it cost.
+
+Knows one rank. The global batch of a step is the same on every grid; a rank takes the share of its dp
+coordinate. Gradients stay local until the optimizer averages them. Knows no files and prints nothing itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from muon_tutorial.errors import TextError, TrainingError
+from muon_tutorial.evidence.ledger import Ledger
+from muon_tutorial.hybrid import MuonWithAdamW
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from .check import Snapshot, compare
+from .exchange import average_gradients, sum_over, tell_all
+from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
+from .optimizers import build_optimizer
+from .records import PhaseTraffic, RunResult, StepRecord, TextFacts, Verdict
+from .settings import TrainSettings, lr_share
+from .text import Batch, Text, batch_at, held_out_batches, load_text, share
+
+HELD_OUT_BATCHES = 4
+ADAMW_BYTES_PER_ELEMENT = 8  # two moments in fp32
+
+Tell = Callable[[StepRecord], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trainer:
+    """Everything one rank trains with.
+
+    ``world`` serves the loop and the check; ``counted`` is the same mesh seen by the ``ledger``, which holds
+    what the optimizer asked for in the last step.
+    """
+
+    settings: TrainSettings
+    device: torch.device
+    world: LiveWorld
+    counted: LiveWorld
+    text: Text
+    model: GPT
+    parameters: int
+    optimizer: MuonWithAdamW
+    scheduler: LambdaLR
+    ledger: Ledger
+
+
+def train_rank(rank: int, settings: TrainSettings, tell: Tell) -> RunResult:
+    """Run the whole job on this rank; must be called by all ranks of an initialised default group.
+
+    ``tell`` is called on rank 0 after every step.
+
+    Raises:
+        TextError: the ranks read different texts.
+        TrainingError: the loss is not finite any more.
+    """
+    trainer = build_trainer(settings)
+    before = held_out_loss(trainer)
+    steps = list(_train(trainer, tell if rank == 0 else _say_nothing))
+    after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
+    return _result(trainer, before, after, steps)
+
+
+def build_trainer(settings: TrainSettings) -> Trainer:
+    """Text, model and optimizer of this rank. Must be called by all ranks."""
+    device = _device(settings)
+    mesh = build_mesh({"dp": settings.dp, "tp": settings.tp}, device.type, settings.timeout)
+    ledger = Ledger()
+    world, counted = LiveWorld(mesh), LiveWorld(mesh, [ledger])
+    text = load_text(settings.text, settings.context)
+    _agree_on_text(world, text, device)
+    model = build_gpt(
+        GPTShape(settings.layers, settings.width, settings.heads, settings.context), settings.seed
+    )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model.to(device)
+    parallelize(model, mesh["tp"])
+    optimizer = build_optimizer(model, settings, counted)
+    scheduler = LambdaLR(optimizer, lambda step: lr_share(step, settings.steps))
+    return Trainer(settings, device, world, counted, text, model, parameters, optimizer, scheduler, ledger)
+
+
+@torch.no_grad()
+def held_out_loss(trainer: Trainer) -> float:
+    """Mean loss over the fixed held-out batches, in nats per byte; the same on every rank."""
+    s = trainer.settings
+    batches = held_out_batches(trainer.text, s.batch, s.context, HELD_OUT_BATCHES)
+    losses = [_local_loss(trainer, batch) for batch in batches]
+    return _mean_over_dp(trainer, torch.stack(losses).mean())
+
+
+def _train(trainer: Trainer, tell: Tell) -> Iterator[tuple[StepRecord, Verdict | None]]:
+    for step in range(trainer.settings.steps):
+        is_last = step == trainer.settings.steps - 1
+        record, verdict = train_step(trainer, step, checked=is_last and trainer.settings.check)
+        tell(record)
+        yield record, verdict
+
+
+def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, Verdict | None]:
+    """One step, timed; with ``checked``, also compared with the single-process optimizers."""
+    lr = float(trainer.scheduler.get_last_lr()[0])
+    trainer.ledger.clear()
+    trainer.optimizer.zero_grad()
+    loss, learning = _timed(trainer, lambda: _learn(trainer, step))
+    global_loss = _finite(_mean_over_dp(trainer, loss), f"the loss at step {step + 1}", trainer)
+    optimizing, verdict = _optimize(trainer, step, checked)
+    trainer.scheduler.step()
+    return StepRecord(step, global_loss, lr, learning + optimizing, optimizing), verdict
+
+
+def _learn(trainer: Trainer, step: int) -> Tensor:
+    """Forward and backward of this rank's share; gradients stay local."""
+    s = trainer.settings
+    loss = _local_loss(trainer, batch_at(trainer.text, step, s.batch, s.context, s.seed))
+    loss.backward()
+    return loss.detach()
+
+
+def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, Verdict | None]:
+    """Ready the gradients and step; returns the seconds that took, without the check's."""
+    world, optimizer = trainer.world, trainer.optimizer
+    sums = Snapshot.sums(world, optimizer) if checked else None
+    _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
+    snapshot = Snapshot.take(world, optimizer, sums) if sums is not None else None
+    _, stepping = _timed(trainer, optimizer.step)
+    verdict = compare(world, optimizer, snapshot, step) if snapshot is not None else None
+    return readying + stepping, verdict
+
+
+def _ready_gradients(trainer: Trainer) -> None:
+    """Hand the optimizer what its strategy expects, and let it average what it averages."""
+    plan = trainer.optimizer.muon.plan
+    if plan is not None and plan.expects == "averaged":
+        average_gradients(trainer.counted, list(trainer.model.parameters()))
+    trainer.optimizer.ready_gradients()
+
+
+def _finite(loss: float, what: str, trainer: Trainer) -> float:
+    if not math.isfinite(loss):
+        raise TrainingError(f"{what} is {loss}; try a smaller --lr than {trainer.settings.lr:g}")
+    return loss
+
+
+def _local_loss(trainer: Trainer, batch: Batch) -> Tensor:
+    mine = share(batch, trainer.world.at["dp"], trainer.settings.dp)
+    return next_byte_loss(trainer.model, mine.inputs.to(trainer.device), mine.targets.to(trainer.device))
+
+
+def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
+    return sum_over(trainer.world, "dp", loss.double(), "loss").item() / trainer.settings.dp
+
+
+def _timed(trainer: Trainer, do: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    value = do()
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
+    return value, time.perf_counter() - start
+
+
+def _device(settings: TrainSettings) -> torch.device:
+    if settings.backend == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _agree_on_text(world: LiveWorld, text: Text, device: torch.device) -> None:
+    hashes = [digest[:12] for digest in tell_all(world, text.sha256, device)]
+    if len(set(hashes)) > 1:
+        raise TextError(
+            f"the ranks read different texts from {text.source} (SHA-256 {', '.join(hashes)}); "
+            "use the same Python on every machine, or pass the same --text"
+        )
+
+
+def _result(
+    trainer: Trainer, before: float, after: float, steps: list[tuple[StepRecord, Verdict | None]]
+) -> RunResult:
+    text = trainer.text
+    return RunResult(
+        settings=trainer.settings,
+        text=TextFacts(text.source, text.size, text.sha256),
+        parameters=trainer.parameters,
+        loss_before=before,
+        loss_after=after,
+        records=tuple(record for record, _ in steps),
+        traffic=_traffic(trainer),
+        state_bytes=tuple(tell_all(trainer.world, _state_bytes(trainer.optimizer), trainer.device)),
+        adamw_state_bytes=ADAMW_BYTES_PER_ELEMENT * trainer.parameters,
+        check=steps[-1][1],
+    )
+
+
+def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
+    """The last step's ledgers of all ranks: for each phase, the rank that sent most."""
+    mine = [
+        [row.phase, row.collectives, row.payload, row.ring]
+        for row in trainer.ledger.rows(trainer.world.at.rank)
+    ]
+    most: dict[str, PhaseTraffic] = {}
+    for rows in tell_all(trainer.world, mine, trainer.device):
+        for row in rows:
+            traffic = PhaseTraffic(*row)
+            if traffic.phase not in most or traffic.sent_bytes > most[traffic.phase].sent_bytes:
+                most[traffic.phase] = traffic
+    return tuple(most.values())
+
+
+def _state_bytes(optimizer: MuonWithAdamW) -> int:
+    tensors = [
+        value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)
+    ]
+    return sum(_local_bytes(tensor) for tensor in tensors)
+
+
+def _local_bytes(tensor: Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
+
+
+def _say_nothing(record: StepRecord) -> None:
+    """What ranks other than 0 have to say after a step."""

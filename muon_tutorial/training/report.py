@@ -1,0 +1,123 @@
+"""The end of a training run: a short table for people, and a picture of the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+
+from .job import Beside
+from .records import RunResult, StepRecord, Verdict
+
+OURS, ONE_PROCESS = "#1f6f8b", "#e07a1f"
+
+
+def summary_table(result: RunResult, beside: Beside | None) -> Table:
+    """Loss, time, memory and the verdict of the check, one line each."""
+    s = result.settings
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("grid", f"dp={s.dp} × tp={s.tp}, {s.world_size} processes, strategy {s.strategy}")
+    table.add_row(
+        "text", f"{result.text.source}, {result.text.size:,} bytes, SHA-256 {result.text.sha256[:16]}…"
+    )
+    table.add_row("model", f"{result.parameters:,} parameters; {s.tokens_per_step:,} bytes of text a step")
+    table.add_row(
+        "held-out loss", f"{result.loss_before:.3f} before, {result.loss_after:.3f} after (nats per byte)"
+    )
+    if beside is not None:
+        table.add_row(
+            "  on one process",
+            f"{beside.result.loss_before:.3f} before, {beside.result.loss_after:.3f} after; "
+            f"largest gap between the curves {beside.largest_gap:.3f}",
+        )
+    table.add_row(
+        "step time",
+        f"{1000 * result.step_seconds:.0f} ms (median), {result.optimizer_share:.0%} in the optimizer",
+    )
+    table.add_row("optimizer state", _state(result))
+    table.add_row("check", describe_verdict(result.check, s.dp))
+    return table
+
+
+def traffic_table(result: RunResult) -> Table:
+    """What the optimizer's step sends, phase by phase."""
+    table = Table(
+        box=box.SIMPLE,
+        pad_edge=False,
+        title="One optimizer step, on the rank that sends most",
+        title_justify="left",
+    )
+    table.add_column("phase", no_wrap=True)
+    for heading in ("requests", "payload", "sent (ring model)"):
+        table.add_column(heading, justify="right")
+    for row in result.traffic:
+        table.add_row(row.phase, str(row.requests), size(row.payload_bytes), size(row.sent_bytes))
+    total = [
+        sum(getattr(row, name) for row in result.traffic)
+        for name in ("requests", "payload_bytes", "sent_bytes")
+    ]
+    table.add_row("all", str(total[0]), size(total[1]), size(total[2]))
+    return table
+
+
+def describe_verdict(verdict: Verdict | None, dp: int) -> str:
+    """The check's outcome in one sentence."""
+    if verdict is None:
+        return "not asked for"
+    if not verdict.passed:
+        return (
+            f"FAILED at step {verdict.step + 1}: {verdict.differing:,} parameter elements differ from the "
+            f"single-process optimizers', by up to {verdict.largest_difference:.2g}; "
+            f"the reduced gradient's error is {verdict.gradient_error:.2g} of its bound"
+        )
+    reduction = (
+        ""
+        if dp == 1
+        else f"; the reduced gradient is within {verdict.gradient_error:.2f} of its rounding bound"
+    )
+    return (
+        f"passed at step {verdict.step + 1}: all {verdict.elements:,} parameters bitwise equal to "
+        f"torch.optim.Muon's and AdamW's from the same gradients{reduction}"
+    )
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of ten."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def draw_loss(result: RunResult, beside: Beside | None, path: Path) -> None:
+    """Draw loss against step; with ``beside``, both curves."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    s = result.settings
+    if beside is not None:
+        axes.plot(
+            *_curve(beside.result.records), color=ONE_PROCESS, linewidth=4, alpha=0.5, label="one process"
+        )
+    axes.plot(
+        *_curve(result.records), color=OURS, linewidth=1.5, label=f"{s.strategy}, dp={s.dp} × tp={s.tp}"
+    )
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss of the global batch (nats per byte)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _curve(records: tuple[StepRecord, ...]) -> tuple[list[int], list[float]]:
+    return [record.step + 1 for record in records], [record.loss for record in records]
+
+
+def _state(result: RunResult) -> str:
+    low, high = min(result.state_bytes), max(result.state_bytes)
+    each = size(high) if low == high else f"{size(low)} to {size(high)}"
+    whole = result.adamw_state_bytes
+    return f"{each} a rank: {high / whole:.0%} of the {size(whole)} that replicated AdamW keeps"

@@ -1,0 +1,113 @@
+"""What a training run is asked to do, and the checks that need no process and no file.
+
+Knows the options and how they must fit each other. Knows no ranks, no groups and no files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from muon_tutorial.errors import GridError, StrategyError, UsageError
+
+Backend = Literal["gloo", "nccl"]
+Progress = Literal["bar", "lines", "none"]
+
+WARMUP_SHARE = 0.1
+FINAL_LR_SHARE = 0.1
+LARGEST_SEED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """One training run. ``batch`` is the global batch, in sequences of ``context`` bytes, on every grid."""
+
+    dp: int = 2
+    tp: int = 2
+    strategy: str = "zero1"
+    steps: int = 100
+    lr: float = 0.01
+    batch: int = 32
+    context: int = 128
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    seed: int = 0
+    text: str | None = None
+    backend: Backend = "gloo"
+    timeout: float = 30.0
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_numbers(self)
+        _check_grid(self)
+
+    @property
+    def world_size(self) -> int:
+        """Processes the grid needs."""
+        return self.dp * self.tp
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Bytes of text that one step learns from, on all ranks together."""
+        return self.batch * self.context
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as plain data, for ``settings.json``."""
+        return asdict(self)
+
+
+def check_strategy(name: str, known: Iterable[str]) -> None:
+    """Refuse a strategy that is not in the table ``known``.
+
+    Raises:
+        StrategyError: names the strategies there are.
+    """
+    names = sorted(known)
+    if name not in names:
+        raise StrategyError(f"unknown strategy {name!r}; choose one of: {', '.join(names)}")
+
+
+def lr_share(step: int, steps: int) -> float:
+    """The part of the peak learning rate at ``step`` (from 0): a short warmup, then a line to a tenth."""
+    warmup = max(1, round(WARMUP_SHARE * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 1.0 - (1.0 - FINAL_LR_SHARE) * done
+
+
+def _check_counts(s: TrainSettings) -> None:
+    for option in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads"):
+        value = getattr(s, option)
+        if value < 1:
+            raise UsageError(f"--{option} must be at least 1, got {value}")
+
+
+def _check_numbers(s: TrainSettings) -> None:
+    for option in ("lr", "timeout"):
+        value = getattr(s, option)
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"--{option} must be a positive number, got {value}")
+    if not 0 <= s.seed < LARGEST_SEED:
+        raise UsageError(f"--seed must lie between 0 and {LARGEST_SEED - 1}, got {s.seed}")
+    if s.width % s.heads or (s.width // s.heads) % 2:
+        raise UsageError(
+            f"--width {s.width} must give each of --heads {s.heads} the same even width; "
+            f"try --width {max(1, s.width // (2 * s.heads)) * 2 * s.heads}"
+        )
+
+
+def _check_grid(s: TrainSettings) -> None:
+    if s.tp > s.heads:
+        raise GridError(f"--tp {s.tp} is larger than --heads {s.heads}; every tp rank needs a head")
+    if s.heads % s.tp:
+        raise GridError(f"--tp {s.tp} cuts --heads {s.heads} unevenly; choose a tp that divides the heads")
+    if s.batch % s.dp:
+        raise GridError(
+            f"--dp {s.dp} cuts --batch {s.batch} unevenly; choose a batch that is a multiple of dp, "
+            f"for example --batch {-(-s.batch // s.dp) * s.dp}"
+        )
