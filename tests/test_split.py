@@ -90,6 +90,11 @@ def test_a_shared_layer_is_listed_once() -> None:
     assert names(nn.Sequential(layer, layer)) == (["0.weight"], [])
 
 
+def test_a_layer_that_is_also_the_head_is_held_back() -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    assert names(nn.ModuleDict({"first": layer, "lm_head": layer})) == ([], ["first.weight"])
+
+
 def test_patterns_hold_back_more() -> None:
     hidden, rest = names(GPT(), exclude=["blocks.1.*", "*.up.weight"])
     assert hidden == ["blocks.0.down.weight"]
