@@ -78,8 +78,8 @@ class LaunchError(TutorialError, RuntimeError):
 class RankFailedError(LaunchError):
     """A rank raised, exited or was killed. The earliest failure is named first.
 
-    ``rank`` is the rank that failed first, and ``original`` the exception it raised, where there was one that can
-    travel between processes.
+    ``rank`` is the rank that failed first, and ``original`` the exception it raised, where there was one that
+    can travel between processes.
     """
 
     def __init__(self, report: str, rank: int | None = None, original: BaseException | None = None) -> None:

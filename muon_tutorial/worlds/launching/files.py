@@ -1,7 +1,7 @@
 """The three files of a run: the job, the ranks' store, and the board of phases.
 
-On Linux they live in memory, without a name, so that not even SIGKILL of a whole process group leaves one behind.
-Elsewhere they lie in one temporary folder, which the launching process removes.
+On Linux they live in memory, without a name, so that not even SIGKILL of a whole process group leaves one
+behind. Elsewhere they lie in one temporary folder, which the launching process removes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _unnamed_files() -> Iterator[RunFiles]:
 def _named_files() -> Iterator[RunFiles]:
     folder = tempfile.mkdtemp(prefix="muon-launch-")
     try:
-        yield RunFiles(*(os.path.join(folder, name) for name in ("job", "store", "board")))
+        job, store, board = (os.path.join(folder, name) for name in ("job", "store", "board"))
+        yield RunFiles(job, store, board)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -17,7 +17,7 @@ def print_line(rank: int, line: str) -> None:
 
 
 class RankOutput:
-    """Collects one rank's bytes into lines and shows the first `most` of them, then the last few at the end."""
+    """Makes lines of one rank's bytes, and shows the first `most` of them, then the last few at the end."""
 
     def __init__(self, rank: int, show: Callable[[int, str], None], most: int) -> None:
         self._rank, self._show, self._most = rank, show, most

@@ -1,7 +1,7 @@
 """One rank of a launch: takes its seat, joins the group, runs the function, says what came of it.
 
-A second thread listens to the launching process. When that process ends, or closes the line, the rank exits at
-once, whatever its main thread is doing.
+A second thread listens to the launching process. When that process ends, or closes the line, the rank exits
+at once, whatever its main thread is doing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import faulthandler
 import linecache
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -23,22 +24,27 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
 from .files import RunFiles
 from .phase import report_phase, take_slot
 from .records import LEAVE, WHERE, Job, Mailbox, Raised, Returned, Whereabouts
+from .shipping import dumps, loads
 
 _OWN_FOLDER = os.path.dirname(__file__)
 _LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), _OWN_FOLDER)
+# What torch.distributed says when another rank failed, or did not come.
+_ECHO = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Timed out waiting|Application timeout|Socket [Tt]imeout|"
+    r"[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
+)
 _COMMUNICATION = os.path.join(os.path.dirname(torch.__file__), "distributed")
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What makes a process rank `rank` of a run: its line to the launching process, its output and the run's files."""
+    """What makes a process a rank: its number, line to the launching process, output, and the run's files."""
 
     rank: int
     line: socket.socket
@@ -51,7 +57,7 @@ def sit(seat: Seat) -> NoReturn:
     _redirect_output(seat.output)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     mailbox, may_leave = Mailbox(seat.line), threading.Event()
-    threading.Thread(target=_listen, args=(seat, mailbox, may_leave), name="launch watchdog", daemon=True).start()
+    threading.Thread(target=_listen, args=(seat, mailbox, may_leave), name="watchdog", daemon=True).start()
     outcome = _outcome(seat)
     _flush()
     mailbox.send(outcome)
@@ -76,7 +82,7 @@ def _work(seat: Seat) -> bytes:
         job: Job = pickle.load(file)
     _adopt(job)
     _join_group(job, seat)
-    fn, args, kwargs = cloudpickle.loads(job.cargo)
+    fn, args, kwargs = loads(job.cargo)
     report_phase("")
     value = fn(seat.rank, *args, **kwargs)
     return _packed_value(value)
@@ -110,10 +116,10 @@ def _join_group(job: Job, seat: Seat) -> None:
 
 def _packed_value(value: Any) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        return dumps(value)
     except Exception as error:
         kind = type(value).__name__
-        raise TypeError(f"the value it returned, a {kind}, cannot be sent to the launching process: {error}") from None
+        raise TypeError(f"the value returned, a {kind}, cannot be sent to the launcher: {error}") from None
 
 
 def _raised(error: BaseException, when: float) -> Raised:
@@ -122,6 +128,7 @@ def _raised(error: BaseException, when: float) -> Raised:
         when,
         "".join(traceback.format_exception_only(type(error), error)).strip(),
         "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip(),
+        isinstance(error, RuntimeError) and bool(_ECHO.search(str(error))),
         _packed_error(error),
     )
 
@@ -135,8 +142,8 @@ def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
 def _packed_error(error: BaseException) -> bytes | None:
     """Return the exception pickled, if it also survives the way back."""
     try:
-        data = cloudpickle.dumps(error.with_traceback(None))
-        pickle.loads(data)
+        data = dumps(error.with_traceback(None))
+        loads(data)
     except Exception:
         return None
     return data
@@ -175,20 +182,18 @@ def _user_line(stack: list[tuple[FrameType, int]]) -> str:
         code = frame.f_code
         if not code.co_filename.startswith(_LIBRARIES):
             source = linecache.getline(code.co_filename, number).strip()
-            return f'File "{code.co_filename}", line {number}, in {code.co_name}' + (f": {source}" if source else "")
+            place = f'File "{code.co_filename}", line {number}, in {code.co_name}'
+            return f"{place}: {source}" if source else place
     return ""
 
 
 def _redirect_output(output: socket.socket) -> None:
-    """Send stdout and stderr, of Python and of C where the system can, to the launching process, line by line."""
+    """Send stdout and stderr to the launching process line by line, those of C too where the system can."""
+    sys.stdout = sys.stderr = output.makefile("w", buffering=1, encoding="utf-8", errors="backslashreplace")
     if sys.platform != "win32":
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-        sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         faulthandler.enable(file=2)
-    else:
-        sys.stdout = sys.stderr = output.makefile("w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 def _flush() -> None:

@@ -45,11 +45,15 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The function, or the preparation for it, raised. ``when`` is this machine's monotonic clock, in seconds."""
+    """The function, or the preparation for it, raised. ``when`` is the machine's monotonic clock, in seconds.
+
+    ``is_echo``: the error only says that another rank was lost, or kept it waiting.
+    """
 
     when: float
     summary: str
     traceback: str
+    is_echo: bool
     original: bytes | None
 
 
@@ -84,8 +88,23 @@ class Started:
     pids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked of the server: how many ranks. Their ends and the run's files come as descriptors."""
+
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnds:
+    """A rank's ends of its line and its output; closed in the launching process once the rank has its own."""
+
+    line: socket.socket
+    output: socket.socket
+
+
 class Mailbox:
-    """Records over a stream socket: ``send`` blocks and may be called by any thread; ``receive`` never waits."""
+    """Records over a stream socket: ``send`` blocks, in any thread; ``receive`` takes what has come."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end

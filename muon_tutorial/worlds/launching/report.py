@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .records import Raised, Whereabouts
 
-# What a rank says when it is another one that failed: its connection broke, or its wait ended.
-_ECHO = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Timed out waiting|[Tt]imeout|Socket closed|monitoredBarrier|"
-    r"(Read|Write|read|write|recv|send)[: ].*(error|failed)|Application timeout|connectFullMesh failed",
+_LONGEST_ECHO = 200  # characters
+_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\("
+    r"SequenceNumber=\d+, OpType=(\w+)(?:, TensorShape=(\[.*?\]), TensorDtypes=(\w+))?"
 )
-_LONGEST_ECHO = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,102 +32,100 @@ class RankStory:
     whereabouts: Whereabouts | None = None
 
     @property
-    def died(self) -> bool:
-        """Whether its process ended on its own: after it raised, only by a signal or an exit the run did not ask for."""
-        return self.exit_code is not None and self.raised is None
+    def failed_itself(self) -> bool:
+        """Whether it died, or raised something that is not about another rank."""
+        died = self.exit_code is not None and self.raised is None
+        return died or (self.raised is not None and not self.raised.is_echo)
 
     @property
-    def is_echo(self) -> bool:
-        """Whether its error only says that another rank failed."""
-        return self.raised is not None and bool(_ECHO.search(self.raised.summary))
+    def failed_at(self) -> float:
+        """When it failed, as far as known."""
+        times = (self.raised.when if self.raised else None, self.ended_at, self.stopped_at)
+        return min((time for time in times if time is not None), default=float("inf"))
 
     @property
-    def is_silent(self) -> bool:
-        """Whether it still ran, saying nothing, when the run was ended."""
-        return self.raised is None and self.exit_code is None and not self.returned
+    def is_elsewhere(self) -> bool:
+        """Whether it still ran when the run was ended, and was not waiting for the others."""
+        still_ran = self.raised is None and self.exit_code is None and not self.returned
+        return still_ran and not (self.whereabouts is not None and self.whereabouts.communicating)
+
+    @property
+    def request(self) -> str:
+        """What it asked of the others, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused that."""
+        found = _requests(self.raised.summary) if self.raised else {}
+        return found.get(self.rank, "")
 
 
 def first_failure(stories: Sequence[RankStory]) -> RankStory:
-    """Return the rank that failed first: a failure of its own before a silence, a silence before an echo."""
-    own = [story for story in stories if story.died or (story.raised and not story.is_echo)]
-    if own:
-        return min(own, key=_time_of_failure)
+    """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
+
+    Of ranks whose requests did not match it is one that stands alone; else the earliest.
+    """
+    odd = _odd_ones_out(stories)
+    own = [story for story in stories if story.failed_itself]
     stopped = [story for story in stories if story.stopped_at is not None]
-    if stopped:
-        return min(stopped, key=_time_of_failure)
-    elsewhere = [story for story in stories if story.is_silent and not _is_communicating(story)]
-    if elsewhere:
-        return elsewhere[0]
+    elsewhere = [story for story in stories if story.is_elsewhere]
     echoes = [story for story in stories if story.raised]
-    return min(echoes, key=_time_of_failure) if echoes else stories[0]
+    candidates = next(filter(None, (odd, own, stopped, elsewhere, echoes)), stories)
+    return min(candidates, key=lambda story: story.failed_at)
 
 
 def describe(stories: Sequence[RankStory], timeout: float, labels: Mapping[str, str]) -> str:
-    """Return the whole report of a failed run; its first line says it all."""
+    """Return the whole report of a failed run; its first line says it all. `labels` are the cells' names."""
     first = first_failure(stories)
-    others = [_echo_line(story) for story in stories if story is not first]
-    parts = [f"rank {first.rank} of {len(stories)} {_what_happened(first, timeout)}{_in_phase(first)}"]
+    parts = [_headline(first, len(stories), timeout) + _in_phase(first)]
     if first.raised:
         parts.append(first.raised.traceback)
     elif first.whereabouts and first.whereabouts.line:
         parts.append(f"It was at {first.whereabouts.line}")
-    if others:
-        parts.append("The other ranks:\n" + "\n".join(others))
-    return with_labels("\n\n".join(parts), labels)
+    if len(stories) > 1:
+        others = [_state_line(story) for story in stories if story is not first]
+        parts.append("\n".join(["The other ranks:", *others]))
+    return _with_labels("\n\n".join(parts), labels)
 
 
 def describe_unfinished(stories: Sequence[RankStory], what: str, labels: Mapping[str, str]) -> str:
     """Return a report of a run that was ended from outside; `what` says how."""
-    lines = [what, *(_echo_line(story) for story in stories)]
-    return with_labels("\n".join(lines), labels)
+    return _with_labels("\n".join([what, *map(_state_line, stories)]), labels)
 
 
-def with_labels(text: str, labels: Mapping[str, str]) -> str:
-    """Replace the file names of cells by the names the notebook shows."""
-    for name, label in labels.items():
-        text = text.replace(f'File "{name}"', label)
-    return text
+def _odd_ones_out(stories: Sequence[RankStory]) -> list[RankStory]:
+    """Return the ranks with the rarest request, if every failure is that requests did not match."""
+    failed = [story for story in stories if story.failed_itself]
+    if not failed or not all(story.request for story in failed):
+        return []
+    counts = Counter(story.request for story in failed)
+    return [story for story in failed if counts[story.request] == min(counts.values())]
 
 
-def _time_of_failure(story: RankStory) -> float:
-    times = (story.raised.when if story.raised else None, story.ended_at, story.stopped_at)
-    return min((time for time in times if time is not None), default=float("inf"))
+def _requests(text: str) -> dict[int, str]:
+    """Return what each rank asked for, from the message of a mismatch."""
+    return {
+        int(rank): f"{kind} of {shape or 'nothing'} {dtype or ''}".strip()
+        for rank, kind, shape, dtype in _FINGERPRINT.findall(text)
+    }
 
 
-def _is_communicating(story: RankStory) -> bool:
-    return story.whereabouts is not None and story.whereabouts.communicating
-
-
-def _what_happened(story: RankStory, timeout: float) -> str:
+def _headline(story: RankStory, world_size: int, timeout: float) -> str:
+    subject = f"rank {story.rank} of {world_size}"
+    if story.raised and story.raised.is_echo:
+        return f"no rank failed by itself: {subject} waited for the others in vain: {_summary(story.raised)}"
     if story.raised:
-        return f"raised {_one_line(story.raised.summary)}"
+        return f"{subject} raised {_summary(story.raised)}"
     if story.exit_code is not None:
-        return _death(story.exit_code, story.returned)
+        return f"{subject} {_death(story.exit_code, story.returned)}"
     if story.stopped_at is not None:
-        return f"was stopped (SIGSTOP) and did not go on within {timeout:g} s"
-    return f"did not answer the others within {timeout:g} s"
+        return f"{subject} was stopped (SIGSTOP) and did not go on within {timeout:g} s"
+    return f"{subject} did not answer the others within {timeout:g} s"
 
 
-def _death(code: int, after_returning: bool) -> str:
-    when = "after its function returned" if after_returning else "before its function returned"
-    if code >= 0:
-        return f"ended with exit code {code} {when}"
-    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-    cause = " (by hand, or by the kernel when memory ran out)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{cause} {when}"
-
-
-def _in_phase(story: RankStory) -> str:
-    return f" [in phase: {story.phase}]" if story.phase else ""
-
-
-def _echo_line(story: RankStory) -> str:
+def _state_line(story: RankStory) -> str:
     return f"  rank {story.rank}: {_state(story)}{_in_phase(story)}"
 
 
 def _state(story: RankStory) -> str:
     if story.raised:
-        return _one_line(story.raised.summary)
+        return _summary(story.raised)
     if story.exit_code is not None:
         return _death(story.exit_code, story.returned)
     if story.stopped_at is not None:
@@ -139,6 +138,29 @@ def _state(story: RankStory) -> str:
     return "running"
 
 
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+def _death(code: int, after_returning: bool) -> str:
+    when = "after its function returned" if after_returning else "before its function returned"
+    if code >= 0:
+        return f"ended with exit code {code} {when}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    cause = " (by hand, or by the kernel when memory ran out)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{cause} {when}"
+
+
+def _summary(raised: Raised) -> str:
+    requests = _requests(raised.summary)
+    if len(requests) > 1:
+        asked = ", ".join(f"rank {rank} asked for {request}" for rank, request in requests.items())
+        return f"{raised.summary.split(':')[0]}: requests do not match: {asked}"
+    line = _NOISE.sub("", " ".join(raised.summary.split()))
     return line if len(line) <= _LONGEST_ECHO else line[: _LONGEST_ECHO - 1] + "…"
+
+
+def _in_phase(story: RankStory) -> str:
+    return f" [in phase: {story.phase}]" if story.phase else ""
+
+
+def _with_labels(text: str, labels: Mapping[str, str]) -> str:
+    for name, label in labels.items():
+        text = text.replace(f'File "{name}"', label)
+    return text

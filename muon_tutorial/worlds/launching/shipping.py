@@ -1,7 +1,7 @@
-"""How a function reaches the ranks: by name where they can import it, by value, source included, where they cannot.
+"""How a function reaches the ranks: by name where they can import it, else by value and with its source.
 
-Functions and classes of a notebook cell, a script run as ``__main__`` or a prompt travel by value (cloudpickle), with
-the globals they use. The cells' text travels beside them, so that tracebacks in a rank show the cell's own lines.
+Functions and classes of a notebook cell, a script or a prompt travel by value (cloudpickle), with the globals
+they use. The cells' text travels beside them, so that tracebacks in a rank show the cell's own lines.
 """
 
 from __future__ import annotations
@@ -15,22 +15,35 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-import cloudpickle
+from cloudpickle import dumps, loads
 
 from ...errors import UsageError
+from .records import Raised
+
+__all__ = ["cell_labels", "cell_sources", "dumps", "loads", "pack", "unpack_error"]
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Return ``fn`` and its arguments as bytes for ``cloudpickle.loads`` in a rank.
+    """Return ``fn`` and its arguments as bytes for ``loads`` in a rank.
 
     Raises:
         UsageError: a function lacks a global it uses, or something it uses cannot be sent; both are named.
     """
     _check_globals(fn, set())
     try:
-        return cloudpickle.dumps((fn, args, dict(kwargs)))
+        return dumps((fn, args, dict(kwargs)))
     except Exception as error:
         raise UsageError(_what_cannot_travel(fn, args, kwargs, error)) from None
+
+
+def unpack_error(raised: Raised | None) -> BaseException | None:
+    """Return the exception a rank raised, if it came along and can be rebuilt here."""
+    if raised is None or raised.original is None:
+        return None
+    try:
+        return loads(raised.original)
+    except Exception:
+        return None
 
 
 def cell_sources() -> dict[str, list[str]]:
@@ -64,8 +77,8 @@ def _check_globals(fn: Any, seen: set[int]) -> None:
     for name, line in _globals_read(fn.__code__):
         if name not in fn.__globals__ and not hasattr(builtins, name):
             raise UsageError(
-                f"{fn.__name__}() uses the name {name!r} (line {line}), which is not defined here; define it before "
-                "the launch, or pass it through args"
+                f"{fn.__name__}() uses the name {name!r} (line {line}), which is not defined here; "
+                "define it before the launch, or pass it through args"
             )
         _check_globals(fn.__globals__.get(name), seen)
     for value in _closure(fn).values():
@@ -92,7 +105,7 @@ def _line_of(step: dis.Instruction) -> int | None:
 
 def _closure(fn: FunctionType) -> dict[str, Any]:
     values = {}
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             values[name] = cell.cell_contents
         except ValueError:
@@ -106,7 +119,9 @@ def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         reason = _refusal(value)
         if reason:
             kind = type(value).__name__
-            return f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); make it inside the function"
+            return (
+                f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); make it in the function"
+            )
     return f"{name}() cannot be sent to a rank: {error}"
 
 
@@ -121,7 +136,7 @@ def _parts(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterato
 
 def _refusal(value: Any) -> str | None:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception as error:
         return str(error).strip() or type(error).__name__
     return None

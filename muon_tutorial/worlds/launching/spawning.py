@@ -9,21 +9,14 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 
 from .files import RunFiles
-from .records import Exited, Started, Stopped
+from .records import Exited, RankEnds, Started, Stopped
 
-_BOOT = "import sys, json; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; " \
+_BOOT = (
+    "import sys, json; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
     "from muon_tutorial.worlds.launching.spawning import _be_rank; _be_rank(order)"
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnds:
-    """A rank's ends of its line and its output; closed here once the rank has its own copies."""
-
-    line: socket.socket
-    output: socket.socket
+)
 
 
 class SpawnedRanks:
@@ -52,9 +45,13 @@ class SpawnedRanks:
             self._announced = True
             news.append(Started(tuple(child.pid for child in self._children)))
         for rank, child in enumerate(self._children):
-            if rank not in self._ended and child.poll() is not None:
+            if rank in self._ended:
+                continue
+            if child.poll() is not None:
                 self._ended.add(rank)
                 news.append(Exited(rank, child.returncode))
+            elif (is_stopped := _was_stopped(child.pid)) is not None:
+                news.append(Stopped(rank, is_stopped))
         return news
 
     def kill(self) -> None:
@@ -70,11 +67,12 @@ class SpawnedRanks:
 
 
 def _spawn(rank: int, ends: RankEnds, files: RunFiles) -> subprocess.Popen[str]:
+    inherited = [ends.line.fileno(), ends.output.fileno(), *files.descriptors]
     child = subprocess.Popen(
         [sys.executable, "-c", _BOOT],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        pass_fds=[] if sys.platform == "win32" else [ends.line.fileno(), ends.output.fileno(), *files.descriptors],
+        pass_fds=() if sys.platform == "win32" else inherited,
         text=True,
     )
     order = {
@@ -89,6 +87,14 @@ def _spawn(rank: int, ends: RankEnds, files: RunFiles) -> subprocess.Popen[str]:
         child.stdin.write(json.dumps(order) + "\n")
         child.stdin.close()
     return child
+
+
+def _was_stopped(pid: int) -> bool | None:
+    """Return whether the child was stopped, or continued, since the last call; None when neither."""
+    if sys.platform == "win32":
+        return None
+    change = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    return None if change is None else change.si_code == os.CLD_STOPPED
 
 
 def _token(end: socket.socket, pid: int) -> str | int:
@@ -107,6 +113,6 @@ def _opened(token: str | int) -> socket.socket:
 def _be_rank(order: dict) -> None:
     from .rank import Seat, sit
 
-    *paths, descriptors = order["files"]
-    files = RunFiles(*paths, tuple(descriptors))
+    job, store, board, descriptors = order["files"]
+    files = RunFiles(job, store, board, tuple(descriptors))
     sit(Seat(order["rank"], _opened(order["line"]), _opened(order["output"]), files))

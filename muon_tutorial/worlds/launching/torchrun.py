@@ -8,7 +8,10 @@ from datetime import timedelta
 
 from ...errors import UsageError
 
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OTHERS = ("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE")
+_ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+VARIABLES = frozenset((*_NEEDED, *_OTHERS, *_ELASTIC, "TORCHELASTIC_USE_AGENT_STORE"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class TorchrunSeat:
 
 def joined_by_torchrun() -> bool:
     """Return whether torchrun started this process."""
-    return all(name in os.environ for name in _VARIABLES)
+    return all(name in os.environ for name in _NEEDED)
 
 
 def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
@@ -44,7 +47,7 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
 
 
 def _seat(backend: str) -> TorchrunSeat:
-    rank, local_rank, world_size = (int(os.environ[name]) for name in _VARIABLES[:3])
+    rank, local_rank, world_size = (int(os.environ[name]) for name in _NEEDED[:3])
     device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
     return TorchrunSeat(rank, local_rank, world_size, device)
 

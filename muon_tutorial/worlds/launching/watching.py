@@ -1,4 +1,4 @@
-"""The launching process' side of a run: gathers output, values and news of every rank until the run is over."""
+"""The launching process' side of a run: gathers output, values and news of the ranks until it is over."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import cloudpickle
-
+from ...errors import LaunchError
 from .output import RankOutput
 from .phase import read_phases
 from .records import LEAVE, WHERE, Exited, Mailbox, Raised, Returned, Started, Stopped, Whereabouts
 from .report import RankStory
+from .shipping import loads
 
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
+_STARTING = 120.0  # seconds for the processes to be there: torch may have to come from a slow disk
 
 
 class Processes(Protocol):
@@ -39,7 +40,7 @@ class Processes(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the processes held here."""
+        """Give back what the processes held here; wait for those of our own."""
         ...
 
 
@@ -91,6 +92,7 @@ class Run:
     processes: Processes
     board: str
     timeout: float
+    _has_started: bool = False
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def __post_init__(self) -> None:
@@ -101,8 +103,17 @@ class Run:
             self._selector.register(waitable, selectors.EVENT_READ, None)
 
     def until_settled(self, limit: float | None) -> bool:
-        """Wait until all ranks returned or one failed; False when `limit` seconds passed first."""
-        return self._pump(lambda: self.all_returned() or self.has_failed(), limit)
+        """Wait until all ranks returned or one failed; False when `limit` seconds passed first.
+
+        Raises:
+            LaunchError: the processes could not be started.
+        """
+        begun = time.monotonic()
+        patience = _STARTING if limit is None else min(limit, _STARTING)
+        if not self._pump(lambda: self._has_started, patience) and patience == _STARTING:
+            raise LaunchError(f"the ranks' processes did not start within {_STARTING:g} s")
+        left = None if limit is None else limit - (time.monotonic() - begun)
+        return self._pump(lambda: self.all_returned() or self.has_failed(), left)
 
     def all_returned(self) -> bool:
         """Whether every rank's function returned."""
@@ -120,7 +131,7 @@ class Run:
 
     def values(self) -> list[Any]:
         """Return what the ranks' functions returned."""
-        return [cloudpickle.loads(rank.returned.value) for rank in self.ranks if rank.returned is not None]
+        return [loads(rank.returned.value) for rank in self.ranks if rank.returned is not None]
 
     def stories(self) -> list[RankStory]:
         """Hear the ranks out, briefly, and return what is known of each."""
@@ -128,20 +139,14 @@ class Run:
         self._tell(WHERE)
         self._pump(lambda: all(rank.is_done or rank.whereabouts for rank in self.ranks), _ANSWER)
         phases = read_phases(self.board, len(self.ranks))
-        return [rank.story(phase) for rank, phase in zip(self.ranks, phases)]
+        return [rank.story(phase) for rank, phase in zip(self.ranks, phases, strict=True)]
 
-    def end(self) -> None:
-        """End what still runs, show the last output, and give everything back."""
-        try:
+    def close(self) -> None:
+        """End what still runs, and show the last output."""
+        with self._selector:
             self.processes.kill()
             self._pump(self._all_ended, _LEAVING)
             self._drain_output()
-        finally:
-            self._selector.close()
-            self.processes.close()
-            for rank in self.ranks:
-                rank.mailbox.close()
-                rank.output_end.close()
 
     def _all_ended(self) -> bool:
         return all(rank.exit_code is not None for rank in self.ranks)
@@ -189,7 +194,9 @@ class Run:
             self._forget(rank.output_end)
 
     def _note(self, event: Started | Exited | Stopped) -> None:
-        if isinstance(event, Exited):
+        if isinstance(event, Started):
+            self._has_started = True
+        elif isinstance(event, Exited):
             rank = self.ranks[event.rank]
             self._read_mail(rank)
             rank.exit_code, rank.ended_at = event.code, time.monotonic()
