@@ -45,12 +45,13 @@ def launch(
 ) -> list[Any]:
     """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return what each returned, by rank.
 
-    In each rank torch.distributed is initialised over loopback, with `timeout` seconds on the default group;
-    torch runs `threads` threads. Any thread may call this, a rank too.
+    In each rank torch.distributed is initialised over loopback; its default group, and any that `fn` makes
+    without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too.
 
     Args:
         fn: importable, or from a cell, a script or a prompt; there it takes the globals it uses along.
         backend: ``"gloo"``, or ``"nccl"`` with one GPU a rank.
+        threads: of torch, in each rank.
         limit: seconds for the whole run, or None.
         output: where the ranks' lines go. ``"stream"`` prints them behind their rank, ``"quiet"`` drops them,
             a function gets (rank, line).

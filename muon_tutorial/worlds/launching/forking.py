@@ -64,6 +64,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, and whatever ranks it has, at once."""
+        atexit.unregister(self.close)
         self._control.close()
         self._child.terminate()
         self._child.communicate()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import linecache
 import os
 import pickle
@@ -31,6 +32,7 @@ from .files import RunFiles
 from .phase import report_phase, take_slot
 from .records import LEAVE, WHERE, Job, Mailbox, Raised, Returned, Whereabouts
 from .shipping import dumps, loads
+from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
 _LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), _OWN_FOLDER)
@@ -81,11 +83,11 @@ def _work(seat: Seat) -> bytes:
     with open(seat.files.job, "rb") as file:
         job: Job = pickle.load(file)
     _adopt(job)
-    _join_group(job, seat)
-    fn, args, kwargs = loads(job.cargo)
-    report_phase("")
-    value = fn(seat.rank, *args, **kwargs)
-    return _packed_value(value)
+    with new_groups_time_out(job.timeout):
+        _join_group(job, seat)
+        fn, args, kwargs = loads(job.cargo)
+        report_phase("")
+        return _packed_value(fn(seat.rank, *args, **kwargs))
 
 
 def _adopt(job: Job) -> None:
@@ -189,7 +191,9 @@ def _user_line(stack: list[tuple[FrameType, int]]) -> str:
 
 def _redirect_output(output: socket.socket) -> None:
     """Send stdout and stderr to the launching process line by line, those of C too where the system can."""
-    sys.stdout = sys.stderr = output.makefile("w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    sys.stdout = sys.stderr = io.TextIOWrapper(
+        output.makefile("wb"), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
     if sys.platform != "win32":
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

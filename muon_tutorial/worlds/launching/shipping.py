@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-from cloudpickle import dumps, loads
+from cloudpickle import dumps, loads  # type: ignore[import-untyped]
 
 from ...errors import UsageError
 from .records import Raised

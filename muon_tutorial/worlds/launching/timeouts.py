@@ -1,0 +1,53 @@
+"""Timeouts of process groups: given to every group when it is made, and read back.
+
+torch gives new groups 30 minutes (10 with NCCL), whatever the default group was told, and cannot change the
+timeout of one later under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``. Its default is replaced while groups are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
+
+
+@contextlib.contextmanager
+def new_groups_time_out(timeout: float) -> Iterator[None]:
+    """Give every group made inside, by ``new_group`` or ``init_device_mesh``, `timeout` seconds.
+
+    A timeout that a call states itself wins. Must be entered by all ranks that make the groups.
+    """
+    before = {name: getattr(distributed_c10d, name) for name in _DEFAULTS}
+    _set(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def group_timeouts() -> dict[str, float]:
+    """Return the timeout, in seconds, of every group this process is in, by the group's name."""
+    groups = list(distributed_c10d._world.pg_map)
+    return {group.group_name: group_timeout(group) for group in groups}
+
+
+def group_timeout(group: dist.ProcessGroup) -> float:
+    """Return a group's timeout in seconds."""
+    backend = group._get_backend(_device(group))
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend.options._timeout.total_seconds()
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    return next(iter(sorted(group._device_types, key=lambda device: device.type)))
+
+
+def _set(values: dict[str, timedelta]) -> None:
+    for name, value in values.items():
+        setattr(distributed_c10d, name, value)
