@@ -4,7 +4,8 @@ The public surface, by floor:
 
 - the math: ``zeropower_via_newtonschulz``, ``KELLER_JORDAN``
 - the plan: ``Grid``, ``Coordinate``, ``Shard``, ``Replicate``, ``Partial``, ``Owned``, ``Box``, ``Hop``,
-  ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``replicated``
+  ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``owner``, ``round_robin``,
+  ``replicated``
 - the worlds: ``launch``, ``build_mesh``, ``LiveWorld``, ``LocalWorld``, ``Ledger``
 - the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``
 - errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
@@ -17,10 +18,11 @@ from .evidence.ledger import Ledger
 from .hybrid import MuonWithAdamW
 from .muon import Muon
 from .newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
-from .plan.bucket import Bucket, DistMeta, Matrix
+from .plan.bucket import Bucket, DistMeta
 from .plan.grid import Coordinate, Grid
 from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
-from .plan.strategies import STRATEGIES, Plan, replicated, zero1
+from .plan.matrix import Matrix
+from .plan.strategies import STRATEGIES, Plan, owner, replicated, round_robin, zero1
 from .split import split_parameters
 from .worlds.launch import launch
 from .worlds.live import LiveWorld, build_mesh
@@ -54,7 +56,9 @@ __all__ = [
     "UsageError",
     "build_mesh",
     "launch",
+    "owner",
     "replicated",
+    "round_robin",
     "split_parameters",
     "zero1",
     "zeropower_via_newtonschulz",

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from .errors import StrategyError
-from .plan.bucket import Matrix
 from .plan.grid import Coordinate
-from .plan.layout import Placement, Replicate, Shard
+from .plan.layout import Shard
+from .plan.matrix import Cut, Matrix
 
 TpDim = int | None | Mapping[int, int | None] | Callable[[int, Tensor], int | None]
 
@@ -49,46 +49,56 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
 
 
 def _describe(index: int, name: str, param: Tensor, group: int, at: Coordinate, tp_dim: TpDim) -> Matrix:
-    cut = _cut(index, name, param, tp_dim) if at.size("tp") > 1 else Replicate()
-    rows, columns = param.shape if isinstance(param, DTensor) else _whole_shape(name, param, cut, at)
-    return Matrix(index, name, (rows, columns), cut, group, param.dtype, param.dtype)
-
-
-def _cut(index: int, name: str, param: Tensor, tp_dim: TpDim) -> Placement:
     if isinstance(param, DTensor):
-        return _dtensor_cut(name, param)
+        cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
+    else:
+        cuts = _plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
+        shape = _whole_shape(name, param, cuts, at)
+    return Matrix(index, name, shape, cuts, group, param.dtype, param.dtype)
+
+
+def _plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cut, ...]:
     dim = getattr(param, "partition_dim", None)
     if dim is None:
-        dim = (
-            tp_dim[index]
-            if isinstance(tp_dim, Mapping)
-            else tp_dim(index, param)
-            if callable(tp_dim)
-            else tp_dim
-        )
+        chosen = tp_dim.get(index) if isinstance(tp_dim, Mapping) else tp_dim
+        dim = chosen(index, param) if callable(chosen) else chosen
     if dim is None or dim < 0:
-        return Replicate()
-    if dim not in (0, 1):
-        raise StrategyError(f"{name}: a matrix is cut along dimension 0 or 1, not {dim}")
-    return Shard(dim, getattr(param, "partition_sizes", None))
+        return ()
+    if dim >= param.ndim:
+        raise StrategyError(f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}")
+    return (("tp", Shard(dim, getattr(param, "partition_sizes", None))),)
 
 
-def _dtensor_cut(name: str, param: DTensor) -> Placement:
-    cut: Placement = Replicate()
-    for axis, placement in zip(param.device_mesh.mesh_dim_names or (), param.placements, strict=True):
-        if axis == "tp" and type(placement) is TorchShard:
-            cut = Shard(placement.dim % 2)
-        elif not isinstance(placement, TorchReplicate):
-            raise StrategyError(
-                f"{name} is {placement} along {axis!r}: this strategy takes parameters that only tensor "
-                "parallelism has cut, along an axis named 'tp', with gradients that nobody has averaged yet"
-            )
-    return cut
+def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
+    """The axes that cut a DTensor, outermost first.
+
+    Placements read from left to right, except that a strided shard (FSDP2 over tensor parallelism) lies within
+    the shards of the same dimension that stand to its right.
+
+    Raises:
+        StrategyError: a placement is partial, or the mesh has no axis names.
+    """
+    names = param.device_mesh.mesh_dim_names
+    if names is None:
+        raise StrategyError(
+            f"{name} lies on a mesh without axis names: pass mesh_dim_names to init_device_mesh"
+        )
+    outer: list[Cut] = []
+    strided: list[Cut] = []
+    for axis, placement in zip(names, param.placements, strict=True):
+        if placement.is_partial():
+            raise StrategyError(f"{name} is {placement} along {axis!r}: reduce it before the step")
+        if isinstance(placement, _StridedShard):
+            strided.append((axis, Shard(placement.dim)))
+        elif isinstance(placement, TorchShard):
+            outer.append((axis, Shard(placement.dim)))
+    return (*outer, *strided)
 
 
-def _whole_shape(name: str, param: Tensor, cut: Placement, at: Coordinate) -> tuple[int, ...]:
-    if not isinstance(cut, Shard):
+def _whole_shape(name: str, param: Tensor, cuts: tuple[Cut, ...], at: Coordinate) -> tuple[int, ...]:
+    if not cuts:
         return tuple(param.shape)
+    cut = cuts[0][1]
     here, parts = param.shape[cut.dim], at.size("tp")
     sizes = cut.sizes or (here,) * parts
     if len(sizes) != parts or sizes[at["tp"]] != here:

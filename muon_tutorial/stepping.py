@@ -15,12 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from .engine.collective import Label, Walk
 from .engine.pipeline import pipeline
-from .engine.walk import gather, orthogonalize, pack, unpack
+from .engine.walk import gather, orthogonalize, view
 from .errors import GradientError, UsageError
 from .newton_schulz import zeropower_via_newtonschulz
-from .plan.bucket import Bucket, Entry, Holding, holding_boxes
+from .plan.bucket import Bucket, Entry, Holding, flat_frame
+from .plan.exchange import Slices
 from .plan.grid import Coordinate
-from .plan.layout import Hop, Partial, Replicate, Route, Shard
+from .plan.layout import Hop, Partial, Replicate, Route
+from .plan.matrix import Matrix, held_box
 from .plan.strategies import BUCKET_BYTES, Plan
 from .update import Piece, adjusted_lr, decay_and_add_piece, momentum_update
 
@@ -51,7 +53,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class Stepper:
-    """Walks a plan for the parameters of one rank. ``slots`` are in the order of the plan's matrix indices.
+    """Walks a plan for the parameters of one rank. ``slots`` are in the order of the parameters' indices.
 
     Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat slice a bucket.
     """
@@ -64,21 +66,20 @@ class Stepper:
     present: frozenset[int] | None = None
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum: the elements this rank keeps, flat; of no elements where it
-        keeps none.
+        """Give every parameter its momentum: what this rank keeps of it, of no elements where it keeps nothing.
 
-        A momentum loaded as a whole matrix (the stock optimizer's) is cut to them.
+        A momentum loaded as a whole parameter (the stock optimizer's) is cut to that.
 
         Raises:
-            UsageError: a loaded momentum is neither this rank's elements nor the whole matrix.
+            UsageError: a loaded momentum is neither what this rank keeps nor the whole parameter.
         """
-        for bucket in self.plan.buckets:
-            for held in bucket.holdings(self.at):
-                slot = self.slots[held.entry.matrix.index]
-                saved = slot.state.get("momentum_buffer")
-                slot.state["momentum_buffer"] = (
-                    slot.data.new_zeros(held.numel) if saved is None else _kept_of(saved, held, self.at)
-                )
+        for keepsake in self._keepsakes():
+            saved = keepsake.slot.state.get("momentum_buffer")
+            keepsake.slot.state["momentum_buffer"] = (
+                keepsake.slot.data.new_zeros(keepsake.shape)
+                if saved is None
+                else keepsake.cut(saved, self.at)
+            )
 
     def forget(self) -> None:
         """Drop the gradients that were readied: they have been used, or have changed since."""
@@ -117,69 +118,78 @@ class Stepper:
         yield from self._publish(bucket, parameter)
 
     def _reduce(self, bucket: Bucket) -> Walk:
-        """From the gradients at hand to the averaged slice this rank keeps."""
-        first = bucket.entries[0].matrix
-        flat = torch.zeros(bucket.size, dtype=first.grad_dtype, device=self.slots[first.index].data.device)
-        for entry in bucket.entries:
-            grad = self.slots[entry.matrix.index].grad
+        """From the gradients at hand to the averaged ones this rank keeps."""
+        flat = self._handed_buffer(bucket, bucket.gradient.dtype)
+        for spot in bucket.spots(bucket.handed, self.at):
+            grad = self.slots[spot.entry.matrix.param].grad
             if grad is not None:
-                pack(flat, entry, self.at, grad)
-        kept = yield from gather(
-            flat, bucket.gradient, self.at, Label("gradient reduce_scatter", _name(bucket))
-        )
+                view(flat, spot).copy_(grad[spot.entry.matrix.slices(self.at)])
+        label = Label("gradient reduce_scatter", _name(bucket))
+        kept = yield from gather(flat, bucket.gradient, self.at, label)
         return kept.div_(bucket.summands) if bucket.summands > 1 else kept
+
+    def _handed_buffer(self, bucket: Bucket, dtype: torch.dtype) -> Tensor:
+        device = self.slots[bucket.entries[0].matrix.param].data.device
+        return torch.zeros(bucket.length(bucket.handed, self.at), dtype=dtype, device=device)
 
     def _momentum(self, bucket: Bucket, gradient: Tensor) -> Tensor:
         """Update the momentum this rank keeps; returns the Newton–Schulz inputs, flat, in the wire dtype."""
-        ns_input = torch.zeros(len(gradient), dtype=bucket.compute.dtype, device=gradient.device)
-        for held in self._active(bucket):
-            slot = self.slots[held.entry.matrix.index]
-            here = slice(*held.kept)
-            buffer, group = slot.state["momentum_buffer"], slot.group
-            ns_input[here] = momentum_update(buffer, gradient[here], group["momentum"], group["nesterov"])
+        ns_input = torch.zeros_like(gradient, dtype=bucket.compute.dtype)
+        for keepsake in self._keepsakes(bucket):
+            group, buffer = keepsake.slot.group, keepsake.slot.state["momentum_buffer"]
+            for held, mine in keepsake.views(buffer, self.at):
+                grad = gradient[slice(*held.kept)].view(mine.shape)
+                moved = momentum_update(mine, grad, group["momentum"], group["nesterov"])
+                ns_input[slice(*held.kept)] = moved.reshape(-1)
         return ns_input
 
     def _newton_schulz(self, entry: Entry, matrix: Tensor) -> Tensor:
-        group = self.slots[entry.matrix.index].group
-        return zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
+        group = self.slots[entry.matrix.param].group
+        flat = matrix.reshape(entry.matrix.sides)
+        update = zeropower_via_newtonschulz(flat, group["ns_steps"], group["ns_coefficients"], group["eps"])
+        return update.reshape(matrix.shape)
 
     def _apply(self, bucket: Bucket, update: Tensor) -> Tensor:
-        """Decay and step the elements this rank keeps; returns them, flat, where they have to be
-        published."""
-        parameter = update.new_zeros(len(update), dtype=bucket.parameter.dtype)
-        active = {held.entry.matrix.index for held in self._active(bucket)}
+        """Decay and step the elements this rank keeps; returns them, flat, as storage holds them."""
+        parameter = torch.zeros_like(update, dtype=bucket.parameter.dtype)
         for held in bucket.holdings(self.at):
-            slot, here = self.slots[held.entry.matrix.index], slice(*held.kept)
+            matrix, here = held.entry.matrix, slice(*held.kept)
+            slot = self.slots[matrix.param]
             if held.numel:
-                kept = slot.data.reshape(-1)[slice(*held.inside)]
-                parameter[here] = kept
-                if held.entry.matrix.index in active:
+                parameter[here] = slot.data[matrix.slices(self.at)].reshape(-1)[slice(*held.inside)]
+                if self._has_gradient(matrix):
                     self._decay_and_add(held, slot.group, parameter[here], update[here])
         return parameter
 
     def _decay_and_add(self, held: Holding, group: dict, parameter: Tensor, update: Tensor) -> None:
-        matrix, box = held.entry.matrix, held.entry.box(self.at)
+        matrix, frame = held.entry.matrix, flat_frame(held.entry.matrix, self.at)
         lr = _scalar(group["lr"])
-        piece = Piece(matrix.shape, _pair(box.offset), _pair(box.shape), *held.inside)
-        adjusted = adjusted_lr(lr, group["adjust_lr_fn"], matrix.shape)
+        piece = Piece(matrix.sides, _pair(frame.offset), _pair(frame.shape), *held.inside)
+        adjusted = adjusted_lr(lr, group["adjust_lr_fn"], matrix.sides)
         decay_and_add_piece(parameter, update, lr, adjusted, group["weight_decay"], piece)
 
     def _publish(self, bucket: Bucket, parameter: Tensor) -> Walk:
-        """From the slices of stepped parameters to the parameters as the model keeps them."""
-        whole = yield from gather(
-            parameter, bucket.parameter, self.at, Label("parameter all_gather", _name(bucket))
-        )
-        for entry in bucket.entries:
-            self.slots[entry.matrix.index].data.copy_(unpack(whole, entry, self.at))
+        """From the stepped parameters this rank keeps to the parameters as the model holds them."""
+        label = Label("parameter all_gather", _name(bucket))
+        whole = yield from gather(parameter, bucket.parameter, self.at, label)
+        for spot in bucket.spots(bucket.handed, self.at):
+            matrix = spot.entry.matrix
+            self.slots[matrix.param].data[matrix.slices(self.at)] = view(whole, spot)
 
-    def _active(self, bucket: Bucket) -> Iterable[Holding]:
-        """What this rank keeps of the matrices that have a gradient in this step."""
+    def _has_gradient(self, matrix: Matrix) -> bool:
         assert self.present is not None
-        return [
-            held
-            for held in bucket.holdings(self.at)
-            if held.numel and held.entry.matrix.index in self.present
-        ]
+        return matrix.param in self.present
+
+    def _keepsakes(self, bucket: Bucket | None = None) -> Iterable[Keepsake]:
+        """Momentum by parameter; for one bucket, of the matrices that have a gradient in this step."""
+        for each in self.plan.buckets if bucket is None else (bucket,):
+            by_param: dict[int, list[Holding]] = {}
+            for held in each.holdings(self.at):
+                if bucket is None or (held.numel and self._has_gradient(held.entry.matrix)):
+                    by_param.setdefault(held.entry.matrix.param, []).append(held)
+            for param, holdings in by_param.items():
+                flat = isinstance(each.storage, Slices)
+                yield Keepsake(self.slots[param], tuple(holdings), flat)
 
     def _agree(self, rest: Sequence[Tensor]) -> Walk:
         """Which parameters have a gradient, the same answer on every rank: one tiny sum an axis.
@@ -208,16 +218,16 @@ class Stepper:
         world = self.at.grid.world_size
         torn = [i for i, ranks in enumerate(count.tolist()) if 0 < ranks < world and i < len(self.slots)]
         if self.plan.expects == "averaged" and torn:
-            names = {
-                entry.matrix.index: entry.matrix.name
-                for bucket in self.plan.buckets
-                for entry in bucket.entries
-            }
+            missing = world - int(count[torn[0]])
             raise GradientError(
-                f"the gradient of {names[torn[0]]} is missing on {world - int(count[torn[0]])} of {world}; "
+                f"the gradient of {self._name_of(torn[0])} is missing on {missing} of {world} ranks; "
                 f"strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
                 "give it to all ranks or to none"
             )
+
+    def _name_of(self, param: int) -> str:
+        entries = (entry for bucket in self.plan.buckets for entry in bucket.entries)
+        return next(entry.matrix.name for entry in entries if entry.matrix.param == param)
 
     def _clip(self, rest: Sequence[Tensor], max_norm: float) -> Walk:
         """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before."""
@@ -236,18 +246,58 @@ class Stepper:
     def _shares(self, rest: Sequence[Tensor]) -> Iterable[tuple[Tensor, int]]:
         """Every gradient this rank holds, with the number of ranks that hold the same."""
         for bucket in self.plan.buckets:
-            copies = 1 if isinstance(bucket.storage, Shard) else self.at.size(bucket.axis)
+            sliced = (bucket.storage.axis,) if isinstance(bucket.storage, Slices) else ()
             for held in bucket.holdings(self.at):
-                across = 1 if isinstance(held.entry.matrix.cut, Shard) else self.at.size("tp")
-                yield self.readied[bucket.index][slice(*held.kept)], copies * across
+                copies = self._copies((*held.entry.matrix.axes, *sliced))
+                yield self.readied[bucket.index][slice(*held.kept)], copies
         for param in rest:
-            across = (
-                1
-                if isinstance(param, DTensor) and any(p.is_shard() for p in param.placements)
-                else self.at.size("tp")
-            )
             if param.grad is not None:
-                yield local_part(param.grad), self.at.size("dp") * across
+                yield local_part(param.grad), self._copies(_sharded_axes(param))
+
+    def _copies(self, axes: Sequence[str]) -> int:
+        """How many ranks hold the same piece of a tensor that ``axes`` cut."""
+        return self.at.size(*(axis for axis in self.at.grid.axes if axis not in axes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keepsake:
+    """What one rank keeps of one parameter's momentum between steps.
+
+    ``flat``: a run of elements, all matrices of the parameter one after the other, where storage is sliced; else
+    a tensor of the shape in which this rank holds the parameter.
+    """
+
+    slot: Slot
+    holdings: tuple[Holding, ...]
+    flat: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the momentum."""
+        return (sum(held.numel for held in self.holdings),) if self.flat else tuple(self.slot.data.shape)
+
+    def views(self, buffer: Tensor, at: Coordinate) -> Iterable[tuple[Holding, Tensor]]:
+        """Each holding with its part of the momentum, sharing its storage."""
+        if not self.flat:
+            return [(held, buffer[held.entry.matrix.slices(at)]) for held in self.holdings]
+        return zip(self.holdings, buffer.split([held.numel for held in self.holdings]), strict=True)
+
+    def cut(self, saved: Tensor, at: Coordinate) -> Tensor:
+        """A loaded momentum as this rank keeps it."""
+        matrix = self.holdings[0].entry.matrix
+        whole = matrix.shape if matrix.part is None else matrix.part.shape
+        if tuple(saved.shape) == self.shape:
+            return saved
+        if tuple(saved.shape) != whole:
+            raise UsageError(
+                f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is not the {self.shape} "
+                f"that {at} keeps, nor the whole parameter, {whole}"
+            )
+        local = saved[held_box(whole, matrix.cuts, at).slices]
+        if not self.flat:
+            return local.contiguous()
+        kept = [local[h.entry.matrix.slices(at)].reshape(-1)[slice(*h.inside)] for h in self.holdings]
+        return torch.cat([saved.new_empty(0), *kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,20 +306,6 @@ class Presence:
 
     matrices: frozenset[int]
     rest: frozenset[int]
-
-
-def _kept_of(saved: Tensor, held: Holding, at: Coordinate) -> Tensor:
-    matrix = held.entry.matrix
-    if saved.shape == (held.numel,):
-        return saved
-    if tuple(saved.shape) == matrix.shape:
-        return torch.cat(
-            [saved.new_empty(0), *(saved[box.slices].reshape(-1) for box in holding_boxes(held, at))]
-        )
-    raise UsageError(
-        f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is not the {held.numel} elements "
-        f"that {at} keeps, nor the whole matrix, {matrix.shape}"
-    )
 
 
 def _average(params: Sequence[Tensor], at: Coordinate) -> Walk:
@@ -307,6 +343,15 @@ def _sum_over(axis: str, at: Coordinate, tensor: Tensor) -> Route:
 
 def _device(slots: Sequence[Slot], rest: Sequence[Tensor]) -> torch.device:
     return slots[0].data.device if slots else local_part(rest[0]).device if rest else torch.device("cpu")
+
+
+def _sharded_axes(param: Tensor) -> tuple[str, ...]:
+    if not isinstance(param, DTensor):
+        return ()
+    names = param.device_mesh.mesh_dim_names or ()
+    return tuple(
+        axis for axis, placement in zip(names, param.placements, strict=True) if placement.is_shard()
+    )
 
 
 def _scalar(value: float | Tensor) -> float:

@@ -33,7 +33,7 @@ class Collective:
     """
 
     kind: Kind
-    axis: str
+    axes: tuple[str, ...]
     dtype: torch.dtype
     send: Tensor | None
     receive: int
@@ -45,7 +45,7 @@ class Collective:
     def __str__(self) -> str:
         sent = 0 if self.send is None else self.send.numel()
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.kind} over {self.axis} ({sent} → {self.receive} {dtype}), {self.label}"
+        return f"{self.kind} over {'×'.join(self.axes)} ({sent} → {self.receive} {dtype}), {self.label}"
 
 
 @dataclass(frozen=True, slots=True)

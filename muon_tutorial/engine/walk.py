@@ -8,7 +8,7 @@ at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..plan.bucket import Bucket, Entry
+from ..plan.exchange import Exchange, Spot
 from ..plan.grid import Coordinate
 from ..plan.layout import Box, Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
 from .collective import IDLE, Collective, Label, Walk
@@ -38,59 +39,89 @@ def scatter(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
 
 
 def orthogonalize(x: Tensor, bucket: Bucket, at: Coordinate, newton_schulz: NewtonSchulz) -> Walk:
-    """From the kept slice of Newton–Schulz inputs to the kept slice of updates, both flat.
+    """From the Newton–Schulz inputs that storage keeps to the updates that it keeps, both flat.
 
     dp gather → tp gather → Newton–Schulz → tp slice → dp slice, for the bucket's own routes.
     """
-    whole = yield from gather(x, bucket.compute, at, Label("dp gather", f"bucket {bucket.index}"))
-    updates = torch.zeros_like(whole)
-    for entry in bucket.entries:
-        if bucket.works_on(entry, at):
-            matrix = yield from gather(
-                unpack(whole, entry, at), entry.route, at, Label("tp gather", entry.matrix.name)
-            )
-            matrix = newton_schulz(entry, matrix)
-            pack(
-                updates,
-                entry,
-                at,
-                (yield from scatter(matrix, entry.route, at, Label("tp slice", entry.matrix.name))),
-            )
-        else:
+    out, back = (Label(phase, f"bucket {bucket.index}") for phase in bucket.phases)
+    inputs = yield from gather(x, bucket.compute, at, out)
+    updates = torch.zeros_like(inputs)
+    for entry, desk in zip(bucket.entries, bucket.desks(at), strict=True):
+        if desk is None:
             yield from stand_by(entry.route)
-    return (yield from scatter(updates, bucket.compute, at, Label("dp slice", f"bucket {bucket.index}")))
+        else:
+            name = entry.matrix.name
+            matrix = yield from gather(view(inputs, desk), entry.route, at, Label("tp gather", name))
+            matrix = newton_schulz(entry, matrix)
+            piece = yield from scatter(matrix, entry.route, at, Label("tp slice", name))
+            view(updates, desk).copy_(piece)
+    return (yield from scatter(updates, bucket.compute, at, back))
 
 
-def unpack(buffer: Tensor, entry: Entry, at: Coordinate) -> Tensor:
-    """The rank's own piece of a matrix, as a view of the flat buffer in two dimensions."""
-    box = entry.box(at)
-    return buffer[entry.offset : entry.offset + box.numel].view(box.shape)
-
-
-def pack(buffer: Tensor, entry: Entry, at: Coordinate, piece: Tensor) -> None:
-    """Write the rank's own piece of a matrix to its place in the flat buffer."""
-    unpack(buffer, entry, at).copy_(piece)
+def view(buffer: Tensor, spot: Spot) -> Tensor:
+    """The box that a flat buffer holds at a spot, in its own shape, sharing the buffer's storage."""
+    return buffer[slice(*spot.interval)].view(spot.box.shape)
 
 
 def stand_by(route: Route) -> Walk:
     """Empty turns, as many as the route out and back would ask for, so that the order stays the same."""
     for hop in (*route.hops, *route.inverse.hops):
-        if _asks(hop):
+        if asks(hop):
             yield IDLE
 
 
-def take(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """Change placement along one axis: at most one request, or a free slice.
+def take(x: Any, hop: Hop | Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
+    """Change placement along one axis, or layout over several: at most one request.
 
-    Must be walked by all ranks of the axis' group. Returns this rank's tensor under ``hop.dst``, or None
-    where ``Owned`` by another rank.
+    Must be walked by all ranks of the group. Returns this rank's tensor afterwards, or None where ``Owned`` by
+    another rank.
     """
+    if isinstance(hop, Exchange):
+        return (yield from _exchange(x, hop, dtype, at, label))
     return (yield from _MOVES[type(hop.src), type(hop.dst)](x, hop, dtype, at, label))
+
+
+def asks(hop: Hop | Exchange) -> bool:
+    """Whether a move needs a request, or is free."""
+    return not hop.silent if isinstance(hop, Exchange) else (type(hop.src), type(hop.dst)) not in _FREE
+
+
+def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
+    peers = (at,) if exchange.silent else at.peers(*exchange.axes)
+    leaving = [exchange.parcels(at, peer) for peer in peers]
+    coming = [exchange.parcels(peer, at) for peer in peers]
+    sends, receives = _weigh(leaving), _weigh(coming)
+    boxes = [view(x, here)[box.seen_from(here.box).slices] for parcel in leaving for here, _, box in parcel]
+    send = torch.cat([x.new_empty(0), *(box.reshape(-1) for box in boxes)])
+    if exchange.silent:
+        arrived = send
+    else:
+        arrived = yield Collective(
+            "all_to_all", exchange.axes, dtype, send, sum(receives), label, None, sends, receives
+        )
+    filled = x.new_zeros(exchange.dst.length(exchange.entries, at))
+    for flat, (there, box) in _opened(
+        arrived, [(there, box) for parcel in coming for _, there, box in parcel]
+    ):
+        view(filled, there)[box.seen_from(there.box).slices] = flat.view(box.shape)
+    return filled
+
+
+def _weigh(parcels: list[list[tuple[Spot, Spot, Box]]]) -> tuple[int, ...]:
+    return tuple(sum(box.numel for _, _, box in parcel) for parcel in parcels)
+
+
+def _opened(
+    arrived: Tensor | None, boxes: list[tuple[Spot, Box]]
+) -> Iterator[tuple[Tensor, tuple[Spot, Box]]]:
+    if arrived is None:
+        return iter(())
+    return zip(arrived.split([box.numel for _, box in boxes]), boxes, strict=True)
 
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     parts, size = at.size(hop.axis), _largest(hop, hop.src, at)
-    answer = yield Collective("all_gather", hop.axis, dtype, _flat(x, size), parts * size, label)
+    answer = yield Collective("all_gather", (hop.axis,), dtype, _flat(x, size), parts * size, label)
     return _assemble(answer, hop, hop.src, at)
 
 
@@ -99,17 +130,22 @@ def _slice(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label
     yield  # a generator that asks for nothing
 
 
+def _keep(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
+    return x
+    yield  # a generator that asks for nothing
+
+
 def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     root, size = _owner(hop.dst), _largest(hop, hop.src, at)
     receive = at.size(hop.axis) * size if at[hop.axis] == root else 0
-    answer = yield Collective("gather", hop.axis, dtype, _flat(x, size), receive, label, root)
+    answer = yield Collective("gather", (hop.axis,), dtype, _flat(x, size), receive, label, root)
     return _assemble(answer, hop, hop.src, at) if at[hop.axis] == root else None
 
 
 def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     root, size = _owner(hop.src), _largest(hop, hop.dst, at)
     send = _parcel(x, hop, hop.dst, at) if at[hop.axis] == root else None
-    answer = yield Collective("scatter", hop.axis, dtype, send, size, label, root)
+    answer = yield Collective("scatter", (hop.axis,), dtype, send, size, label, root)
     box = _box(hop, hop.dst, at, at[hop.axis])
     return answer[: box.numel].view(box.shape)
 
@@ -123,7 +159,7 @@ def _broadcast(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Labe
     root = _owner(hop.src)
     numel = _box(hop, hop.dst, at, 0).numel
     send = _flat(x, numel) if at[hop.axis] == root else None
-    answer = yield Collective("broadcast", hop.axis, dtype, send, numel, label, root)
+    answer = yield Collective("broadcast", (hop.axis,), dtype, send, numel, label, root)
     return answer.view(hop.shape)
 
 
@@ -135,7 +171,7 @@ def _all_to_all(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
     sends, receives = tuple(box.numel for box in outward), tuple(box.numel for box in inward)
     send = torch.cat([x[box.seen_from(held).slices].reshape(-1) for box in outward])
     answer = yield Collective(
-        "all_to_all", hop.axis, dtype, send, sum(receives), label, None, sends, receives
+        "all_to_all", (hop.axis,), dtype, send, sum(receives), label, None, sends, receives
     )
     whole = x.new_empty(wanted.shape)
     if answer is not None:
@@ -145,13 +181,13 @@ def _all_to_all(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 
 def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    answer = yield Collective("all_reduce", hop.axis, dtype, _flat(x, x.numel()), x.numel(), label)
+    answer = yield Collective("all_reduce", (hop.axis,), dtype, _flat(x, x.numel()), x.numel(), label)
     return answer.view(x.shape)
 
 
 def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     size = _largest(hop, hop.dst, at)
-    answer = yield Collective("reduce_scatter", hop.axis, dtype, _parcel(x, hop, hop.dst, at), size, label)
+    answer = yield Collective("reduce_scatter", (hop.axis,), dtype, _parcel(x, hop, hop.dst, at), size, label)
     box = _box(hop, hop.dst, at, at[hop.axis])
     return answer[: box.numel].view(box.shape)
 
@@ -159,6 +195,7 @@ def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, lab
 _MOVES = {
     (Shard, Replicate): _all_gather,
     (Replicate, Shard): _slice,
+    (Replicate, Partial): _keep,
     (Shard, Owned): _gather_to_owner,
     (Owned, Shard): _scatter_from_owner,
     (Replicate, Owned): _keep_if_owner,
@@ -167,11 +204,7 @@ _MOVES = {
     (Partial, Replicate): _all_reduce,
     (Partial, Shard): _reduce_scatter,
 }
-_FREE = {(Replicate, Shard), (Replicate, Owned)}
-
-
-def _asks(hop: Hop) -> bool:
-    return (type(hop.src), type(hop.dst)) not in _FREE
+_FREE = {(Replicate, Shard), (Replicate, Partial), (Replicate, Owned)}
 
 
 def _box(hop: Hop, placement: Placement, at: Coordinate, position: int) -> Box:

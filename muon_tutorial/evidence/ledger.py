@@ -49,7 +49,7 @@ class Ledger:
         label = request.label
         ring = ring_bytes(request, at)
         self.entries.append(
-            Entry(at.rank, label.phase, label.subject, request.kind, request.axis, payload, ring)
+            Entry(at.rank, label.phase, label.subject, request.kind, "×".join(request.axes), payload, ring)
         )
 
     def clear(self) -> None:
@@ -68,7 +68,8 @@ def ring_bytes(request: Collective, at: Coordinate) -> int:
     gather, scatter and all_to_all are counted point to point, as NCCL runs them; broadcast as a chain, in
     which every rank but the last passes the tensor on (counted at all but the rank before the root).
     """
-    parts, here, size = at.size(request.axis), at[request.axis], request.dtype.itemsize
+    parts, here = at.size(*request.axes), at.position(*request.axes)
+    size = request.dtype.itemsize
     sent = 0 if request.send is None else request.send.numel()
     if request.kind == "all_reduce":
         return 2 * (parts - 1) * sent * size // parts

@@ -11,37 +11,22 @@ from dataclasses import dataclass
 
 import torch
 
+from .exchange import Layout, Slices, Spot, Whole
 from .grid import Coordinate, Grid
-from .layout import Box, Placement, Route, Shard, run_boxes, shard_box
+from .layout import Box, Route, run_boxes
+from .matrix import Matrix
 
 Interval = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """One parameter as the plan sees it.
-
-    ``shape`` is the whole matrix; ``cut`` says how the tensor-parallel axis holds it; ``group`` is the
-    optimizer's parameter group; ``dtype`` is that of the parameter and ``grad_dtype`` that of its gradient.
-    """
-
-    index: int
-    name: str
-    shape: tuple[int, int]
-    cut: Placement
-    group: int = 0
-    dtype: torch.dtype = torch.float32
-    grad_dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A matrix's place in a bucket.
 
-    ``offset`` and ``size`` are elements of the flat buffer, the same at every tensor-parallel position:
-    ``size`` is the largest piece that any of them holds. ``workers`` are the positions along the bucket's
-    axis that orthogonalize the matrix. ``route`` leads from one rank's tensor-parallel piece to the whole
-    matrix.
+    ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:
+    ``size`` is the largest piece that any of them holds. ``workers`` are the positions in the bucket's group
+    that orthogonalize the matrix. ``route`` leads from what a worker has after the bucket's own route to the
+    whole matrix.
     """
 
     matrix: Matrix
@@ -50,15 +35,10 @@ class Entry:
     workers: range
     route: Route
 
-    def box(self, at: Coordinate, axis: str = "tp") -> Box:
-        """The rectangle of the whole matrix that the parameter on this rank holds."""
-        return shard_box(self.matrix.shape, self.matrix.cut, at[axis], at.size(axis))
-
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one rank keeps of one matrix: elements ``inside`` of its own tensor, at ``kept`` of its
-    storage."""
+    """What one rank keeps of one matrix: elements ``inside`` of its own piece, at ``kept`` of its storage."""
 
     entry: Entry
     inside: Interval
@@ -66,14 +46,13 @@ class Holding:
 
     @property
     def numel(self) -> int:
-        """Elements in the piece."""
+        """Elements that the rank keeps."""
         return self.inside[1] - self.inside[0]
 
 
 @dataclass(frozen=True, slots=True)
 class DistMeta:
-    """A matrix's entry in the master plan, as one rank reads it (the names are those of Moonshot's proof of
-    concept).
+    """A matrix's entry in the master plan, as one rank reads it, by the names of Moonshot's proof of concept.
 
     Ranges are half-open, in elements: ``global_range`` in the bucket's flat buffer, ``local_range`` in the
     slice of it that this rank keeps (empty where the rank keeps nothing of the matrix). ``shape`` is this
@@ -83,7 +62,7 @@ class DistMeta:
 
     name: str
     shape: tuple[int, ...]
-    global_shape: tuple[int, int]
+    global_shape: tuple[int, ...]
     tp_dim: int | None
     buffer_idx: int
     bucket_idx: int
@@ -93,110 +72,153 @@ class DistMeta:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Matrices that travel together, and the three routes of their flat buffer along one axis.
+    """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
-    ``storage`` is how the axis holds gradient, momentum and update between steps. ``gradient`` leads from the
-    gradients a step is handed to storage; ``compute`` from storage to where matrices are whole along the
-    axis; ``parameter`` from storage to the parameters as the model keeps them. ``size`` is in elements, a
-    multiple of the ranks on the axis; ``summands`` is how many local gradients the gradient route adds up.
+    ``handed`` is how gradients come and parameters are kept by the model, ``storage`` how gradient, momentum and
+    update are kept between steps, ``worked`` where matrices are to be orthogonalized. ``gradient`` leads from
+    handed to storage, ``compute`` from storage to worked, ``parameter`` from storage to handed. ``axes`` name the
+    group in which the workers of an entry are counted. ``summands`` is how many local gradients the gradient route
+    adds up. ``phases`` name the compute route, out and back.
     """
 
     index: int
     buffer: int
-    axis: str
-    size: int
+    axes: tuple[str, ...]
     entries: tuple[Entry, ...]
-    storage: Placement
+    handed: Layout
+    storage: Layout
+    worked: Layout
     gradient: Route
     compute: Route
     parameter: Route
     summands: int = 1
+    phases: tuple[str, str] = ("dp gather", "dp slice")
 
-    def kept(self, at: Coordinate) -> Interval:
-        """The interval of the flat buffer that this rank keeps between steps."""
-        box = shard_box((self.size,), self.storage, at[self.axis], at.size(self.axis))
-        return box.offset[0], box.offset[0] + box.shape[0]
+    def length(self, layout: Layout, at: Coordinate) -> int:
+        """Elements of this rank's flat buffer under a layout."""
+        return layout.length(self.entries, at)
+
+    def spots(self, layout: Layout, at: Coordinate) -> tuple[Spot, ...]:
+        """What this rank's flat buffer holds of each matrix under a layout, one spot an entry."""
+        return tuple(layout.spots(self.entries, at))
 
     def holdings(self, at: Coordinate) -> tuple[Holding, ...]:
-        """What this rank keeps of each matrix, one piece an entry, empty ones included.
+        """What this rank keeps of each matrix between steps, one an entry, empty ones included."""
+        return tuple(_holding(self, spot) for spot in self.spots(self.storage, at))
 
-        An interval intersection: the matrix's own elements in the buffer against the slice this rank keeps.
+    def desks(self, at: Coordinate) -> tuple[Spot | None, ...]:
+        """Where this rank works on each matrix, one an entry; None where it does not.
+
+        It follows from the coordinate, never from data. The box has the shape in which the matrix lies there.
         """
-        start, stop = self.kept(at)
-        return tuple(_holding(entry, start, stop, at) for entry in self.entries)
+        spots = self.spots(self.worked, at)
+        return tuple(_desk(self, spot, at) if self.works_on(spot.entry, at) else None for spot in spots)
+
+    def works_on(self, entry: Entry, at: Coordinate) -> bool:
+        """Whether this rank orthogonalizes the matrix."""
+        return at.position(*self.axes) in entry.workers
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The bucket's part of the master plan, as this rank reads it."""
-        return tuple(_dist_meta(self, holding, at) for holding in self.holdings(at))
-
-    def works_on(self, entry: Entry, at: Coordinate) -> bool:
-        """Whether this rank orthogonalizes the matrix. It follows from the coordinate, never from data."""
-        return at[self.axis] in entry.workers
+        pairs = zip(self.spots(self.handed, at), self.holdings(at), strict=True)
+        return tuple(_dist_meta(self, spot, held) for spot, held in pairs)
 
     @property
-    def padding(self) -> int:
-        """Elements of the flat buffer that belong to no matrix, at the tensor-parallel position that holds
-        most."""
-        return self.size - sum(entry.size for entry in self.entries)
+    def sides(self) -> list[tuple[int, int]]:
+        """Rows and columns of each matrix."""
+        return [entry.matrix.sides for entry in self.entries]
+
+    def padding(self, at: Coordinate) -> int:
+        """Elements of this rank's handed buffer that belong to no matrix."""
+        held = sum(spot.box.numel for spot in self.spots(self.handed, at))
+        return self.length(self.handed, at) - held
 
 
-def _holding(entry: Entry, start: int, stop: int, at: Coordinate) -> Holding:
-    numel = entry.box(at).numel
-    low = max(0, min(start - entry.offset, numel))
-    high = max(low, min(stop - entry.offset, numel))
-    if low == high:
-        return Holding(entry, (0, 0), (0, 0))
-    return Holding(entry, (low, high), (entry.offset + low - start, entry.offset + high - start))
+def _holding(bucket: Bucket, spot: Spot) -> Holding:
+    start = spot.box.offset[0] if isinstance(bucket.storage, Slices) else 0
+    return Holding(spot.entry, (start, start + spot.box.numel) if spot.box.numel else (0, 0), spot.interval)
 
 
-def _dist_meta(bucket: Bucket, holding: Holding, at: Coordinate) -> DistMeta:
-    entry, cut = holding.entry, holding.entry.matrix.cut
+def _desk(bucket: Bucket, spot: Spot, at: Coordinate) -> Spot:
+    matrix = spot.entry.matrix
+    whole = isinstance(bucket.worked, Whole) and bucket.worked.frame == "matrix"
+    return Spot(
+        spot.entry, spot.offset, Box((0,) * len(matrix.shape), matrix.shape) if whole else matrix.box(at)
+    )
+
+
+def _dist_meta(bucket: Bucket, spot: Spot, held: Holding) -> DistMeta:
+    matrix = spot.entry.matrix
+    cut = matrix.cut("tp")
     return DistMeta(
-        name=entry.matrix.name,
-        shape=entry.box(at).shape,
-        global_shape=entry.matrix.shape,
-        tp_dim=cut.dim if isinstance(cut, Shard) else None,
+        name=matrix.name,
+        shape=spot.box.shape,
+        global_shape=matrix.shape,
+        tp_dim=None if cut is None else cut.dim,
         buffer_idx=bucket.buffer,
         bucket_idx=bucket.index,
-        global_range=(entry.offset, entry.offset + entry.box(at).numel),
-        local_range=holding.kept,
+        global_range=spot.interval,
+        local_range=held.kept,
     )
 
 
 def holding_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
-    """The rectangles of the whole matrix that a piece covers, in the order of its elements."""
-    frame = holding.entry.box(at)
+    """The rectangles of the whole matrix, by rows and columns, that a holding covers, in the order of its elements.
+
+    A piece that is empty has none.
+    """
+    frame = flat_frame(holding.entry.matrix, at)
     if not holding.numel:
         return ()
     shape = (frame.shape[0], frame.shape[1])
     return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *holding.inside))
 
 
-def largest_piece(matrix: Matrix, parts: int) -> int:
-    """Elements of the largest piece of ``matrix`` that any of ``parts`` tensor-parallel ranks holds."""
-    return max(shard_box(matrix.shape, matrix.cut, position, parts).numel for position in range(parts))
+def flat_frame(matrix: Matrix, at: Coordinate) -> Box:
+    """The rank's piece as a rectangle of rows and columns: further dimensions count as columns.
+
+    They are whole in every piece, so that a run of the second dimension is a run of columns.
+    """
+    box, (rows, columns) = matrix.box(at), matrix.sides
+    lead = len(box.shape) - 2 if (rows, columns) == matrix.shape[-2:] else 0
+    if not box.numel:
+        return Box((0, 0), (0, 0))
+    inner = math.prod(box.shape[lead + 2 :])
+    return Box(
+        (box.offset[lead], box.offset[lead + 1] * inner), (box.shape[lead], math.prod(box.shape[lead + 1 :]))
+    )
 
 
-def fill_buckets(matrices: Sequence[Matrix], grid: Grid, bucket_bytes: int) -> Iterator[tuple[Matrix, ...]]:
+def largest_piece(matrix: Matrix, grid: Grid) -> int:
+    """Elements of the largest piece of ``matrix`` that any tensor-parallel position holds."""
+    return max(matrix.box(grid.at(grid.rank({"tp": place}))).numel for place in range(grid.size("tp")))
+
+
+def fill_buckets(
+    matrices: Sequence[Matrix], weights: Sequence[int], bucket_bytes: int
+) -> Iterator[tuple[Matrix, ...]]:
     """Cut ``matrices``, in order, into runs that share group and dtypes and weigh at most ``bucket_bytes``.
 
-    Bytes are those of the gradient, per tensor-parallel rank. A matrix heavier than the cap gets a bucket of
-    its own.
+    ``weights`` are the bytes of each matrix. One heavier than the cap gets a bucket of its own.
     """
     run: list[Matrix] = []
-    weight = 0
-    for matrix in sorted(matrices, key=_buffer_key):
-        heavy = largest_piece(matrix, grid.size("tp")) * matrix.grad_dtype.itemsize
-        if run and (_buffer_key(matrix)[:-1] != _buffer_key(run[0])[:-1] or weight + heavy > bucket_bytes):
+    load = 0
+    for matrix, weight in sorted(zip(matrices, weights, strict=True), key=lambda pair: _order(pair[0])):
+        if run and (buffer_key(matrix) != buffer_key(run[0]) or load + weight > bucket_bytes):
             yield tuple(run)
-            run, weight = [], 0
+            run, load = [], 0
         run.append(matrix)
-        weight += heavy
+        load += weight
     if run:
         yield tuple(run)
 
 
-def _buffer_key(matrix: Matrix) -> tuple[int, str, str, int]:
+def buffer_key(matrix: Matrix) -> tuple[int, torch.dtype, torch.dtype]:
+    """What the matrices of a buffer have in common: optimizer group and dtypes."""
+    return matrix.group, matrix.dtype, matrix.grad_dtype
+
+
+def _order(matrix: Matrix) -> tuple[int, str, str, int]:
     return matrix.group, str(matrix.dtype), str(matrix.grad_dtype), matrix.index
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from ..errors import GridError
 
@@ -91,13 +92,25 @@ class Coordinate(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self.grid.axes)
 
-    def size(self, axis: str) -> int:
-        """Ranks along ``axis``."""
-        return self.grid.size(axis)
+    def size(self, *axes: str) -> int:
+        """Ranks along the axes together."""
+        return math.prod(self.grid.size(axis) for axis in axes)
 
-    def group(self, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from this one in ``axis`` alone, itself included, in order of position."""
-        return tuple(self.grid.rank({**self, axis: position}) for position in range(self.size(axis)))
+    def position(self, *axes: str) -> int:
+        """This rank's place in its group over the axes."""
+        place = 0
+        for axis in axes:
+            place = place * self.grid.size(axis) + self[axis]
+        return place
+
+    def group(self, *axes: str) -> tuple[int, ...]:
+        """The ranks that differ from this one in ``axes`` alone, itself included, in order of position."""
+        places = product(*(range(self.grid.size(axis)) for axis in axes))
+        return tuple(self.grid.rank({**self, **dict(zip(axes, place, strict=True))}) for place in places)
+
+    def peers(self, *axes: str) -> tuple[Coordinate, ...]:
+        """The group over the axes, as coordinates."""
+        return tuple(Coordinate(self.grid, rank) for rank in self.group(*axes))
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({', '.join(f'{axis}={at}' for axis, at in self.items())})"

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import GridError
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ class Route:
     (Replicate(), True)
     """
 
-    hops: tuple[Hop, ...]
+    hops: tuple[Hop | Exchange, ...]
     dtype: torch.dtype
 
     @property

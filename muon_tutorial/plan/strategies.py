@@ -1,10 +1,11 @@
 """Builders that turn matrices and a grid into a plan. Strategies differ in data, not in code.
 
-=============  =============================================================================================
-replicated     no hops along dp; every rank orthogonalizes everything (DDP with ``torch.optim.Muon``)
-zero1          flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
-               (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3)
-=============  =============================================================================================
+- ``replicated``: every rank orthogonalizes everything (DDP with ``torch.optim.Muon``): the baseline.
+- ``round_robin``: matrix ``i`` belongs to position ``i % dp``; the answers are shared by an all_reduce of a buffer
+  that is zero elsewhere, or by an all_gather (the first distributed Muon, KellerJordan/modded-nanogpt 2024).
+- ``zero1``: flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
+  (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3).
+- ``owner``: each matrix whole on exactly one rank and back, over any sharding, many in one exchange.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from typing import Literal
 import torch
 
 from ..errors import StrategyError
-from .bucket import Bucket, DistMeta, Entry, Matrix, fill_buckets, largest_piece, padded
+from .assign import imbalance, in_turn, longest_first, newton_schulz_cost
+from .bucket import Bucket, DistMeta, Entry, buffer_key, fill_buckets, largest_piece, padded
+from .exchange import Exchange, Layout, Pieces, Slices, Virtual, Whole
 from .grid import Coordinate, Grid
 from .layout import Hop, Partial, Placement, Replicate, Route, Shard
+from .matrix import Matrix
 
 WIRE = torch.bfloat16
 BUCKET_BYTES = 25_000_000
@@ -26,10 +30,9 @@ BUCKET_BYTES = 25_000_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything a step does, as data: which buckets, along which axis, held how.
+    """Everything a step does, as data: which buckets, held how, moved along which routes.
 
-    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over
-    dp.
+    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over dp.
     """
 
     strategy: str
@@ -41,6 +44,12 @@ class Plan:
         """The master plan as one rank reads it: one entry a matrix, in the order of the buckets."""
         return tuple(meta for bucket in self.buckets for meta in bucket.dist_meta(at))
 
+    def workers(self, matrix: int) -> tuple[int, ...]:
+        """The ranks that orthogonalize a matrix, by its index."""
+        coordinates = [self.grid.at(rank) for rank in self.grid.ranks]
+        found = next((b, e) for b in self.buckets for e in b.entries if e.matrix.index == matrix)
+        return tuple(at.rank for at in coordinates if found[0].works_on(found[1], at))
+
 
 Builder = Callable[..., Plan]
 """``(matrices, grid, **options) -> Plan``, with ``matrices: Sequence[Matrix]`` and ``grid: Grid``."""
@@ -48,31 +57,105 @@ Builder = Callable[..., Plan]
 
 def replicated(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BUCKET_BYTES) -> Plan:
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel."""
-    return _plan("replicated", matrices, grid, bucket_bytes, Replicate(), "averaged")
+
+    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+        entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
+        return _unmoved(index, buffer, entries, worked=Pieces(), compute=Route((), WIRE))
+
+    return _plan("replicated", matrices, grid, bucket_bytes, "averaged", bucket)
+
+
+def round_robin(
+    matrices: Sequence[Matrix],
+    grid: Grid,
+    *,
+    back: Literal["all_reduce", "all_gather"] = "all_reduce",
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Plan:
+    """Matrix ``i`` is orthogonalized at dp position ``i % dp``; everyone applies everything.
+
+    Args:
+        back: how the answers are shared: ``"all_reduce"`` of a buffer that is zero where the rank does not own
+            (as published), or ``"all_gather"``, at half the bytes.
+
+    Raises:
+        StrategyError: ``back`` is not known.
+    """
+    if back not in ("all_reduce", "all_gather"):
+        raise StrategyError(f'round_robin knows back="all_reduce" and back="all_gather"; got {back!r}')
+
+    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+        owners = [matrix.index % grid.size("dp") for matrix in run]
+        return (_summed if back == "all_reduce" else _collected)(index, buffer, run, grid, owners)
+
+    return _plan("round_robin", matrices, grid, bucket_bytes, "averaged", bucket)
 
 
 def zero1(
     matrices: Sequence[Matrix],
     grid: Grid,
     *,
-    gather: Literal["all"] = "all",
+    gather: Literal["all", "boundary"] = "all",
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Plan:
     """Momentum cut over dp in flat buckets; each rank orthogonalizes the matrices its slice touches.
 
     Args:
-        gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does.
+        gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does; ``"boundary"``
+            only the matrices that straddle a slice boundary, to the ranks that keep a part of them.
         bucket_bytes: most gradient bytes in a bucket, per tensor-parallel rank; 25 MB unless told.
 
     Raises:
         StrategyError: ``gather`` is not known.
     """
-    if gather != "all":
-        raise StrategyError(f'zero1 knows gather="all"; got {gather!r}')
-    return _plan("zero1", matrices, grid, bucket_bytes, Shard(0), "local")
+    if gather not in ("all", "boundary"):
+        raise StrategyError(f'zero1 knows gather="all" and gather="boundary"; got {gather!r}')
+
+    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+        dp = grid.size("dp")
+        sizes = [largest_piece(matrix, grid) for matrix in run]
+        size = padded(sum(sizes), dp)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        workers = [_touching(start, n, size, dp) for start, n in zip(starts, sizes, strict=True)]
+        return _sliced(index, buffer, _virtual_entries(run, grid, workers), grid, size, gather)
+
+    return _plan("zero1", matrices, grid, bucket_bytes, "local", bucket)
 
 
-STRATEGIES: dict[str, Builder] = {"replicated": replicated, "zero1": zero1}
+def owner(
+    matrices: Sequence[Matrix],
+    grid: Grid,
+    *,
+    assign: Literal["longest_first", "in_turn"] | Sequence[int] = "longest_first",
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Plan:
+    """Each matrix whole on exactly one rank and back, over any sharding; one exchange a bucket each way.
+
+    Args:
+        assign: ``"longest_first"`` balances Newton–Schulz cost over the ranks, ``"in_turn"`` goes by index, and a
+            sequence names the rank of each matrix.
+
+    Raises:
+        StrategyError: ``assign`` is not known, or names ranks that are not on the grid.
+    """
+    loads = [0] * grid.world_size
+
+    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
+        owners = _owners(assign, run, costs, loads)
+        for cost, rank in zip(costs, owners, strict=True):
+            loads[rank] += cost
+        return _exchanged(index, buffer, run, grid, owners)
+
+    return _plan("owner", matrices, grid, bucket_bytes, "averaged", bucket, any_cut=True)
+
+
+STRATEGIES: dict[str, Builder] = {
+    "replicated": replicated,
+    "round_robin": round_robin,
+    "zero1": zero1,
+    "owner": owner,
+}
 
 
 def find_builder(strategy: str | Builder) -> Builder:
@@ -88,71 +171,196 @@ def find_builder(strategy: str | Builder) -> Builder:
     return STRATEGIES[strategy]
 
 
+def plan_imbalance(plan: Plan) -> float:
+    """Makespan of Newton–Schulz over its mean, if all buckets ran at once: 1.0 is perfect."""
+    costs = [newton_schulz_cost(sides) for bucket in plan.buckets for sides in bucket.sides]
+    owners = [entry.workers.start for bucket in plan.buckets for entry in bucket.entries]
+    axes = plan.buckets[0].axes if plan.buckets else ()
+    return imbalance(costs, owners, plan.grid.at(0).size(*axes))
+
+
 def _plan(
     name: str,
     matrices: Sequence[Matrix],
     grid: Grid,
     bucket_bytes: int,
-    storage: Placement,
     expects: Literal["local", "averaged"],
+    bucket: Callable[[int, int, Sequence[Matrix]], Bucket],
+    any_cut: bool = False,
 ) -> Plan:
-    runs = fill_buckets(matrices, grid, bucket_bytes)
-    buffers: dict[tuple[int, torch.dtype, torch.dtype], int] = {}
-    buckets = []
-    for index, run in enumerate(runs):
-        key = run[0].group, run[0].dtype, run[0].grad_dtype
-        buffer = buffers.setdefault(key, len(buffers))
-        buckets.append(_bucket(index, buffer, run, grid, storage, expects))
+    if not any_cut:
+        _check_only_tp_cuts(name, matrices)
+    weights = [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in matrices]
+    runs = list(fill_buckets(matrices, weights, bucket_bytes))
+    buffers = list(dict.fromkeys(buffer_key(run[0]) for run in runs))
+    buckets = [bucket(index, buffers.index(buffer_key(run[0])), run) for index, run in enumerate(runs)]
     return Plan(name, grid, tuple(buckets), expects)
 
 
-def _bucket(
-    index: int,
-    buffer: int,
-    run: Sequence[Matrix],
-    grid: Grid,
-    storage: Placement,
-    expects: Literal["local", "averaged"],
-) -> Bucket:
-    dp = grid.size("dp")
-    sizes = [largest_piece(matrix, grid.size("tp")) for matrix in run]
-    size = padded(sum(sizes), dp)
-    entries = tuple(
-        Entry(
-            matrix,
-            sum(sizes[:i]),
-            sizes[i],
-            _workers(storage, sum(sizes[:i]), sizes[i], size, dp),
-            _tp_route(matrix, grid),
-        )
+def _check_only_tp_cuts(name: str, matrices: Sequence[Matrix]) -> None:
+    for matrix in matrices:
+        others = [axis for axis in matrix.axes if axis != "tp"]
+        if others:
+            raise StrategyError(
+                f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} takes parameters that are whole "
+                "along every axis but 'tp'. For FSDP2 and other sharded parameters use strategy \"owner\""
+            )
+
+
+def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[Entry, ...]:
+    """Entries one after the other in the virtual buffer, each with its tensor-parallel route."""
+    sizes = [largest_piece(matrix, grid) for matrix in run]
+    return tuple(
+        Entry(matrix, sum(sizes[:i]), sizes[i], workers[i], _tp_route(matrix, grid))
         for i, matrix in enumerate(run)
     )
-    handed: Placement = Partial() if expects == "local" else Replicate()
+
+
+def _unmoved(index: int, buffer: int, entries: tuple[Entry, ...], worked: Layout, compute: Route) -> Bucket:
+    """A bucket whose gradients and parameters stay as the model holds them."""
+    first = entries[0].matrix
+    here = Pieces()
+    nothing = Route((), first.grad_dtype), Route((), first.dtype)
+    return Bucket(index, buffer, ("dp",), entries, here, here, worked, nothing[0], compute, nothing[1])
+
+
+def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+    """Out: everyone keeps the buffer, zeros where it does not own. Back: the sum."""
+    entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
+    size = padded(sum(entry.size for entry in entries), 1)
+    compute = _route(grid, "dp", Replicate(), Partial(), size, WIRE)
     return Bucket(
         index=index,
         buffer=buffer,
-        axis="dp",
-        size=size,
+        axes=("dp",),
         entries=entries,
-        storage=storage,
-        gradient=_route(grid, "dp", handed, storage, size, run[0].grad_dtype),
-        compute=_route(grid, "dp", storage, Replicate(), size, WIRE),
-        parameter=_route(grid, "dp", storage, Replicate(), size, run[0].dtype),
-        summands=dp if expects == "local" else 1,
+        handed=Virtual(size),
+        storage=Virtual(size),
+        worked=Virtual(size),
+        gradient=Route((), run[0].grad_dtype),
+        compute=compute,
+        parameter=Route((), run[0].dtype),
+        phases=("keep", "updates all_reduce"),
     )
 
 
-def _workers(storage: Placement, offset: int, size: int, total: int, parts: int) -> range:
-    """Positions whose slice of the buffer touches the matrix; all of them where the buffer is not cut."""
-    if not isinstance(storage, Shard) or size == 0:
-        return range(parts)
+def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+    """Out: everyone keeps its own segment of the buffer, one a position. Back: all segments, one after the other."""
+    dp = grid.size("dp")
+    sizes = [largest_piece(matrix, grid) for matrix in run]
+    filled = [sum(size for size, place in zip(sizes, owners, strict=True) if place == p) for p in range(dp)]
+    segment, ends = max(1, *filled), [0] * dp
+    entries = []
+    for matrix, size, place in zip(run, sizes, owners, strict=True):
+        offset = place * segment + ends[place]
+        entries.append(Entry(matrix, offset, size, range(place, place + 1), _tp_route(matrix, grid)))
+        ends[place] += size
+    whole = Virtual(dp * segment)
+    return Bucket(
+        index=index,
+        buffer=buffer,
+        axes=("dp",),
+        entries=tuple(entries),
+        handed=whole,
+        storage=whole,
+        worked=Slices("dp", whole.size),
+        gradient=Route((), run[0].grad_dtype),
+        compute=_route(grid, "dp", Replicate(), Shard(0), whole.size, WIRE),
+        parameter=Route((), run[0].dtype),
+        phases=("keep", "updates all_gather"),
+    )
+
+
+def _sliced(
+    index: int,
+    buffer: int,
+    entries: tuple[Entry, ...],
+    grid: Grid,
+    size: int,
+    gather: Literal["all", "boundary"],
+) -> Bucket:
+    """The virtual buffer, cut over dp between steps."""
+    first, slices = entries[0].matrix, Slices("dp", size)
+    worked: Layout = Virtual(size)
+    compute = _route(grid, "dp", Shard(0), Replicate(), size, WIRE)
+    if gather == "boundary":
+        worked = Whole(("dp",), "piece", "keepers")
+        compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
+    return Bucket(
+        index=index,
+        buffer=buffer,
+        axes=("dp",),
+        entries=entries,
+        handed=Virtual(size),
+        storage=slices,
+        worked=worked,
+        gradient=_route(grid, "dp", Partial(), Shard(0), size, first.grad_dtype),
+        compute=compute,
+        parameter=_route(grid, "dp", Shard(0), Replicate(), size, first.dtype),
+        summands=grid.size("dp"),
+    )
+
+
+def _exchanged(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+    """Own pieces out to the owners, whole matrices back."""
+    entries = tuple(
+        Entry(matrix, 0, matrix.numel, range(rank, rank + 1), Route((), WIRE))
+        for matrix, rank in zip(run, owners, strict=True)
+    )
+    worked = Whole(grid.axes, "matrix", "owner")
+    return Bucket(
+        index=index,
+        buffer=buffer,
+        axes=grid.axes,
+        entries=entries,
+        handed=Pieces(),
+        storage=Pieces(),
+        worked=worked,
+        gradient=Route((), run[0].grad_dtype),
+        compute=Route((Exchange(grid.axes, entries, Pieces(), worked),), WIRE),
+        parameter=Route((), run[0].dtype),
+        phases=("gather to owners", "scatter from owners"),
+    )
+
+
+def _owners(
+    assign: Literal["longest_first", "in_turn"] | Sequence[int],
+    run: Sequence[Matrix],
+    costs: Sequence[int],
+    loads: Sequence[int],
+) -> list[int]:
+    if assign == "longest_first":
+        return longest_first(costs, loads)
+    if assign == "in_turn":
+        return [matrix.index % len(loads) for matrix in run]
+    if isinstance(assign, str):
+        raise StrategyError(f'owner knows assign="longest_first" and assign="in_turn"; got {assign!r}')
+    owners = [assign[matrix.index] for matrix in run]
+    strange = [
+        (matrix.name, rank) for matrix, rank in zip(run, owners, strict=True) if not 0 <= rank < len(loads)
+    ]
+    if strange:
+        raise StrategyError(
+            f"{strange[0][0]} is assigned to {strange[0][1]}, which is not one of {len(loads)} ranks"
+        )
+    return owners
+
+
+def _touching(offset: int, size: int, total: int, parts: int) -> range:
+    """Positions whose slice of the buffer touches the matrix."""
     slice_size = total // parts
     return range(offset // slice_size, (offset + size - 1) // slice_size + 1)
 
 
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:
-    hop = Hop("tp", matrix.cut, Replicate(), matrix.shape)
-    return Route((hop,) if grid.size("tp") > 1 and matrix.cut != Replicate() else (), WIRE)
+    """From one rank's tensor-parallel piece to the whole matrix. A matrix that is part of a parameter may be cut
+    unevenly by an even cut of the parameter, so the lengths are stated."""
+    cut = matrix.cut("tp")
+    if cut is None or grid.size("tp") == 1:
+        return Route((), WIRE)
+    boxes = [matrix.box(grid.at(grid.rank({"tp": place}))) for place in range(grid.size("tp"))]
+    lengths = Shard(cut.dim, tuple(box.shape[cut.dim] if box.numel else 0 for box in boxes))
+    return Route((Hop("tp", lengths, Replicate(), matrix.shape),), WIRE)
 
 
 def _route(grid: Grid, axis: str, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:

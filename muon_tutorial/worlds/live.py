@@ -46,6 +46,12 @@ def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout
     return mesh
 
 
+def group_timeout(group: dist.ProcessGroup) -> float:
+    """The timeout of a group's collectives, in seconds."""
+    backend = group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
+    return backend.options._timeout.total_seconds()
+
+
 @dataclass(slots=True, eq=False)
 class _Ticket:
     request: Collective
@@ -60,6 +66,7 @@ class LiveWorld:
     mesh: DeviceMesh
     observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
     at: Coordinate = field(init=False)
+    _groups: dict[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = self.mesh.mesh_dim_names
@@ -103,9 +110,23 @@ class LiveWorld:
         for observer in self.observers:
             observer(request, self.at)
         received = torch.empty(request.receive, dtype=request.dtype, device=self._device(request))
-        group = self.mesh.get_group(request.axis)
+        group = self._group(request.axes)
         work = _CALLS[request.kind](request, received, group, async_op)
         return _Ticket(request, received if request.receive else None, work)
+
+    def _group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
+        """The process group over one axis or several; one over several is made when first asked for."""
+        axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
+        if len(axes) == 1:
+            return self.mesh.get_group(axes[0])
+        if axes not in self._groups:
+            self._groups[axes] = self._join(axes)
+        return self._groups[axes]
+
+    def _join(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
+        ranks = self.mesh.mesh.flatten()[list(self.at.group(*axes))].tolist()
+        timeout = timedelta(seconds=group_timeout(self.mesh.get_group(axes[0])))
+        return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
 
     def _device(self, request: Collective) -> torch.device:
         if request.send is not None:

@@ -180,7 +180,7 @@ class LocalWorld:
         ticket, at = _Ticket(request, number), self.grid.at(number)
         for observer in self.observers:
             observer(request, at)
-        self._queues[at.group(request.axis)][number].append(ticket)
+        self._queues[at.group(*request.axes)][number].append(ticket)
         return ticket
 
     def _answer(self, group: tuple[int, ...]) -> Event:
@@ -225,7 +225,7 @@ def _signature(request: Collective) -> tuple:
         if request.kind in ("all_to_all", "scatter", "broadcast") or request.send is None
         else request.send.numel()
     )
-    return request.kind, request.axis, request.dtype, request.root, request.label, size, sent
+    return request.kind, request.axes, request.dtype, request.root, request.label, size, sent
 
 
 def _sizes_agree(requests: list[Collective]) -> bool:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from muon_tutorial.engine import walk
 from muon_tutorial.engine.collective import Collective, Walk
 from muon_tutorial.errors import MismatchError, RequestError
-from muon_tutorial.plan.bucket import Matrix
 from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Placement, Replicate, Shard
+from muon_tutorial.plan.layout import Shard
+from muon_tutorial.plan.matrix import Cut, Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Plan
 from muon_tutorial.stepping import Slot, Stepper
 from muon_tutorial.worlds.local import LocalWorld
@@ -34,7 +34,7 @@ GROUP = {
 def plans(draw: st.DrawFn) -> Plan:
     grid = Grid.of(dp=draw(st.integers(1, 4)), tp=draw(st.integers(1, 3)))
     sides = st.integers(1, 9)
-    cuts: st.SearchStrategy[Placement] = st.sampled_from((Shard(0), Shard(1), Replicate()))
+    cuts: st.SearchStrategy[tuple[Cut, ...]] = st.sampled_from(((("tp", Shard(0)),), (("tp", Shard(1)),), ()))
     matrices = [
         Matrix(index, f"m{index}", (draw(sides), draw(sides)), draw(cuts))
         for index in range(draw(st.integers(1, 6)))
@@ -54,7 +54,7 @@ def _slots(plan: Plan, rank: int) -> list[Slot]:
     entries = sorted(
         (e for bucket in plan.buckets for e in bucket.entries), key=lambda entry: entry.matrix.index
     )
-    params = [torch.nn.Parameter(torch.ones(entry.box(plan.grid.at(rank)).shape)) for entry in entries]
+    params = [torch.nn.Parameter(torch.ones(entry.matrix.box(plan.grid.at(rank)).shape)) for entry in entries]
     for param in params:
         param.grad = torch.ones_like(param)
     return [Slot(param, GROUP, {}) for param in params]
@@ -68,7 +68,7 @@ def sequences(plan: Plan, window: int) -> dict[tuple[int, ...], list[list[str]]]
 
 
 def _over(requests: list[Collective], axis: str) -> list[str]:
-    return [f"{request.kind} {request.label}" for request in requests if request.axis == axis]
+    return [f"{request.kind} {request.label}" for request in requests if axis in request.axes]
 
 
 @given(plans(), st.integers(1, 4))
@@ -95,7 +95,7 @@ def torn_plan() -> Plan:
     """Two buckets on a 2×2 grid: one dp position works on one matrix and the other on four, then the
     reverse."""
     rows = (16, 2, 2, 2, 2, 2, 2, 16)
-    matrices = [Matrix(index, f"m{index}", (rows[index], 4), Shard(0)) for index in range(8)]
+    matrices = [Matrix(index, f"m{index}", (rows[index], 4), (("tp", Shard(0)),)) for index in range(8)]
     return STRATEGIES["zero1"](matrices, Grid.of(dp=2, tp=2), bucket_bytes=(32 + 3 * 4) * 4)
 
 

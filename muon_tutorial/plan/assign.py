@@ -1,0 +1,46 @@
+"""Who orthogonalizes what. Costs are floating-point operations of one Newton–Schulz iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def newton_schulz_cost(sides: tuple[int, int]) -> int:
+    """Operations of one quintic iteration on an s×l matrix, s ≤ l: ``4s²l + 2s³``."""
+    short, long = min(sides), max(sides)
+    return 4 * short * short * long + 2 * short**3
+
+
+def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
+    """Give each job to the position with the least work of this round, the costliest jobs first.
+
+    ``loads`` is what each position carries from earlier rounds: it decides between equals, then the lower
+    position does. The makespan of a round is at most 4/3 of the best possible (Graham 1969, "Bounds on
+    multiprocessing timing anomalies").
+
+    >>> longest_first([1, 4, 1, 1, 1], [0, 0])
+    [1, 0, 1, 1, 1]
+    """
+    owners, work = [0] * len(costs), [0] * len(loads)
+    for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
+        owner = min(range(len(loads)), key=lambda position: (work[position], loads[position], position))
+        owners[job] = owner
+        work[owner] += costs[job]
+    return owners
+
+
+def in_turn(jobs: int, positions: int, first: int = 0) -> list[int]:
+    """Give the i-th job to position ``i % positions``: the index order of the first distributed Muon.
+
+    >>> in_turn(5, 3)
+    [0, 1, 2, 0, 1]
+    """
+    return [(first + job) % positions for job in range(jobs)]
+
+
+def imbalance(costs: Sequence[int], owners: Sequence[int], positions: int) -> float:
+    """Makespan over mean load: 1.0 is perfect, ``positions`` is one rank doing everything."""
+    work = [
+        sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == p) for p in range(positions)
+    ]
+    return max(work) * positions / total if (total := sum(work)) else 1.0

@@ -1,0 +1,107 @@
+"""One matrix as the plan sees it: its shape, how axes cut it, and where it lies in its parameter.
+
+Knows shapes and boxes. Refuses to know data, ranks and process groups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .grid import Coordinate
+from .layout import Box, Shard, shard_box
+
+Cut = tuple[str, Shard]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a matrix lies in a parameter that holds several: which one, of which shape, from which offset on."""
+
+    param: int
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What Newton–Schulz is to orthogonalize at once.
+
+    ``shape`` is the whole matrix, as it lies in its parameter (a convolution's has four dimensions); ``cuts`` say
+    along which axes ranks hold runs of the *parameter*, outermost first; axes that are not named hold it whole.
+    ``group`` is the optimizer's parameter group; ``dtype`` is that of the parameter and ``grad_dtype`` that of its
+    gradient. ``part`` is None where the matrix is a whole parameter, the ``index``-th.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    cuts: tuple[Cut, ...] = ()
+    group: int = 0
+    dtype: torch.dtype = torch.float32
+    grad_dtype: torch.dtype = torch.float32
+    part: Part | None = None
+
+    @property
+    def param(self) -> int:
+        """The index of the parameter that holds the matrix."""
+        return self.index if self.part is None else self.part.param
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole matrix."""
+        return math.prod(self.shape)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Rows and columns, as Newton–Schulz sees them.
+
+        Further dimensions count as columns; leading ones that a part has of length 1 do not count.
+        """
+        shape = self.shape
+        while self.part is not None and len(shape) > 2 and shape[0] == 1:
+            shape = shape[1:]
+        return shape[0], math.prod(shape[1:])
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that cut the parameter."""
+        return tuple(axis for axis, _ in self.cuts)
+
+    def cut(self, axis: str) -> Shard | None:
+        """How one axis cuts the parameter, or None."""
+        return dict(self.cuts).get(axis)
+
+    def box(self, at: Coordinate) -> Box:
+        """The box of the matrix that the parameter on this rank holds; of no elements where it holds none."""
+        return self._mine(at).seen_from(self._place())
+
+    def slices(self, at: Coordinate) -> tuple[slice, ...]:
+        """Where that box lies in the parameter as this rank holds it."""
+        return self._mine(at).seen_from(self._held(at)).slices
+
+    def _place(self) -> Box:
+        offset = (0,) * len(self.shape) if self.part is None else self.part.offset
+        return Box(offset, self.shape)
+
+    def _held(self, at: Coordinate) -> Box:
+        return held_box(self.shape if self.part is None else self.part.shape, self.cuts, at)
+
+    def _mine(self, at: Coordinate) -> Box:
+        return self._held(at).overlap(self._place())
+
+
+def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> Box:
+    """The box of a tensor of ``shape`` that a rank holds after cuts one within the other.
+
+    >>> from .grid import Grid
+    >>> at = Grid.of(dp=2, tp=2).at(3)
+    >>> held_box((8, 4), (("tp", Shard(0)), ("dp", Shard(0))), at)
+    Box(offset=(6, 0), shape=(2, 4))
+    """
+    box = Box((0,) * len(shape), shape)
+    for axis, shard in cuts:
+        box = shard_box(box.shape, shard, at[axis], at.size(axis)).shifted(box.offset)
+    return box
