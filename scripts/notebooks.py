@@ -63,7 +63,7 @@ def built_path(source: Path) -> Path:
 
 def read_text(text: str) -> NotebookNode:
     """The notebook a py:percent text describes: no outputs, ids from position and title."""
-    notebook = jupytext.reads(text, fmt="py:percent")
+    notebook = jupytext.reads(text.strip(), fmt="py:percent")
     notebook.metadata = NotebookNode(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for cell, name in zip(notebook.cells, _cell_ids(notebook.cells), strict=True):
@@ -106,6 +106,15 @@ def run(
         NotebookProblemsError: the guards found what papermill does not look for.
     """
     refuse(undeclared_parameters(notebook, parameters or ()))
+    executed = execute(notebook, parameters, before)
+    refuse(find_problems(executed))
+    return executed
+
+
+def execute(
+    notebook: NotebookNode, parameters: Mapping[str, Any] | None = None, before: Sequence[str] = ()
+) -> NotebookNode:
+    """As ``run``, without looking at what came of it: for those who want to see what the guards see."""
     notebook = nbformat.from_dict(notebook)
     hidden = [_hidden_cell(number, source) for number, source in enumerate((*before, WATCH))]
     notebook.cells = [*hidden, *notebook.cells]
@@ -119,7 +128,6 @@ def run(
             execution_timeout=CELL_LIMIT,
         )
     executed.cells = executed.cells[len(hidden) :]
-    refuse(find_problems(executed))
     return executed
 
 
@@ -265,7 +273,7 @@ def check(source: Path, execute: bool = False) -> list[Problem]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
     chosen = sources(options.names)
     if not chosen:
         print(f"no text in {FOLDER / 'src'} starts with {options.names}", file=sys.stderr)

@@ -39,7 +39,7 @@ class Exercise:
     ...     return None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
     >>> double.check(...)
-    No answer yet. Replace ... with yours; without it, the cells below use the reference.
+    No answer yet. Replace ... with yours, or go on without.
     >>> double.check(5)
     Not yet. 2 + 2 is not 5. Hint: Count.
     >>> double.check(4)
@@ -54,7 +54,7 @@ class Exercise:
     def check(self, *answers: Any) -> Verdict:
         """Judge the answers of the exercise's stub, in its order."""
         if any(_is_open(answer) for answer in answers):
-            return Verdict(None, "Replace ... with yours; without it, the cells below use the reference.")
+            return Verdict(None, "Replace ... with yours, or go on without.")
         wrong = self.judge(*answers)
         if wrong is None:
             return Verdict(True, self.praise)

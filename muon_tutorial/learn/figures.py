@@ -40,9 +40,9 @@ def _tile_size(shape: tuple[int, int], columns: int, most: int) -> tuple[float, 
     return width, max(height, 48.0)
 
 
-def _write_header(axes: Axes, moment: Moment, left: float) -> None:
-    axes.text(left, 24, moment.title, size=11.5, weight="bold", va="center", color=INK)
-    axes.text(left, 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
+def _write_header(axes: Axes, moment: Moment, left: float, top: float = 0.0) -> None:
+    axes.text(left, top + 24, moment.title, size=11.5, weight="bold", va="center", color=INK)
+    axes.text(left, top + 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
 
 
 def _write_copy(axes: Axes, left: float, bottom: float, number: int, copies: int) -> None:
@@ -88,10 +88,27 @@ def draw_one_holder(moment: Moment, rank: int, shape: tuple[int, int], name: str
     width, height = 420.0, min(280.0, 420.0 * shape[0] / shape[1])
     figure, axes = blank(round(width) + 2 * _MARGIN, round(_HEADER - 14 + height + _MARGIN))
     mine = [held for held in moment.held if held.rank == rank and held.boxes]
-    _write_header(axes, Moment(f"Rank {rank}: {moment.title}", moment.what, ()), _MARGIN)
+    _write_header(axes, Moment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
     _draw_layer(axes, mine, shape, (_MARGIN, _HEADER - 14, width, height))
-    said = "; ".join(f"rank {held.rank} holds {say_held(held, shape)}" for held in mine)
-    return finish(figure, name, f"{moment.title}, {moment.what}: {said or f'rank {rank} holds nothing'}.")
+    return finish(figure, name, _describe_holder(moment, rank, shape))
+
+
+def draw_strip(moments: Sequence[Moment], rank: int, shape: tuple[int, int], name: str = "strip") -> Picture:
+    """What one rank holds at every moment, side by side in rows of three."""
+    width, height = 230.0, min(170.0, 230.0 * shape[0] / shape[1])
+    down, rows = _HEADER - 20 + height + 16, -(-len(moments) // 3)
+    figure, axes = blank(round(2 * _MARGIN + 3 * width + 2 * _GAP), round(rows * down + 12))
+    for number, moment in enumerate(moments):
+        left, top = _MARGIN + number % 3 * (width + _GAP), number // 3 * down
+        _write_header(axes, moment, left, top)
+        mine = [held for held in moment.held if held.rank == rank and held.boxes]
+        _draw_layer(axes, mine, shape, (left, top + _HEADER - 20, width, height))
+    return finish(figure, name, " ".join(_describe_holder(moment, rank, shape) for moment in moments))
+
+
+def _describe_holder(moment: Moment, rank: int, shape: tuple[int, int]) -> str:
+    mine = next((held for held in moment.held if held.rank == rank), Held(rank, ()))
+    return f"{moment.title}, {moment.what}: rank {rank} holds {say_held(mine, shape)}."
 
 
 def _describe(moment: Moment, shape: tuple[int, int]) -> str:

@@ -6,19 +6,14 @@ bits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..muon import Muon
-from ..plan.bucket import Matrix
-from ..plan.grid import Coordinate, Grid
-from ..plan.layout import Shard, shard_box
-from ..plan.strategies import Plan, zero1
-from ..worlds.live import build_mesh
+from .. import Coordinate, Grid, Matrix, Muon, Plan, Shard, build_mesh, zero1
+from ..plan.layout import shard_box
 from . import figures, measure
 from .checks import Exercise, numbers
 from .holdings import (
@@ -31,6 +26,7 @@ from .holdings import (
     weight_holdings,
 )
 from .picture import Picture
+from .widgets import Shell, choice, show, slider
 
 SHAPE = (48, 64)
 TP_DIM = 1
@@ -115,10 +111,10 @@ def moments_of(plan: Plan) -> list[Moment]:
     """The step, moment by moment: what each rank holds of the matrix."""
     return [
         Moment("1 · its weight", "before the step", weight_holdings(plan)),
-        Moment("2 · its gradient", "of its own data, for its own columns", weight_holdings(plan)),
-        Moment("3 · its momentum", "after the dp group has averaged and shared out", momentum_holdings(plan)),
+        Moment("2 · its gradient", "of its own data, for its columns", weight_holdings(plan)),
+        Moment("3 · its momentum", "gradients averaged, shared out over dp", momentum_holdings(plan)),
         Moment("4 · the whole matrix", "gathered, for Newton–Schulz", compute_holdings(plan)),
-        Moment("5 · its part of the update", "cut as the momentum is", momentum_holdings(plan)),
+        Moment("5 · its part of the update", "cut like the momentum", momentum_holdings(plan)),
         Moment("6 · its weight", "after the step, gathered over dp", weight_holdings(plan)),
     ]
 
@@ -130,6 +126,22 @@ def picture_of_moment(plan: Plan, moment: int, rank: int) -> Picture:
     )
 
 
+def picture_of_all_moments(plan: Plan, rank: int = 0) -> Picture:
+    """What one rank holds through the whole step: the film behind ``picture_of_moment``."""
+    return figures.draw_strip(moments_of(plan), rank, SHAPE, "lesson00-moments")
+
+
+def explore(plan: Plan, live: bool = True) -> Shell | Picture:
+    """A slider through the step and a button for each rank, over what that rank holds at that moment."""
+
+    def draw(moment: int, rank: int) -> Picture:
+        return picture_of_moment(plan, moment, rank)
+
+    moment = slider("moment", first=1, last=len(moments_of(plan)))
+    rank = choice("rank", {f"rank {number}": number for number in plan.grid.ranks})
+    return show(draw, picture_of_all_moments(plan), live, moment=moment, rank=rank)
+
+
 def say_report(reports: Sequence[RankReport]) -> str:
     """How many different contents the ranks hold, in words."""
     before, momentum, after = (
@@ -137,8 +149,8 @@ def say_report(reports: Sequence[RankReport]) -> str:
         for name in ("before", "momentum", "after")
     )
     return (
-        f"{len(reports)} ranks. Different pieces of the weight before: {before}; "
-        f"of the momentum: {momentum}; of the weight after: {after}."
+        f"{len(reports)} ranks sent back {before} different pieces of the weight before the step,\n"
+        f"{momentum} different pieces of the momentum, and {after} different pieces of the weight after it."
     )
 
 
@@ -198,6 +210,13 @@ class RankCost:
     memory: int
 
 
+def cost_alone(rank: int, seed: int, steps: int) -> float:
+    """Median seconds of one step of ``torch.optim.Muon`` on the whole matrix, in this process."""
+    parameter = torch.nn.Parameter(weight(seed))
+    parameter.grad = local_gradient(seed, 0)
+    return measure.median_seconds(torch.optim.Muon([parameter]).step, steps)
+
+
 def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> RankCost:
     """Time ``steps`` steps on this rank. Must be called by all ranks."""
     parameter = torch.nn.Parameter(my_columns(weight(seed), rank, tp))
@@ -206,19 +225,16 @@ def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> RankCos
     return RankCost(measure.median_seconds(muon.step, steps), measure.private_bytes())
 
 
-def say_cost(costs: Sequence[RankCost], first_start: float, next_start: float) -> str:
+def say_cost(costs: Sequence[RankCost], alone: float, first_start: float, next_start: float) -> str:
     """The measurements of this machine, in words."""
     slowest = max(cost.seconds for cost in costs)
     memory = max(cost.memory for cost in costs)
     return (
-        f"cores this notebook may use:  {measure.cores()}\n"
-        f"start of {len(costs)} ranks, first:     {first_start:.2f} s\n"
-        f"start of {len(costs)} ranks, next:      {next_start:.2f} s\n"
-        f"private memory of a rank:     {memory / 1e6:.0f} MB\n"
-        f"one Muon step, slowest rank:  {slowest * 1e3:.1f} ms"
+        f"cores this notebook may use   {measure.cores()}\n"
+        f"ranks                         {len(costs)}\n"
+        f"start of the ranks, first     {first_start:.2f} s\n"
+        f"start of the ranks, later     {next_start:.2f} s\n"
+        f"private memory of a rank      {memory / 1e6:.0f} MB\n"
+        f"one Muon step on the ranks    {slowest * 1e3:.1f} ms\n"
+        f"one Muon step in one process  {alone * 1e3:.1f} ms"
     )
-
-
-def greet(rank: int) -> int:
-    """The smallest thing a rank can do: return its process' number."""
-    return os.getpid()

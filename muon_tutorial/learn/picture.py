@@ -12,6 +12,7 @@ import io
 import re
 import textwrap
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -23,7 +24,12 @@ INK = "#1b1b1b"
 QUIET = "#595959"
 EMPTY = "#ececec"
 HOLDERS = ("#8cc9f0", "#f4b95f", "#7fcfb4", "#dda6c6", "#f0e68c", "#f0936a", "#c4c4c4", "#a9b8f4")
-_STYLE = {"svg.fonttype": "path", "font.family": "DejaVu Sans", "text.color": INK, "path.simplify": False}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "text.color": INK,
+    "path.simplify": False,
+}
 
 
 def holder_colour(rank: int) -> str:

@@ -23,6 +23,7 @@ class Shell:
     """Controls, and a picture that is drawn anew when one of them moves.
 
     A drawing that raises shows its error in place of the picture, where a reader and the guards see it.
+    ``still`` is what a notebook without a kernel shows: one picture that says what the moving one would.
 
     >>> from muon_tutorial.learn.picture import blank, finish
     >>> def draw(size):
@@ -33,8 +34,9 @@ class Shell:
     ('a card of 30', True)
     """
 
-    def __init__(self, draw: Callable[..., Picture], **controls: Any) -> None:
+    def __init__(self, draw: Callable[..., Picture], still: Picture | None = None, **controls: Any) -> None:
         self.controls: Mapping[str, Any] = controls
+        self.still = still
         self.canvas = ipywidgets.HTML()
         self.picture: Picture | None = None
         self.box = ipywidgets.VBox([*controls.values(), self.canvas])
@@ -52,20 +54,18 @@ class Shell:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
-        return {"text/plain": repr(self.picture), "text/html": self.canvas.value, _VIEW: view}
+        still = self.still or self.picture
+        page = still.html if still else self.canvas.value
+        return {"text/plain": repr(still), "text/html": page, _VIEW: view}
 
 
 def _error_card(text: str) -> str:
     return f'<pre title="{ERROR_MARK}">This picture could not be drawn.\n{html.escape(text)}</pre>'
 
 
-def show(draw: Callable[..., Picture], live: bool = True, **controls: Any) -> Shell | Picture:
-    """The picture under its controls; with ``live=False`` the picture alone, at their first values."""
-    return (
-        Shell(draw, **controls)
-        if live
-        else draw(**{name: control.value for name, control in controls.items()})
-    )
+def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **controls: Any) -> Shell | Picture:
+    """The picture under its controls; where no kernel runs, or with ``live=False``, the ``still``."""
+    return Shell(draw, still, **controls) if live else still
 
 
 def slider(label: str, last: int, first: int = 0, start: int | None = None) -> Any:

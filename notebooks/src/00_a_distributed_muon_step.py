@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# **Five minutes.** At the end you can say, for one matrix, which process holds which part of it before, during
-# and after a Muon step. And you have run that step on real processes, with a function of your own.
+# **Five minutes.** At the end you can say, for one matrix, which process holds which part of it before,
+# during and after a Muon step. And you have run that step on real processes, with a function of your own.
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
 #
@@ -10,7 +10,8 @@
 #
 # *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
 #
-# Run the cells from top to bottom. Where a cell holds `...`, it waits for your answer. You can also go on without.
+# Run the cells from top to bottom. Where a cell holds `...`, it waits for your answer. You can also go on
+# without.
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -24,16 +25,17 @@ widgets: bool = True
 import os
 import torch
 from muon_tutorial import Muon, build_mesh, launch
-from muon_tutorial.learn import lesson00 as lesson, measure, widgets as controls
+from muon_tutorial.learn import lesson00 as lesson, measure
 
 # %% [markdown]
 # ## Who holds the weight?
 #
-# A **process** is a running program with its own memory. No other process can look into it. Big models are trained by
-# many processes at once, and each has a number, its **rank**.
+# A **process** is a running program with its own memory. No other process can look into it. Big models are
+# trained by many processes at once, and each has a number, its **rank**.
 #
-# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) a matrix is *cut*: each rank has some of the
-# columns. Along **dp** (data parallel) it is *copied*: each rank sees other data, but has the same numbers.
+# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) a matrix is *cut*: each rank has
+# some of the columns. Along **dp** (data parallel) it is *copied*: each rank sees other data, but has the
+# same numbers.
 #
 # Here is one weight matrix, coloured by who holds it. Each colour is one rank.
 
@@ -44,10 +46,11 @@ lesson.picture_before(plan)
 # %% [markdown]
 # ## Start real processes
 #
-# You write a function; its first argument is the rank. `launch` starts the processes, runs your function in each of
-# them, and returns a list: what rank 0 returned, what rank 1 returned, and so on.
+# You write a function; its first argument is the rank. `launch` starts the processes, runs your function in
+# each of them, and returns a list: what rank 0 returned, what rank 1 returned, and so on.
 #
-# The numbers below are process numbers of your computer. They all differ, and none is that of this notebook.
+# The numbers below are process numbers of your computer. They all differ, and none is that of this
+# notebook.
 
 # %% tags=["volatile"]
 def greet(rank):
@@ -59,8 +62,9 @@ print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
 # %% [markdown]
 # ## Predict
 #
-# Muon remembers past gradients in a second matrix, the **momentum**, as large as the weight. To copy that, too, would
-# waste memory. With **ZeRO** nobody keeps a copy: what tp has cut, dp cuts once more, from top to bottom.
+# Muon remembers past gradients in a second matrix, the **momentum**, as large as the weight. To copy that,
+# too, would waste memory. With **ZeRO** nobody keeps a copy: what tp has cut, dp cuts once more, from top
+# to bottom.
 #
 # Look at the number in the last row and the last column.
 # Which ranks hold it in the weight? Which hold it in the momentum?
@@ -78,8 +82,8 @@ guess.check(weight_holders, momentum_holders)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The last column belongs to the last place along tp, and dp copies it. The last row of the momentum belongs to the
-# last place along dp, and nobody copies it.
+# The last column belongs to the last place along tp, and dp copies it. The last row of the momentum belongs
+# to the last place along dp, and nobody copies it.
 #
 # ```python
 # weight_holders = [rank for rank in range(dp * tp) if rank % tp == tp - 1]
@@ -110,8 +114,9 @@ print(lesson.say_report(reports))
 # %% [markdown]
 # ## The picture of your run
 #
-# Each letter stands for the bytes that a rank sent back. The same letter means the same bytes, down to the last bit.
-# Compare along dp: the weights are copies, before and after. The momentum is not: every rank has a letter of its own.
+# Each letter stands for the bytes that a rank sent back. The same letter means the same bytes, down to the
+# last bit. Compare along dp: the weights are copies, before and after. The momentum is not: every rank has
+# a letter of its own.
 
 # %%
 lesson.picture_of_run(plan, reports)
@@ -119,8 +124,8 @@ lesson.picture_of_run(plan, reports)
 # %% [markdown]
 # ## Is it the same answer?
 #
-# Now one process alone, with PyTorch's own `torch.optim.Muon`, the whole matrix and the mean of all gradients.
-# Beside it, the columns that the ranks sent back, put together.
+# Now one process alone, with PyTorch's own `torch.optim.Muon`, the whole matrix and the mean of all
+# gradients. Beside it, the columns that the ranks sent back, put together.
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -130,34 +135,31 @@ together = lesson.join_columns([report.after for report in reports[:tp]])
 print("the same bits:", torch.equal(together, alone.detach()))
 
 # %% [markdown]
-# No rank ever held the whole momentum, and yet no bit is different. The reason is in the next picture: for a moment
-# the ranks put the matrix together (4), because **orthogonalizing**, Muon's special step, needs all of it. Then each
-# keeps its part again. Move the slider through the step, and choose a rank.
+# No rank kept the whole momentum, and yet no bit is different. The reason is moment 4 in the next picture:
+# the ranks put the matrix together, because **orthogonalizing**, Muon's special step, needs all of it. Then
+# each keeps its part again. Move the slider through the step, and choose a rank.
 
 # %%
-controls.show(
-    lambda moment, rank: lesson.picture_of_moment(plan, moment, rank),
-    live=widgets,
-    moment=controls.slider("moment", first=1, last=6),
-    rank=controls.choice("rank", {f"rank {rank}": rank for rank in range(dp * tp)}),
-)
+lesson.explore(plan, live=widgets)
 
 # %% [markdown]
 # ## What it cost on your machine
 #
-# Starting processes, their memory, and one step. The step is slow for so small a matrix: most of the time the ranks
-# wait for messages. Later lessons measure when that changes.
+# Starting processes, their memory, and one step. Compare the last two lines: for so small a matrix, do many
+# processes help? Later lessons measure when they do.
 
 # %% tags=["volatile"]
 _, next_start = measure.timed(lambda: launch(greet, dp * tp, backend=backend))
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
-print(lesson.say_cost(costs, first_start, next_start))
+[alone_seconds] = launch(lesson.cost_alone, 1, args=(seed, steps))
+print(lesson.say_cost(costs, alone_seconds, first_start, next_start))
 
 # %% [markdown]
 # ## Recap
 #
 # - tp *cuts* a matrix, dp *copies* it. ZeRO makes dp cut the momentum as well.
-# - Every rank holds other bytes, and all together they take the step that one process would take, to the bit.
+# - Every rank holds other bytes, and all together they take the step that one process would take, to the
+# bit.
 # - In the middle of the step the whole matrix exists for a moment, on the ranks that orthogonalize it.
 #
 # **Quiz.** Answer with numbers. You can measure each of them with one line above.

@@ -1,0 +1,55 @@
+"""Exercises say what is wrong with this answer, and hint after a failed try."""
+
+from __future__ import annotations
+
+import pytest
+
+from muon_tutorial.learn.checks import Exercise, answer_or, numbers
+
+
+def no_negative(value: int) -> str | None:
+    return f"{value} is negative." if value < 0 else None
+
+
+def test_an_unanswered_stub_is_not_judged() -> None:
+    verdict = Exercise(no_negative, hints=("Think.",)).check(...)
+    assert verdict.passed is None
+    assert not verdict
+    assert "Think" not in repr(verdict)
+
+
+def test_hints_come_one_by_one_and_the_last_one_stays() -> None:
+    exercise = Exercise(no_negative, hints=("first", "second"))
+    said = [exercise.check(-1).message for _ in range(3)]
+    assert [message.split("Hint: ")[1] for message in said] == ["first", "second", "second"]
+
+
+def test_the_right_answer_is_praised_without_a_hint() -> None:
+    exercise = Exercise(no_negative, hints=("first",), praise="Positive.")
+    exercise.check(-1)
+    assert repr(exercise.check(1)) == "Right. Positive."
+
+
+def test_answer_or_says_aloud_that_it_uses_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer_or(3, ...) == 3
+    assert "reference" in capsys.readouterr().out
+    assert answer_or(3, 4) == 4
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("answers", "passed", "says"),
+    [
+        ({"a": 1, "b": 2}, True, ""),
+        ({"a": 1, "b": 3}, False, "b: 3 is not it. count b"),
+        ({"a": 0, "b": 3}, False, "a: 0 is not it. count a"),
+        ({"a": 1, "b": ...}, False, "Still open: b."),
+        ({"a": 1}, False, "Still open: b."),
+        ({"a": ..., "b": ...}, None, "Replace"),
+        ({"a": 1.0, "b": 2.0}, True, ""),
+    ],
+)
+def test_numbers_judges_each_answer_by_name(answers: dict, passed: bool | None, says: str) -> None:
+    verdict = numbers({"a": 1, "b": 2}, {"a": "count a", "b": "count b"}).check(answers)
+    assert verdict.passed is passed
+    assert says in verdict.message

@@ -1,0 +1,100 @@
+"""Pictures: one <img> with words, the same bytes for the same data, ids of their own, ink one can read."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import xml.dom.minidom
+
+import pytest
+
+from muon_tutorial import Grid, Matrix, Shard, zero1
+from muon_tutorial.learn import figures, holdings, picture
+from muon_tutorial.learn.holdings import Held, Moment
+from muon_tutorial.plan.layout import Box
+
+SHAPE = (12, 8)
+
+
+def moment(dp: int = 2, tp: int = 2) -> Moment:
+    plan = zero1([Matrix(0, "W", SHAPE, Shard(1))], Grid.of(dp=dp, tp=tp))
+    return Moment("The momentum", "by holder", holdings.momentum_holdings(plan))
+
+
+def draw(name: str = "one") -> picture.Picture:
+    return figures.draw_holdings([moment(), moment()], SHAPE, name)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("fill", [picture.CARD, picture.EMPTY, *picture.HOLDERS])
+def test_ink_can_be_read_on_every_fill(fill: str) -> None:
+    assert contrast(picture.INK, fill) >= 4.5
+
+
+def test_quiet_ink_can_be_read_on_the_card() -> None:
+    assert contrast(picture.QUIET, picture.CARD) >= 4.5
+
+
+def test_neighbouring_holders_differ() -> None:
+    assert len(set(picture.HOLDERS)) == len(picture.HOLDERS) == 8
+
+
+def test_the_same_data_gives_the_same_bytes() -> None:
+    assert draw().svg == draw().svg
+
+
+def test_a_picture_is_one_img_that_brings_everything() -> None:
+    html = draw().html
+    assert re.fullmatch(r'<img alt="[^"<>]{40,}" width="\d+" src="data:image/svg\+xml;base64,[^"]+">', html)
+    svg = base64.b64decode(html.split("base64,")[1][:-2]).decode()
+    xml.dom.minidom.parseString(svg)
+    assert not re.search(r"@media|currentColor|var\(|<script|https?://(?!www\.w3\.org)", svg)
+    assert picture.CARD in svg
+
+
+def test_ids_are_prefixed_and_every_reference_has_its_id() -> None:
+    svg = draw("mine").svg
+    ids = set(re.findall(r'\bid="([^"]+)"', svg))
+    assert ids
+    assert all(name.startswith("mine-") for name in ids)
+    assert set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
+
+
+def test_alt_text_is_made_from_the_data() -> None:
+    assert "rank 3 holds rows 6 to 11, columns 4 to 7" in draw().alt
+    assert draw().alt == repr(draw()).replace("\n", " ")
+
+
+def test_alt_text_is_escaped() -> None:
+    odd = picture.Picture("<svg/>", 'a "b" <c>', 10)
+    assert 'alt="a &quot;b&quot; &lt;c&gt;"' in odd.html
+
+
+@pytest.mark.parametrize(("dp", "tp"), list(itertools.product((1, 2, 3, 5), (1, 2, 4))))
+def test_every_grid_can_be_drawn_and_names_every_rank(dp: int, tp: int) -> None:
+    drawn = figures.draw_holdings([moment(dp, tp)], SHAPE)
+    assert all(f"rank {rank} holds" in drawn.alt for rank in range(dp * tp))
+    assert drawn.width <= 900
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_one_holder_is_described_alone(rank: int) -> None:
+    drawn = figures.draw_one_holder(moment(), rank, SHAPE)
+    assert re.findall(r"rank (\d)", drawn.alt) == [str(rank)]
+
+
+def test_a_rank_that_holds_nothing_is_said_to() -> None:
+    empty = Moment("Now", "here", (Held(0, (Box((0, 0), SHAPE),)), Held(1, ())))
+    assert figures.draw_one_holder(empty, 1, SHAPE).alt == "Now, here: rank 1 holds nothing."
+    assert "rank 0 holds the whole matrix; rank 1 holds nothing" in figures.draw_holdings([empty], SHAPE).alt

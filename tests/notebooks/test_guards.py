@@ -1,0 +1,136 @@
+"""Each guard catches its case, in a real kernel whose runner was content."""
+
+from __future__ import annotations
+
+import pytest
+
+from muon_tutorial.learn.guards import Problem, declared_parameters, find_problems, undeclared_parameters
+from scripts.notebooks import NotebookProblemsError, execute, read_text, run
+
+FAULTY = """
+# %% tags=["parameters"]
+dp: int = 2
+
+# %% [markdown]
+# # shell
+# %%
+!python -c "raise SystemExit(3)"
+
+# %% [markdown]
+# # unchecked
+# %%
+import subprocess, sys
+done = subprocess.run([sys.executable, "-c", "import os; os.abort()"], stderr=subprocess.DEVNULL)
+
+# %% [markdown]
+# # process
+# %%
+import multiprocessing, os
+child = multiprocessing.get_context("fork").Process(target=os._exit, args=(5,))
+child.start()
+child.join()
+
+# %% [markdown]
+# # callback
+# %%
+import ipywidgets
+output, knob = ipywidgets.Output(), ipywidgets.IntSlider()
+@output.capture()
+def turn(change):
+    raise ValueError("the callback broke")
+knob.observe(turn, names="value")
+knob.value = 1
+
+# %% [markdown]
+# # drawing
+# %%
+from muon_tutorial.learn.picture import blank, finish
+from muon_tutorial.learn.widgets import Shell, slider
+def draw(size):
+    return finish(blank(100 // (3 - size), 10)[0], "card", "a card")
+shell = Shell(draw, size=slider("size", last=3))
+shell.controls["size"].value = 3
+
+# %% [markdown]
+# # real ranks
+# %%
+from muon_tutorial import launch
+def number(rank):
+    return rank
+assert launch(number, 2) == [0, 1]
+
+# %% [markdown]
+# # pretended ranks
+# %%
+launch = lambda fn, count: [fn(rank) for rank in range(count)]
+assert launch(number, 2) == [0, 1]
+
+# %% [markdown]
+# # promised ranks
+# %% tags=["ranks"]
+skipped = True
+
+# %% [markdown]
+# # meant
+# %% tags=["child-may-fail"]
+allowed = subprocess.run([sys.executable, "-c", "raise SystemExit(4)"])
+
+# %% [markdown]
+# # noise
+# %%
+import warnings
+warnings.warn("something is old")
+"""
+
+CAUGHT = {
+    "shell": "exit code 3",
+    "unchecked": "exit code -6",
+    "process": "exit code 5",
+    "pretended-ranks": "none ran",
+    "promised-ranks": "none ran",
+    "noise": "something is old",
+}
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    """What the guards say of a notebook with every fault. papermill runs it without a complaint."""
+    return find_problems(execute(read_text(FAULTY)))
+
+
+def said_of(problems: list[Problem], cell: str) -> list[str]:
+    return [problem.what for problem in problems if problem.cell.endswith(cell)]
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.parametrize("title", CAUGHT)
+def test_a_fault_that_papermill_passes_is_caught(problems: list[Problem], title: str) -> None:
+    [what] = said_of(problems, f"-{title}")
+    assert CAUGHT[title] in what
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.parametrize("title", ["real-ranks", "meant"])
+def test_what_is_right_or_allowed_is_not_caught(problems: list[Problem], title: str) -> None:
+    assert said_of(problems, f"-{title}") == []
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.parametrize("error", ["ValueError: the callback broke", "ZeroDivisionError"])
+def test_an_error_in_a_widget_callback_is_caught(problems: list[Problem], error: str) -> None:
+    assert any(error in what for what in said_of(problems, "widget state"))
+
+
+def test_an_undeclared_parameter_is_refused_before_anything_runs() -> None:
+    notebook = read_text(FAULTY)
+    assert declared_parameters(notebook) == ["dp"]
+    assert undeclared_parameters(notebook, ["dp"]) == []
+    with pytest.raises(NotebookProblemsError, match="no parameter 'dpp'; declared: dp"):
+        run(notebook, {"dpp": 3})
+
+
+def test_an_unannotated_parameter_does_not_count_as_declared() -> None:
+    assert declared_parameters(read_text('# %% tags=["parameters"]\na, b = 1, 2\nc: int = 3\n')) == ["c"]

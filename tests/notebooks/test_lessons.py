@@ -1,0 +1,95 @@
+"""The form every lesson keeps, and that its committed notebook is its text. Nothing is run here."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from muon_tutorial.learn.guards import declared_parameters
+from scripts.notebooks import built_path, check, read_text, solved, sources
+
+SOURCES = sources()
+
+
+@pytest.fixture(params=SOURCES, ids=lambda path: path.stem[:2])
+def source(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def committed(source: Path) -> NotebookNode:
+    return nbformat.read(built_path(source), as_version=4)
+
+
+def code(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+def test_the_committed_notebook_is_its_text_and_clean(source: Path) -> None:
+    assert check(source) == []
+
+
+def test_no_output_is_an_error_or_on_stderr(committed: NotebookNode) -> None:
+    outputs = [output for cell in code(committed) for output in cell.outputs]
+    assert [out for out in outputs if out.output_type == "error" or out.get("name") == "stderr"] == []
+
+
+def test_it_opens_with_what_a_reader_needs(committed: NotebookNode) -> None:
+    opening = committed.cells[0].source
+    for promise in (r"minutes?\.", r"you can", r"\*You need", r"\*Previous:", r"\*Next:", r"\*In Colab:"):
+        assert re.search(promise, opening, re.IGNORECASE), promise
+
+
+def test_parameters_come_first_one_annotated_assignment_a_line(committed: NotebookNode) -> None:
+    cell = code(committed)[0]
+    assert tagged(committed, "parameters") == [cell]
+    assert len(declared_parameters(committed)) == len(cell.source.splitlines())
+    assert {"dp", "tp", "seed", "widgets"} <= set(declared_parameters(committed))
+
+
+def test_a_picture_stands_within_three_cells_of_the_parameters(committed: NotebookNode) -> None:
+    [parameters] = tagged(committed, "parameters")
+    start = committed.cells.index(parameters)
+    shown = [str(cell.get("outputs")) for cell in committed.cells[start + 1 : start + 4]]
+    assert any("<img " in outputs for outputs in shown)
+
+
+def test_cells_are_short(committed: NotebookNode) -> None:
+    lengths = [len(cell.source.splitlines()) for cell in code(committed)]
+    assert statistics.median(lengths) <= 5
+    answers = [cell.source.splitlines() for cell in code(solved(committed)) if "stub" in str(cell.metadata)]
+    assert max(map(len, [*answers, *[cell.source.splitlines() for cell in code(committed)]])) <= 15
+
+
+def test_it_closes_with_a_recap_and_a_quiz(committed: NotebookNode) -> None:
+    text = "\n".join(cell.source for cell in committed.cells[-5:])
+    assert "Recap" in text
+    assert "Quiz" in text
+
+
+def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
+    notebook = read_text(source.read_text(encoding="utf-8"))
+    assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
+    text = source.read_text(encoding="utf-8")
+    assert re.search(r"\*(Easy|Medium|Hard) · \d+ minutes? · (required|optional)\*", text)
+
+
+def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:
+    text = "\n".join(cell.source for cell in committed.cells[1:] if cell.cell_type == "markdown")
+    terms = [term.lower() for term in re.findall(r"\*\*([^*]+)\*\*", text)]
+    assert len(terms) == len(set(terms))
+
+
+def test_prose_names_no_number_that_a_parameter_sets(committed: NotebookNode) -> None:
+    text = " ".join(cell.source for cell in committed.cells if cell.cell_type == "markdown")
+    counted = r"\b(two|three|four|six|eight|\d+) (ranks|processes|copies|columns|rows|pieces)\b"
+    assert re.findall(counted, text, re.IGNORECASE) == []

@@ -1,0 +1,150 @@
+"""From text to a committed notebook: ids, solutions, normal form, drift."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from scripts.notebooks import (
+    METADATA,
+    VIEW,
+    NotebookProblemsError,
+    differences,
+    main,
+    normalise,
+    output_differences,
+    read_text,
+    solved,
+    unclean,
+)
+
+TEXT = """
+# %% [markdown]
+# # A title: with *signs*!
+
+# %% tags=["stub"]
+answer = ...
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# answer = 4
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Next
+
+# %%
+answer
+"""
+
+
+def executed(*outputs: NotebookNode) -> NotebookNode:
+    """The notebook of ``TEXT`` as a runner leaves it, with ``outputs`` in its last cell."""
+    notebook = read_text(TEXT)
+    notebook.metadata.papermill = {"start_time": "now"}
+    notebook.metadata.widgets = {"state": {}}
+    notebook.metadata.language_info = {"name": "python", "version": "3.99"}
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata.papermill = {"duration": number}
+        if cell.cell_type == "code":
+            cell.execution_count = 7 + number
+    notebook.cells[-1].outputs = list(outputs)
+    return notebook
+
+
+def stream(text: str, name: str = "stdout") -> NotebookNode:
+    return nbformat.v4.new_output("stream", name=name, text=text)
+
+
+def display(**data: str) -> NotebookNode:
+    return nbformat.v4.new_output("execute_result", {"text/plain": "x", **data}, execution_count=9)
+
+
+def test_ids_come_from_position_and_title() -> None:
+    names = ["00-a-title-with-signs", "01-a-title-with-signs", "02-a-title-with-signs", "03-next", "04-next"]
+    assert [cell.id for cell in read_text(TEXT).cells] == names
+
+
+def test_solved_fills_the_stub_with_the_folded_solution() -> None:
+    filled = solved(read_text(TEXT))
+    assert filled.cells[1].source == "answer = 4"
+    assert read_text(TEXT).cells[1].source == "answer = ..."
+
+
+def test_solved_refuses_a_stub_without_a_solution() -> None:
+    with pytest.raises(NotebookProblemsError, match="1 stubs but 0 solutions"):
+        solved(read_text(TEXT.replace('tags=["solution"]', "")))
+
+
+def test_normalise_leaves_what_a_second_run_would_write_again() -> None:
+    view = {VIEW: {"model_id": "random"}, "text/html": "<b>"}
+    one = executed(stream("a"), stream("b"), stream("c", "stderr"), display(**view))
+    two = executed(stream("ab"), stream("c", "stderr"), display(**{**view, VIEW: {"model_id": "other"}}))
+    two.metadata.papermill = {"start_time": "later"}
+    assert normalise(one) == normalise(two)
+    assert normalise(one).metadata == METADATA
+    assert [cell.execution_count for cell in normalise(one).cells if cell.cell_type == "code"] == [1, 2]
+    assert VIEW not in str(normalise(one))
+    nbformat.validate(normalise(one))
+
+
+def test_normalise_drops_the_parameters_papermill_injected() -> None:
+    notebook = executed()
+    notebook.cells.insert(1, nbformat.v4.new_code_cell("a = 1", metadata={"tags": ["injected-parameters"]}))
+    assert len(normalise(notebook).cells) == len(read_text(TEXT).cells)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [("answer\n", "answer + 1\n"), ("## Next", "## Then"), ('tags=["stub"]', 'tags=["stub", "volatile"]')],
+    ids=["source", "title", "tags"],
+)
+def test_drift_between_text_and_notebook_is_found(edit: tuple[str, str]) -> None:
+    committed = normalise(executed())
+    assert differences(read_text(TEXT), committed) == []
+    assert differences(read_text(TEXT.replace(*edit)), committed) != []
+
+
+def test_a_cell_more_is_drift() -> None:
+    [problem] = differences(read_text(TEXT + "\n# %%\n1\n"), normalise(executed()))
+    assert "6 cells" in problem.what
+
+
+def test_outputs_are_compared_but_for_volatile_cells() -> None:
+    one, two = normalise(executed(stream("1 s"))), normalise(executed(stream("2 s")))
+    assert [problem.cell for problem in output_differences(one, two)] == ["04-next"]
+    for notebook in (one, two):
+        notebook.cells[-1].metadata.tags = ["volatile"]
+    assert output_differences(one, two) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        (stream("see /home/me/file.py"), "an absolute path"),
+        (stream("<thing at 0x7f3a5c>"), "a memory address"),
+        (stream("UserWarning: old", "stderr"), "a warning"),
+        (display(**{"text/html": '<img src="data:x">'}), "without alt text"),
+        (display(**{"text/html": '<img alt="" src="data:x">'}), "without alt text"),
+        (display(**{"image/svg+xml": "<svg/>"}), "bare SVG"),
+        (display(**{"text/html": "<svg></svg>"}), "bare SVG"),
+    ],
+)
+def test_what_must_not_be_committed_is_found(output: NotebookNode, complaint: str) -> None:
+    found = unclean(normalise(executed(output)))
+    assert any(complaint in problem.what for problem in found)
+
+
+def test_a_clean_notebook_is_not_complained_about() -> None:
+    image = '<img alt="a matrix" width="3" src="data:image/svg+xml;base64,PHN2Zz4=">'
+    assert unclean(normalise(executed(stream("1/2 of it\n"), display(**{"text/html": image})))) == []
+
+
+def test_a_name_that_no_text_has_is_an_error_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "99"]) == 2
+    assert "99" in capsys.readouterr().err

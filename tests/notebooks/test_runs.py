@@ -1,0 +1,104 @@
+"""Notebooks run under papermill: as committed, on another grid with the solutions, twice, without network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from scripts.notebooks import (
+    ROOT,
+    built_path,
+    normalise,
+    output_differences,
+    read_text,
+    run,
+    solved,
+    sources,
+    unclean,
+)
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+
+TWO_THREADS = """import torch
+torch.set_num_threads(2)
+for _ in range(3):
+    torch.randn(768, 768) @ torch.randn(768, 768)
+    torch.randn(1_000_000).exp().sum()
+"""
+NO_NETWORK = "ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec "
+
+
+@pytest.fixture(params=sources(), ids=lambda path: path.stem[:2])
+def source(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def notebook_of(source: Path) -> NotebookNode:
+    return read_text(source.read_text(encoding="utf-8"))
+
+
+def twice(notebook: NotebookNode) -> NotebookNode:
+    """All cells, then all cells again."""
+    again = nbformat.from_dict(notebook).cells
+    for cell in again:
+        cell.id += "-again"
+        cell.metadata.tags = [tag for tag in cell.metadata.get("tags", []) if tag != "parameters"]
+    return nbformat.from_dict({**notebook, "cells": [*notebook.cells, *again]})
+
+
+def test_twice_in_a_kernel_that_has_run_two_threads_it_gives_its_committed_outputs(source: Path) -> None:
+    notebook = notebook_of(source)
+    executed = normalise(run(twice(notebook), before=[TWO_THREADS]))
+    committed = nbformat.read(built_path(source), as_version=4)
+    half = len(notebook.cells)
+    assert unclean(executed) == []
+    for part in (executed.cells[:half], executed.cells[half:]):
+        shown = nbformat.from_dict({**executed, "cells": part})
+        for cell, other in zip(shown.cells, committed.cells, strict=True):
+            cell.metadata = other.metadata
+            for output in cell.get("outputs", []):
+                if "execution_count" in output:
+                    output.execution_count = other.execution_count
+        assert output_differences(shown, committed) == []
+
+
+def test_solved_on_another_grid_every_check_passes(source: Path) -> None:
+    executed = run(solved(notebook_of(source)), {"dp": 3, "steps": 1, "widgets": False})
+    verdicts = [
+        output.data["text/plain"]
+        for cell in executed.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "execute_result" and "<img" not in output.data.get("text/html", "")
+    ]
+    assert verdicts
+    assert all(verdict.startswith("Right.") for verdict in verdicts)
+
+
+def can_unshare() -> bool:
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        return False
+    return subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(
+    not can_unshare(), reason="needs unshare and ip, and permission to make a network namespace"
+)
+def test_it_runs_without_network(source: Path) -> None:
+    command = f'{NO_NETWORK} "$0" scripts/notebooks.py run "$1"'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["unshare", "-rn", "sh", "-c", command, sys.executable, source.stem],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
