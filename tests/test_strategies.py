@@ -13,7 +13,7 @@ from torch import Tensor
 
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
-from muon_tutorial.plan.strategies import STRATEGIES, Builder, replicated, zero1
+from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
 from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
@@ -22,6 +22,15 @@ from .oracle import UNEVEN, Case, give_gradients, one_rank, own_part, single_pro
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
 SMALL_BUCKETS = 400
+VARIANTS = {
+    "replicated": replicated,
+    "round_robin": round_robin,
+    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
+    "zero1": zero1,
+    "zero1, boundary": partial(zero1, gather="boundary"),
+    "owner": owner,
+    "owner, in turn": partial(owner, assign="in_turn"),
+}
 
 
 def in_process(case: Case, strategy: Builder, grid: Grid, **settings: Any) -> list[list[Tensor]]:
@@ -40,7 +49,7 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
     found = []
     for case, strategy, grid in jobs:
         world = LiveWorld(build_mesh(grid))
-        params, muon = one_rank(case, partial(STRATEGIES[strategy], bucket_bytes=SMALL_BUCKETS), world)
+        params, muon = one_rank(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), world)
         for grads in whole_gradients(case):
             give_gradients(params, grads, case, world.at)
             muon.step()
@@ -57,12 +66,12 @@ def assert_equal_to_single_process(found: list[list[Tensor]], case: Case, grid: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
-@pytest.mark.parametrize("builder", [zero1, replicated])
+@pytest.mark.parametrize("strategy", VARIANTS)
 def test_in_process_equals_single_process(
-    builder: Builder, sizes: tuple[int, int], dtype: torch.dtype
+    strategy: str, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
-    found = in_process(case, partial(builder, bucket_bytes=SMALL_BUCKETS), grid)
+    found = in_process(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), grid)
     assert_equal_to_single_process(found, case, grid)
 
 
@@ -87,13 +96,13 @@ def test_real_processes_equal_single_process_and_the_in_process_world(world_size
         (replace(UNEVEN, dtype=dtype), strategy, grid)
         for grid in grids
         for dtype in (torch.float32, torch.bfloat16)
-        for strategy in STRATEGIES
+        for strategy in VARIANTS
     ]
     by_rank = launch(on_a_process, world_size, args=(jobs,))
     for number, (case, strategy, grid) in enumerate(jobs):
         live = [jobs_of_rank[number] for jobs_of_rank in by_rank]
         assert_equal_to_single_process(live, case, grid)
-        local = in_process(case, partial(STRATEGIES[strategy], bucket_bytes=SMALL_BUCKETS), grid)
+        local = in_process(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), grid)
         assert all(
             torch.equal(a, b)
             for one, other in zip(live, local, strict=True)
