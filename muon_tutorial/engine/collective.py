@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..errors import RequestError
+
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "all_to_all"]
 
 
@@ -28,8 +30,11 @@ class Collective:
     """A request: all ranks of the axis' group ask it alike, and each is answered with a flat tensor.
 
     ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer
-    holds; 0 means that the rank is answered None. ``root`` is a position along the axis. ``sends`` and
-    ``receives`` are the elements exchanged with each position (``all_to_all`` alone).
+    holds, which may be none. ``root`` is a position along the axis. ``sends`` and ``receives`` are the
+    elements exchanged with each position (``all_to_all`` alone).
+
+    Raises:
+        RequestError: ``send`` is not flat, or not of ``dtype``: a backend would cast it silently, or abort.
     """
 
     kind: Kind
@@ -42,10 +47,18 @@ class Collective:
     sends: tuple[int, ...] | None = None
     receives: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.send is not None and (self.send.ndim != 1 or self.send.dtype != self.dtype):
+            raise RequestError(
+                f"{self}: what is sent must be flat and {self.dtype}; "
+                f"got shape {tuple(self.send.shape)} and {self.send.dtype}"
+            )
+
     def __str__(self) -> str:
-        sent = 0 if self.send is None else self.send.numel()
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.kind} over {'×'.join(self.axes)} ({sent} → {self.receive} {dtype}), {self.label}"
+        sent = self.sends or (0 if self.send is None else self.send.numel())
+        sizes = f"{sent} → {self.receives or self.receive} {str(self.dtype).removeprefix('torch.')}"
+        root = "" if self.root is None else f", root {self.root}"
+        return f"{self.kind} over {'×'.join(self.axes)}{root} ({sizes}), {self.label}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,23 +100,14 @@ def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate,
             "all_to_all", exchange.axes, dtype, send, sum(receives), label, None, sends, receives
         )
     filled = x.new_zeros(exchange.dst.length(exchange.entries, at))
-    for flat, (there, box) in _opened(
-        arrived, [(there, box) for parcel in coming for _, there, box in parcel]
-    ):
+    pieces = [(there, box) for parcel in coming for _, there, box in parcel]
+    for flat, (there, box) in zip(arrived.split([box.numel for _, box in pieces]), pieces, strict=True):
         view(filled, there)[box.seen_from(there.box).slices] = flat.view(box.shape)
     return filled
 
 
 def _weigh(parcels: list[list[tuple[Spot, Spot, Box]]]) -> tuple[int, ...]:
     return tuple(sum(box.numel for _, _, box in parcel) for parcel in parcels)
-
-
-def _opened(
-    arrived: Tensor | None, boxes: list[tuple[Spot, Box]]
-) -> Iterator[tuple[Tensor, tuple[Spot, Box]]]:
-    if arrived is None:
-        return iter(())
-    return zip(arrived.split([box.numel for _, box in boxes]), boxes, strict=True)
 
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -174,9 +165,8 @@ def _all_to_all(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
         "all_to_all", (hop.axis,), dtype, send, sum(receives), label, None, sends, receives
     )
     whole = x.new_empty(wanted.shape)
-    if answer is not None:
-        for flat, box in zip(answer.split(receives), inward, strict=True):
-            whole[box.seen_from(wanted).slices] = flat.view(box.shape)
+    for flat, box in zip(answer.split(receives), inward, strict=True):
+        whole[box.seen_from(wanted).slices] = flat.view(box.shape)
     return whole
 
 

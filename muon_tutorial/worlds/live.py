@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from ..engine.collective import Collective, Start, Wait, Walk
-from ..errors import GridError
+from ..engine.collective import Collective, Idle, Start, Wait, Walk
+from ..errors import GridError, RequestError
 from ..plan.grid import Coordinate, Grid
 from .launch import report_phase
 
@@ -55,7 +55,7 @@ def group_timeout(group: dist.ProcessGroup) -> float:
 @dataclass(slots=True, eq=False)
 class _Ticket:
     request: Collective
-    received: Tensor | None
+    received: Tensor
     work: dist.Work | None
 
 
@@ -103,7 +103,11 @@ class LiveWorld:
             )
         if isinstance(turn, Wait):
             return _finish(turn.ticket) if isinstance(turn.ticket, _Ticket) else None
-        return _finish(self._issue(turn, async_op=False)) if isinstance(turn, Collective) else None
+        if isinstance(turn, Collective):
+            return _finish(self._issue(turn, async_op=False))
+        if not isinstance(turn, Idle):
+            raise RequestError(f"{self.at} asked for {turn!r}, which is no request")
+        return None
 
     def _issue(self, request: Collective, async_op: bool) -> _Ticket:
         report_phase(str(request.label))
@@ -112,7 +116,7 @@ class LiveWorld:
         received = torch.empty(request.receive, dtype=request.dtype, device=self._device(request))
         group = self._group(request.axes)
         work = _CALLS[request.kind](request, received, group, async_op)
-        return _Ticket(request, received if request.receive else None, work)
+        return _Ticket(request, received, work)
 
     def _group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """The process group over one axis or several; one over several is made when first asked for."""
@@ -139,7 +143,7 @@ class LiveWorld:
         )
 
 
-def _finish(ticket: _Ticket) -> Tensor | None:
+def _finish(ticket: _Ticket) -> Tensor:
     if ticket.work is not None:
         ticket.work.wait()
     return ticket.received
@@ -177,7 +181,7 @@ def _gather(
     request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
 ) -> dist.Work | None:
     assert request.send is not None
-    pieces = list(received.chunk(group.size())) if request.receive else None
+    pieces = list(received.chunk(group.size())) if group.rank() == request.root else None
     return dist.gather(request.send, pieces, group=group, group_dst=request.root, async_op=async_op)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Collective, Idle, Start, Turn, Wait, Walk
-from ..errors import DeadlockError, GridError, MismatchError
+from ..errors import DeadlockError, GridError, MismatchError, RequestError
 from ..plan.grid import Coordinate, Grid
 
 
@@ -142,11 +142,16 @@ class LocalWorld:
         ready = [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
         if ready:
             return self._answer(ready[self.pick(len(ready))])
-        if all(rank.ended for rank in self._ranks.values()):
+        if all(rank.ended for rank in self._ranks.values()) and not self._unanswered():
             return None
         raise DeadlockError(
             "no group can proceed:\n" + "\n".join(self._describe(number) for number in self._ranks)
         )
+
+    def _unanswered(self) -> dict[int, Collective]:
+        """The first request of each rank that the other members of its group have not asked for."""
+        queues = [(rank, queue) for group in self._queues.values() for rank, queue in group.items() if queue]
+        return {rank: queue[0].request for rank, queue in reversed(queues)}
 
     @property
     def pending(self) -> dict[int, Collective]:
@@ -174,6 +179,8 @@ class LocalWorld:
             rank.waiting = turn.ticket
         elif isinstance(turn, Start):
             return turn.request
+        elif not isinstance(turn, Idle | Wait):
+            raise RequestError(f"{self.grid.at(number)} asked for {turn!r}, which is no request")
         return None
 
     def _enqueue(self, number: int, request: Collective) -> _Ticket:
@@ -194,9 +201,11 @@ class LocalWorld:
         return Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
 
     def _describe(self, number: int) -> str:
-        rank = self._ranks[number]
+        rank, left = self._ranks[number], self._unanswered()
         doing = (
-            "has ended"
+            f"has ended without {left[number]}"
+            if rank.ended and number in left
+            else "has ended"
             if rank.ended
             else f"waits for {rank.waiting.request}"
             if rank.waiting
@@ -219,37 +228,55 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
 
 
 def _signature(request: Collective) -> tuple:
-    size = None if request.kind in ("all_to_all", "gather", "scatter", "broadcast") else request.receive
-    sent = (
-        None
-        if request.kind in ("all_to_all", "scatter", "broadcast") or request.send is None
-        else request.send.numel()
-    )
-    return request.kind, request.axes, request.dtype, request.root, request.label, size, sent
+    return request.kind, request.axes, request.dtype, request.root, request.label
 
 
 def _sizes_agree(requests: list[Collective]) -> bool:
+    """Whether every rank sends and receives as many elements as the kind and the other ranks demand."""
     if requests[0].kind == "all_to_all":
-        return all(
-            a.sends is not None and b.receives is not None and a.sends[j] == b.receives[i]
-            for i, a in enumerate(requests)
-            for j, b in enumerate(requests)
-        )
-    if requests[0].kind in ("scatter", "broadcast"):
-        return len({request.receive for request in requests}) == 1
-    return True
+        return _splits_agree(requests)
+    sent, received = _sizes(requests)
+    return (sent, received) == _sizes_due(requests[0], max(received), len(requests))
+
+
+def _sizes(requests: list[Collective]) -> tuple[list[int | None], list[int]]:
+    sent = [None if request.send is None else request.send.numel() for request in requests]
+    return sent, [request.receive for request in requests]
+
+
+def _sizes_due(request: Collective, most: int, parts: int) -> tuple[list[int | None], list[int]]:
+    """What each position has to send and to receive, where the largest answer has ``most`` elements."""
+    at_root = [position == request.root for position in range(parts)]
+    if request.kind in ("broadcast", "scatter"):
+        whole = most if request.kind == "broadcast" else most * parts
+        return [whole if root else None for root in at_root], [most] * parts
+    piece = {"all_reduce": most, "reduce_scatter": most * parts}.get(request.kind, most // parts)
+    whole = piece * parts if request.kind in ("all_gather", "gather") else most
+    return [piece] * parts, [whole if root or request.kind != "gather" else 0 for root in at_root]
+
+
+def _splits_agree(requests: list[Collective]) -> bool:
+    splits = [(request.sends or (), request.receives or ()) for request in requests]
+    if any(len(split) != len(requests) for pair in splits for split in pair):
+        return False
+    totals = [sum(sends) for sends, _ in splits], [sum(receives) for _, receives in splits]
+    return totals == _sizes(requests) and all(
+        sends[j] == receives[i]
+        for i, (sends, _) in enumerate(splits)
+        for j, (_, receives) in enumerate(splits)
+    )
 
 
 def _sends(requests: list[Collective]) -> list[Tensor]:
     return [request.send for request in requests if request.send is not None]
 
 
-def _all_gather(requests: list[Collective]) -> list[Tensor | None]:
+def _all_gather(requests: list[Collective]) -> list[Tensor]:
     whole = torch.cat(_sends(requests))
     return [whole.clone() for _ in requests]
 
 
-def _all_reduce(requests: list[Collective]) -> list[Tensor | None]:
+def _all_reduce(requests: list[Collective]) -> list[Tensor]:
     first, *others = _sends(requests)
     total = first.clone()
     for other in others:
@@ -257,37 +284,33 @@ def _all_reduce(requests: list[Collective]) -> list[Tensor | None]:
     return [total.clone() for _ in requests]
 
 
-def _reduce_scatter(requests: list[Collective]) -> list[Tensor | None]:
-    total = _all_reduce(requests)[0]
-    assert total is not None
-    return list(total.chunk(len(requests))) if total.numel() else [total for _ in requests]
+def _reduce_scatter(requests: list[Collective]) -> list[Tensor]:
+    return list(_all_reduce(requests)[0].chunk(len(requests)))
 
 
-def _broadcast(requests: list[Collective]) -> list[Tensor | None]:
-    source = requests[requests[0].root or 0].send
-    assert source is not None
+def _broadcast(requests: list[Collective]) -> list[Tensor]:
+    (source,) = _sends(requests)
     return [source.clone() for _ in requests]
 
 
-def _gather(requests: list[Collective]) -> list[Tensor | None]:
+def _gather(requests: list[Collective]) -> list[Tensor]:
+    whole = torch.cat(_sends(requests))
     return [
-        torch.cat(_sends(requests)) if position == requests[0].root else None
-        for position in range(len(requests))
+        whole if position == requests[0].root else whole.new_empty(0) for position in range(len(requests))
     ]
 
 
-def _scatter(requests: list[Collective]) -> list[Tensor | None]:
-    source = requests[requests[0].root or 0].send
-    assert source is not None
+def _scatter(requests: list[Collective]) -> list[Tensor]:
+    (source,) = _sends(requests)
     return [piece.clone() for piece in source.view(len(requests), -1)]
 
 
-def _all_to_all(requests: list[Collective]) -> list[Tensor | None]:
+def _all_to_all(requests: list[Collective]) -> list[Tensor]:
     pieces = [send.split(request.sends) for send, request in zip(_sends(requests), requests, strict=True)]
     return [torch.cat([row[position] for row in pieces]) for position in range(len(requests))]
 
 
-_ANSWERS: dict[str, Callable[[list[Collective]], list[Tensor | None]]] = {
+_ANSWERS: dict[str, Callable[[list[Collective]], list[Tensor]]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,

@@ -25,6 +25,6 @@ def requests_of(walk: Walk) -> list[Collective]:
 
 
 def _zeros(request: object) -> torch.Tensor | None:
-    if not isinstance(request, Collective) or request.receive == 0:
+    if not isinstance(request, Collective):
         return None
     return torch.zeros(request.receive, dtype=request.dtype)
