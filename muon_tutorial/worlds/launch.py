@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
 from .launching.files import run_files
 from .launching.forking import warm_server
+from .launching.loopback import loopback_variables
 from .launching.output import RankOutput, print_line
 from .launching.phase import report_phase
 from .launching.records import Job
@@ -134,16 +134,7 @@ def _check(fn: object, world_size: object, backend: str, timeout: float, threads
 def _rank_environment(threads: int) -> dict[str, str]:
     """Return this process' environment, made fit for ranks: loopback, few threads, no torchrun."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    loopback = _loopback_name()
-    if loopback:
-        kept |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    return kept | {"OMP_NUM_THREADS": str(threads)}
-
-
-def _loopback_name() -> str | None:
-    """Return what this system calls its loopback interface; Gloo on Windows finds it by itself."""
-    names = [name for _, name in socket.if_nameindex()] if sys.platform != "win32" else []
-    return next((name for name in ("lo", "lo0") if name in names), None)
+    return kept | loopback_variables() | {"OMP_NUM_THREADS": str(threads)}
 
 
 def _shown(output: Output) -> Callable[[int, str], None]:

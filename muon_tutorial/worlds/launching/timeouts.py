@@ -24,11 +24,16 @@ def new_groups_time_out(timeout: float) -> Iterator[None]:
     A timeout that a call states itself wins. Must be entered by all ranks that make the groups.
     """
     before = {name: getattr(distributed_c10d, name) for name in _DEFAULTS}
-    _set(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
+    let_new_groups_time_out(timeout)
     try:
         yield
     finally:
         _set(before)
+
+
+def let_new_groups_time_out(timeout: float) -> None:
+    """Give every group this process makes from now on `timeout` seconds, unless the call states its own."""
+    _set(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
 
 
 def group_timeouts() -> dict[str, float]:

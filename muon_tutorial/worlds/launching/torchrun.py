@@ -6,7 +6,12 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+
 from ...errors import UsageError
+from .loopback import loopback_variables
+from .timeouts import let_new_groups_time_out
 
 _NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OTHERS = ("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE")
@@ -32,16 +37,17 @@ def joined_by_torchrun() -> bool:
 def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
     """Initialise the default group from torchrun's environment; must be called by all its ranks.
 
-    `timeout` is in seconds. With ``"nccl"`` every local rank takes the GPU of its own number.
+    `timeout` is in seconds; groups made later have it too. With ``"nccl"`` every local rank takes the GPU of
+    its own number. Where all ranks are on one machine, they listen on loopback only.
 
     Raises:
         UsageError: torchrun did not start this process, or it has no GPU for this local rank.
     """
-    import torch.distributed as dist
-
     if not joined_by_torchrun():
         raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
     seat = _seat(backend)
+    _stay_on_loopback()
+    let_new_groups_time_out(timeout)
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     return seat
 
@@ -52,9 +58,13 @@ def _seat(backend: str) -> TorchrunSeat:
     return TorchrunSeat(rank, local_rank, world_size, device)
 
 
-def _take_gpu(local_rank: int) -> str:
-    import torch
+def _stay_on_loopback() -> None:
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        for name, value in loopback_variables().items():
+            os.environ.setdefault(name, value)
 
+
+def _take_gpu(local_rank: int) -> str:
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
             f"NCCL needs a GPU for each local rank: local rank {local_rank} wants cuda:{local_rank}, "

@@ -1,0 +1,75 @@
+"""Measure how fast ranks start, beside torch.multiprocessing.spawn in the same run.
+
+Run it as ``python scripts/measure_launch.py [--ranks 4] [--times 20]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from muon_tutorial import launch
+
+
+def first_collective(rank: int) -> tuple[float, float]:
+    """Return when this rank's first collective was done (monotonic seconds), and its private memory (MB)."""
+    dist.barrier()
+    return time.monotonic(), private_megabytes()
+
+
+def spawned(rank: int, world_size: int, folder: str) -> None:
+    """Do the same in a process of torch.multiprocessing.spawn."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    done, memory = first_collective(rank)
+    Path(folder, f"rank{rank}").write_text(f"{done} {memory}")
+    dist.destroy_process_group()
+
+
+def private_megabytes() -> float:
+    """Return the memory that this process shares with no other, in MB."""
+    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024
+
+
+def time_launch(ranks: int) -> tuple[float, float]:
+    """Return the seconds of one launch to the last rank's first collective, and the most private memory."""
+    begun = time.monotonic()
+    found = launch(first_collective, ranks)
+    return max(done for done, _ in found) - begun, max(memory for _, memory in found)
+
+
+def time_spawn(ranks: int) -> tuple[float, float]:
+    """Return the same two figures for torch.multiprocessing.spawn."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.monotonic()
+        mp.spawn(spawned, (ranks, folder), nprocs=ranks)
+        found = [Path(folder, f"rank{rank}").read_text().split() for rank in range(ranks)]
+    return max(float(done) for done, _ in found) - begun, max(float(memory) for _, memory in found)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--times", type=int, default=20)
+    chosen = parser.parse_args()
+    first, _ = time_launch(chosen.ranks)
+    later, memory = zip(*(time_launch(chosen.ranks) for _ in range(chosen.times)), strict=True)
+    spawn, spawn_memory = zip(*(time_spawn(chosen.ranks) for _ in range(3)), strict=True)
+    print(f"{chosen.ranks} ranks to their first collective, and the most private memory of a rank:")
+    print(f"  launch(), first time    {first:6.2f} s")
+    print(f"  launch(), later         {statistics.median(later):6.2f} s   {max(memory):6.1f} MB")
+    print(f"  the worst of {chosen.times:<3}        {max(later):6.2f} s")
+    print(f"  mp.spawn, each time     {statistics.median(spawn):6.2f} s   {max(spawn_memory):6.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
