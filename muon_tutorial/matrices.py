@@ -6,6 +6,7 @@ Knows tensors and their metadata. Asks for nothing and moves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +16,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .errors import StrategyError
 from .plan.grid import Coordinate
-from .plan.layout import Shard
-from .plan.matrix import Cut, Matrix
+from .plan.layout import Box, Shard
+from .plan.matrix import Cut, Matrix, Part, Parts, part_boxes
 
 TpDim = int | None | Mapping[int, int | None] | Callable[[int, Tensor], int | None]
 
@@ -32,13 +33,36 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
         StrategyError: a parameter is sharded along another axis than ``tp``, or its cut does not fit its
         shape.
     """
-    named = [
-        (name, param, index)
-        for index, group in enumerate(groups)
-        for name, param in named_params(group, index)
+    matrices: list[Matrix] = []
+    params = [
+        (name, param, number)
+        for number, group in enumerate(groups)
+        for name, param in named_params(group, number)
     ]
+    for index, (name, param, number) in enumerate(params):
+        whole = _describe(index, name, param, number, at, tp_dim)
+        matrices += split_parts(whole, groups[number].get("parts"), first=len(matrices))
+    return matrices
+
+
+def split_parts(whole: Matrix, parts: Parts, first: int) -> list[Matrix]:
+    """The matrices that a parameter holds, numbered from ``first`` on; ``whole.index`` is the parameter's."""
+    boxes = part_boxes(whole.shape, parts)
+    if boxes is None:
+        boxes = [Box((0,) * len(whole.shape), whole.shape)]
+    names = [whole.name] if len(boxes) == 1 else [f"{whole.name}[part {i}]" for i in range(len(boxes))]
+    flat = parts in (None, "flatten")
     return [
-        _describe(index, name, param, group, at, tp_dim) for index, (name, param, group) in enumerate(named)
+        replace(
+            whole,
+            index=first + i,
+            name=name,
+            shape=box.shape,
+            part=None
+            if flat and first == whole.index
+            else Part(whole.index, whole.shape, box.offset, not flat),
+        )
+        for i, (name, box) in enumerate(zip(names, boxes, strict=True))
     ]
 
 
@@ -72,8 +96,8 @@ def _plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cu
 def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
     """The axes that cut a DTensor, outermost first.
 
-    Placements read from left to right, except that a strided shard (FSDP2 over tensor parallelism) lies within
-    the shards of the same dimension that stand to its right.
+    Placements read from left to right, except that a strided shard (FSDP2 over tensor parallelism) lies
+    within the shards of the same dimension that stand to its right.
 
     Raises:
         StrategyError: a placement is partial, or the mesh has no axis names.

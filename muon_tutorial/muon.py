@@ -18,7 +18,7 @@ from torch.optim.optimizer import ParamsT
 
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
-from muon_tutorial.matrices import TpDim, describe_matrices, named_params
+from muon_tutorial.matrices import TpDim, describe_matrices, named_params, split_parts
 from muon_tutorial.newton_schulz import (
     DEFAULT_EPS,
     DEFAULT_STEPS,
@@ -27,11 +27,15 @@ from muon_tutorial.newton_schulz import (
     coefficients_per_step,
     zeropower_via_newtonschulz,
 )
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.matrix import Matrix, Parts, part_boxes
 from muon_tutorial.plan.strategies import Builder, Plan, find_builder
 from muon_tutorial.stepping import Slot, Stepper
 from muon_tutorial.update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
 from muon_tutorial.worlds.live import LiveWorld
 from muon_tutorial.worlds.local import Seat
+
+_ALONE = Grid((), ()).at(0)
 
 
 class Muon(torch.optim.Optimizer):
@@ -49,6 +53,10 @@ class Muon(torch.optim.Optimizer):
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` go first.
         window: how many buckets may be in flight at once.
+        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each (``(d, d,
+        d)``
+            for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for convolutions.
+            Best set on a parameter group.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -80,6 +88,7 @@ class Muon(torch.optim.Optimizer):
         mesh: DeviceMesh | LiveWorld | Seat | None = None,
         tp_dim: TpDim = 0,
         window: int = 1,
+        parts: Parts = None,
     ) -> None:
         self._builder = _checked_builder(strategy, mesh)
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
@@ -94,6 +103,7 @@ class Muon(torch.optim.Optimizer):
             "eps": eps,
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
+            "parts": parts,
         }
         _check_hyperparameters(defaults)
         self._gradients_ready = False
@@ -112,6 +122,8 @@ class Muon(torch.optim.Optimizer):
         try:
             _check_matrices(param_group, index=len(self.param_groups) - 1)
             _check_hyperparameters(param_group)
+            if self._builder is None:
+                _check_parts(param_group)
         except UsageError:
             self.param_groups.pop()
             raise
@@ -202,13 +214,10 @@ class Muon(torch.optim.Optimizer):
             if grad is None:
                 continue
             buffer = self._momentum_buffer(param, grad)
-            ns_input = momentum_update(buffer, grad, group["momentum"], group["nesterov"])
-            update = zeropower_via_newtonschulz(
-                ns_input, group["ns_steps"], group["ns_coefficients"], group["eps"]
-            )
-            lr = _as_scalar(group["lr"])
-            adjusted = adjusted_lr(lr, group["adjust_lr_fn"], param.shape)
-            decay_and_add(param, update, lr, adjusted, group["weight_decay"])
+            whole = Matrix(0, "", tuple(param.shape))
+            for matrix in split_parts(whole, group.get("parts"), first=0):
+                here = matrix.slices(_ALONE)
+                _step_matrix(param.detach()[here], grad[here], buffer[here], matrix.sides, group)
 
     def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for group in self.param_groups:
@@ -234,11 +243,14 @@ class Muon(torch.optim.Optimizer):
         method rounds fp32 momentum to a bf16 parameter's dtype.)
         """
         # Registered last, so that it sees what the user's own hooks made of the state.
+        parts = [group.get("parts") for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(_hide_tensors)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        for group, its_parts in zip(self.param_groups, parts, strict=True):
+            group.setdefault("parts", its_parts)
         self._stepper = None
         if self._builder is not None:
             self._planned()
@@ -276,6 +288,16 @@ def _widened(saved: Tensor, param: Tensor | int) -> Tensor:
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)
 
 
+def _step_matrix(
+    param: Tensor, grad: Tensor, buffer: Tensor, sides: tuple[int, int], group: Mapping[str, Any]
+) -> None:
+    ns_input = momentum_update(buffer, grad, group["momentum"], group["nesterov"]).reshape(sides)
+    update = zeropower_via_newtonschulz(ns_input, group["ns_steps"], group["ns_coefficients"], group["eps"])
+    lr = _as_scalar(group["lr"])
+    adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
+    decay_and_add(param, update.reshape(param.shape), lr, adjusted, group["weight_decay"])
+
+
 def _checked_builder(strategy: str | Builder | None, mesh: object) -> Builder | None:
     if strategy is None and mesh is not None:
         raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
@@ -309,21 +331,27 @@ def _check_matrices(group: Mapping[str, Any], index: int) -> None:
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)
-        if (complaint := _why_not_a_matrix(param))
+        if (complaint := _why_not_a_matrix(param, group.get("parts")))
     ]
     if wrong:
         raise NotAMatrixError(
             f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
-            "parameters into those for Muon and those for torch.optim.AdamW"
+            "parameters into those for Muon and those for torch.optim.AdamW; a stack of matrices or a "
+            'convolution can stay, in a group with parts="stack" or parts="flatten"'
         )
 
 
-def _why_not_a_matrix(param: Tensor) -> str:
-    if param.ndim != 2:
+def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
+    if param.ndim != 2 and (parts not in ("stack", "flatten") or param.ndim < 2):
         return f"shape {tuple(param.shape)}"
     if param.is_complex():
         return "complex"
     return "sparse" if param.layout is not torch.strided else ""
+
+
+def _check_parts(group: Mapping[str, Any]) -> None:
+    for param in group["params"]:
+        part_boxes(tuple(param.shape), group.get("parts"))
 
 
 def _check_gradients(grads: Iterable[Tensor | None]) -> None:

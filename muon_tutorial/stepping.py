@@ -66,7 +66,8 @@ class Stepper:
     present: frozenset[int] | None = None
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum: what this rank keeps of it, of no elements where it keeps nothing.
+        """Give every parameter its momentum: what this rank keeps of it, of no elements where it keeps
+        nothing.
 
         A momentum loaded as a whole parameter (the stock optimizer's) is cut to that.
 
@@ -263,8 +264,8 @@ class Stepper:
 class Keepsake:
     """What one rank keeps of one parameter's momentum between steps.
 
-    ``flat``: a run of elements, all matrices of the parameter one after the other, where storage is sliced; else
-    a tensor of the shape in which this rank holds the parameter.
+    ``flat``: a run of elements, all matrices of the parameter one after the other, where storage is sliced;
+    else a tensor of the shape in which this rank holds the parameter.
     """
 
     slot: Slot

@@ -73,8 +73,8 @@ def stand_by(route: Route) -> Walk:
 def take(x: Any, hop: Hop | Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     """Change placement along one axis, or layout over several: at most one request.
 
-    Must be walked by all ranks of the group. Returns this rank's tensor afterwards, or None where ``Owned`` by
-    another rank.
+    Must be walked by all ranks of the group. Returns this rank's tensor afterwards, or None where ``Owned``
+    by another rank.
     """
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
@@ -87,13 +87,14 @@ def asks(hop: Hop | Exchange) -> bool:
 
 
 def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    peers = (at,) if exchange.silent else at.peers(*exchange.axes)
+    silent = exchange.silent or at.size(*exchange.axes) == 1
+    peers = (at,) if silent else at.peers(*exchange.axes)
     leaving = [exchange.parcels(at, peer) for peer in peers]
     coming = [exchange.parcels(peer, at) for peer in peers]
     sends, receives = _weigh(leaving), _weigh(coming)
     boxes = [view(x, here)[box.seen_from(here.box).slices] for parcel in leaving for here, _, box in parcel]
     send = torch.cat([x.new_empty(0), *(box.reshape(-1) for box in boxes)])
-    if exchange.silent:
+    if silent:
         arrived = send
     else:
         arrived = yield Collective(

@@ -29,15 +29,6 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     return owners
 
 
-def in_turn(jobs: int, positions: int, first: int = 0) -> list[int]:
-    """Give the i-th job to position ``i % positions``: the index order of the first distributed Muon.
-
-    >>> in_turn(5, 3)
-    [0, 1, 2, 0, 1]
-    """
-    return [(first + job) % positions for job in range(jobs)]
-
-
 def imbalance(costs: Sequence[int], owners: Sequence[int], positions: int) -> float:
     """Makespan over mean load: 1.0 is perfect, ``positions`` is one rank doing everything."""
     work = [

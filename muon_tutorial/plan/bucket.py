@@ -74,11 +74,11 @@ class DistMeta:
 class Bucket:
     """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
-    ``handed`` is how gradients come and parameters are kept by the model, ``storage`` how gradient, momentum and
-    update are kept between steps, ``worked`` where matrices are to be orthogonalized. ``gradient`` leads from
-    handed to storage, ``compute`` from storage to worked, ``parameter`` from storage to handed. ``axes`` name the
-    group in which the workers of an entry are counted. ``summands`` is how many local gradients the gradient route
-    adds up. ``phases`` name the compute route, out and back.
+    ``handed`` is how gradients come and parameters are kept by the model, ``storage`` how gradient, momentum
+    and update are kept between steps, ``worked`` where matrices are to be orthogonalized. ``gradient`` leads
+    from handed to storage, ``compute`` from storage to worked, ``parameter`` from storage to handed. ``axes``
+    name the group in which the workers of an entry are counted. ``summands`` is how many local gradients the
+    gradient route adds up. ``phases`` name the compute route, out and back.
     """
 
     index: int
@@ -163,7 +163,8 @@ def _dist_meta(bucket: Bucket, spot: Spot, held: Holding) -> DistMeta:
 
 
 def holding_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
-    """The rectangles of the whole matrix, by rows and columns, that a holding covers, in the order of its elements.
+    """The rectangles of the whole matrix, by rows and columns, that a holding covers, in the order of its
+    elements.
 
     A piece that is empty has none.
     """

@@ -1,8 +1,9 @@
 """Where flat buffers hold what, and the packed move between two such layouts.
 
-A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at once
-between two layouts: what a rank sends to another is the intersection of the box it holds with the box the other
-needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never stored for all ranks.
+A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at
+once between two layouts: what a rank sends to another is the intersection of the box it holds with the box
+the other needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never
+stored for all ranks.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ class Virtual:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece."""
+    """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat
+    piece."""
 
     axis: str
     size: int
 
     def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
-        """What the rank's slice holds of each matrix: the slice intersected with the matrix's own elements."""
+        """What the rank's slice holds of each matrix: the slice intersected with the matrix's own
+        elements."""
         mine = self._slice(at)
         for entry in entries:
             piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
@@ -87,7 +90,8 @@ class Pieces:
         return sum(entry.matrix.box(at).numel for entry in entries)
 
     def sends(self, entry: Entry, at: Coordinate, to: Coordinate) -> bool:
-        """Of ranks that hold the same piece, the one that differs from the receiver in no other axis sends."""
+        """Of ranks that hold the same piece, the one that differs from the receiver in no other axis
+        sends."""
         return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
 
 
@@ -95,8 +99,9 @@ class Pieces:
 class Whole:
     """A matrix' workers hold it whole, one matrix after the other; the others hold nothing.
 
-    ``frame`` says whole what: the ``"matrix"``, or the ``"piece"`` of it that tensor parallelism left, flat. Of the
-    workers, either the one ``"owner"`` sends to all, or each of the ``"keepers"`` has what it needs itself.
+    ``frame`` says whole what: the ``"matrix"``, or the ``"piece"`` of it that tensor parallelism left, flat.
+    Of the workers, either the one ``"owner"`` sends to all, or each of the ``"keepers"`` has what it needs
+    itself.
     """
 
     axes: tuple[str, ...]

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal
 
 import torch
 
+from ..errors import UsageError
 from .grid import Coordinate
 from .layout import Box, Shard, shard_box
 
@@ -18,21 +21,26 @@ Cut = tuple[str, Shard]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a matrix lies in a parameter that holds several: which one, of which shape, from which offset on."""
+    """Where a matrix lies in a parameter: the ``param``-th, of which shape, from which offset on.
+
+    ``single`` says that the parameter's leading dimensions only count matrices.
+    """
 
     param: int
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    single: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """What Newton–Schulz is to orthogonalize at once.
 
-    ``shape`` is the whole matrix, as it lies in its parameter (a convolution's has four dimensions); ``cuts`` say
-    along which axes ranks hold runs of the *parameter*, outermost first; axes that are not named hold it whole.
-    ``group`` is the optimizer's parameter group; ``dtype`` is that of the parameter and ``grad_dtype`` that of its
-    gradient. ``part`` is None where the matrix is a whole parameter, the ``index``-th.
+    ``shape`` is the whole matrix, as it lies in its parameter (a convolution's has four dimensions);
+    ``cuts`` say along which axes ranks hold runs of the *parameter*, outermost first; axes that are not
+    named hold it whole. ``group`` is the optimizer's parameter group; ``dtype`` is that of the parameter and
+    ``grad_dtype`` that of its gradient. ``part`` is None where the matrix is a whole parameter, the
+    ``index``-th.
     """
 
     index: int
@@ -61,7 +69,7 @@ class Matrix:
         Further dimensions count as columns; leading ones that a part has of length 1 do not count.
         """
         shape = self.shape
-        while self.part is not None and len(shape) > 2 and shape[0] == 1:
+        while self.part is not None and self.part.single and len(shape) > 2 and shape[0] == 1:
             shape = shape[1:]
         return shape[0], math.prod(shape[1:])
 
@@ -91,6 +99,38 @@ class Matrix:
 
     def _mine(self, at: Coordinate) -> Box:
         return self._held(at).overlap(self._place())
+
+
+Parts = Literal["stack", "flatten"] | int | tuple[int, ...] | None
+
+
+def part_boxes(shape: tuple[int, ...], parts: Parts) -> list[Box] | None:
+    """The boxes of a parameter that are matrices of their own; None where the parameter is one matrix.
+
+    ``"stack"``: leading dimensions count matrices (experts). ``"flatten"``: one matrix, dimensions after the
+    first count as columns (convolutions). A number: that many rows each (heads). A tuple: rows of each
+    (fused QKV, gated projections).
+
+    Raises:
+        UsageError: the parameter cannot be split so.
+
+    >>> [box.offset for box in part_boxes((6, 4), (2, 4))]
+    [(0, 0), (2, 0)]
+    """
+    if parts is None or parts == "flatten":
+        return None
+    if parts == "stack":
+        return [
+            Box((*place, 0, 0), (1,) * len(place) + shape[-2:]) for place in product(*map(range, shape[:-2]))
+        ]
+    rows = (parts,) * (shape[0] // parts) if isinstance(parts, int) and parts > 0 else parts
+    if not isinstance(rows, tuple) or sum(rows) != shape[0] or min(rows) < 1:
+        raise UsageError(
+            f"parts={parts!r} does not split the {shape[0]} rows of a parameter of shape {shape}"
+        )
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    rest = shape[1:]
+    return [Box((start, *(0 for _ in rest)), (n, *rest)) for start, n in zip(starts, rows, strict=True)]
 
 
 def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> Box:

@@ -1,7 +1,8 @@
 """Builders that turn matrices and a grid into a plan. Strategies differ in data, not in code.
 
 - ``replicated``: every rank orthogonalizes everything (DDP with ``torch.optim.Muon``): the baseline.
-- ``round_robin``: matrix ``i`` belongs to position ``i % dp``; the answers are shared by an all_reduce of a buffer
+- ``round_robin``: matrix ``i`` belongs to position ``i % dp``; the answers are shared by an all_reduce of a
+buffer
   that is zero elsewhere, or by an all_gather (the first distributed Muon, KellerJordan/modded-nanogpt 2024).
 - ``zero1``: flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
   (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3).
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 
 from ..errors import StrategyError
-from .assign import imbalance, in_turn, longest_first, newton_schulz_cost
+from .assign import imbalance, longest_first, newton_schulz_cost
 from .bucket import Bucket, DistMeta, Entry, buffer_key, fill_buckets, largest_piece, padded
 from .exchange import Exchange, Layout, Pieces, Slices, Virtual, Whole
 from .grid import Coordinate, Grid
@@ -32,7 +33,8 @@ BUCKET_BYTES = 25_000_000
 class Plan:
     """Everything a step does, as data: which buckets, held how, moved along which routes.
 
-    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over dp.
+    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over
+    dp.
     """
 
     strategy: str
@@ -75,7 +77,8 @@ def round_robin(
     """Matrix ``i`` is orthogonalized at dp position ``i % dp``; everyone applies everything.
 
     Args:
-        back: how the answers are shared: ``"all_reduce"`` of a buffer that is zero where the rank does not own
+        back: how the answers are shared: ``"all_reduce"`` of a buffer that is zero where the rank does not
+        own
             (as published), or ``"all_gather"``, at half the bytes.
 
     Raises:
@@ -101,7 +104,8 @@ def zero1(
     """Momentum cut over dp in flat buckets; each rank orthogonalizes the matrices its slice touches.
 
     Args:
-        gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does; ``"boundary"``
+        gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
+        ``"boundary"``
             only the matrices that straddle a slice boundary, to the ranks that keep a part of them.
         bucket_bytes: most gradient bytes in a bucket, per tensor-parallel rank; 25 MB unless told.
 
@@ -132,7 +136,8 @@ def owner(
     """Each matrix whole on exactly one rank and back, over any sharding; one exchange a bucket each way.
 
     Args:
-        assign: ``"longest_first"`` balances Newton–Schulz cost over the ranks, ``"in_turn"`` goes by index, and a
+        assign: ``"longest_first"`` balances Newton–Schulz cost over the ranks, ``"in_turn"`` goes by index,
+        and a
             sequence names the rank of each matrix.
 
     Raises:
@@ -202,8 +207,8 @@ def _check_only_tp_cuts(name: str, matrices: Sequence[Matrix]) -> None:
         others = [axis for axis in matrix.axes if axis != "tp"]
         if others:
             raise StrategyError(
-                f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} takes parameters that are whole "
-                "along every axis but 'tp'. For FSDP2 and other sharded parameters use strategy \"owner\""
+                f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} takes parameters that are "
+                "whole along all axes but 'tp'. Strategy \"owner\" takes FSDP2's and any others"
             )
 
 
@@ -245,7 +250,8 @@ def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: 
 
 
 def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Out: everyone keeps its own segment of the buffer, one a position. Back: all segments, one after the other."""
+    """Out: everyone keeps its own segment of the buffer, one a position. Back: all segments, one after the
+    other."""
     dp = grid.size("dp")
     sizes = [largest_piece(matrix, grid) for matrix in run]
     filled = [sum(size for size, place in zip(sizes, owners, strict=True) if place == p) for p in range(dp)]
@@ -353,8 +359,8 @@ def _touching(offset: int, size: int, total: int, parts: int) -> range:
 
 
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:
-    """From one rank's tensor-parallel piece to the whole matrix. A matrix that is part of a parameter may be cut
-    unevenly by an even cut of the parameter, so the lengths are stated."""
+    """From one rank's tensor-parallel piece to the whole matrix. A matrix that is part of a parameter may be
+    cut unevenly by an even cut of the parameter, so the lengths are stated."""
     cut = matrix.cut("tp")
     if cut is None or grid.size("tp") == 1:
         return Route((), WIRE)
