@@ -75,6 +75,7 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
 def _describe(index: int, name: str, param: Tensor, group: int, at: Coordinate, tp_dim: TpDim) -> Matrix:
     if isinstance(param, DTensor):
         cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
+        _check_axes(name, param, cuts, at)
     else:
         cuts = _plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
         shape = _whole_shape(name, param, cuts, at)
@@ -90,7 +91,8 @@ def _plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cu
         return ()
     if dim >= param.ndim:
         raise StrategyError(f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}")
-    return (("tp", Shard(dim, getattr(param, "partition_sizes", None))),)
+    sizes = getattr(param, "partition_sizes", None)
+    return (("tp", Shard(dim, None if sizes is None else tuple(sizes))),)
 
 
 def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
@@ -117,6 +119,16 @@ def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
         elif isinstance(placement, TorchShard):
             outer.append((axis, Shard(placement.dim)))
     return (*outer, *strided)
+
+
+def _check_axes(name: str, param: DTensor, cuts: tuple[Cut, ...], at: Coordinate) -> None:
+    sizes = dict(zip(param.device_mesh.mesh_dim_names or (), param.device_mesh.shape, strict=True))
+    for axis, _ in cuts:
+        if sizes[axis] != at.size(axis):
+            raise StrategyError(
+                f"{name} is cut over {sizes[axis]} ranks along {axis!r}, "
+                f"which has {at.size(axis)} on the optimizer's mesh ({at.grid})"
+            )
 
 
 def _whole_shape(name: str, param: Tensor, cuts: tuple[Cut, ...], at: Coordinate) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         self._builder = _checked_builder(strategy, mesh)
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
-        self._tp_dim, self._window = tp_dim, window
+        self._tp_dim, self._window = tp_dim, _checked_window(window)
         self._stepper: Stepper | None = None
         defaults = {
             "lr": lr,
@@ -255,6 +255,14 @@ class Muon(torch.optim.Optimizer):
         if self._builder is not None:
             self._planned()
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._builder is not None:
+            raise UsageError(
+                "a Muon with a strategy cannot be copied or pickled: its mesh belongs to this process. "
+                "Construct another one and load this one's state_dict()"
+            )
+        return super().__getstate__()
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.setdefault("_gradients_ready", False)
         self.__dict__.setdefault("_builder", None)
@@ -309,6 +317,12 @@ def _checked_builder(strategy: str | Builder | None, mesh: object) -> Builder | 
             f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat"
         )
     return builder
+
+
+def _checked_window(window: int) -> int:
+    if window < 1:
+        raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
+    return window
 
 
 def _as_scalar(lr: float | Tensor) -> float | Tensor:

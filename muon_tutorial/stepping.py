@@ -43,7 +43,27 @@ class Slot:
     @property
     def grad(self) -> Tensor | None:
         """This rank's own part of the gradient, or None."""
-        return None if self.param.grad is None else local_part(self.param.grad)
+        return local_gradient(self.param)
+
+
+def local_gradient(param: Tensor) -> Tensor | None:
+    """This rank's own part of a parameter's gradient, or None.
+
+    Raises:
+        GradientError: the gradient is not laid out as its parameter is.
+    """
+    grad = param.grad
+    if isinstance(grad, DTensor) and isinstance(param, DTensor) and not _lie_alike(grad, param):
+        raise GradientError(
+            f"the gradient of a parameter of shape {tuple(param.shape)} lies as {grad.placements} where the "
+            f"parameter lies as {param.placements}: give it p.grad.redistribute(placements=p.placements)"
+        )
+    return None if grad is None else local_part(grad)
+
+
+def _lie_alike(one: DTensor, other: DTensor) -> bool:
+    pairs = zip(one.device_mesh.shape, one.placements, other.placements, strict=True)
+    return all(mine == its for size, mine, its in pairs if size > 1)
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -217,7 +237,7 @@ class Stepper:
 
     def _check_presence(self, count: Tensor) -> None:
         world = self.at.grid.world_size
-        torn = [i for i, ranks in enumerate(count.tolist()) if 0 < ranks < world and i < len(self.slots)]
+        torn = [i for i, ranks in enumerate(count.tolist()) if 0 < ranks < world]
         if self.plan.expects == "averaged" and torn:
             missing = world - int(count[torn[0]])
             raise GradientError(
@@ -227,12 +247,14 @@ class Stepper:
             )
 
     def _name_of(self, param: int) -> str:
+        if param >= len(self.slots):
+            return f"parameter {param - len(self.slots)} of the rest"
         entries = (entry for bucket in self.plan.buckets for entry in bucket.entries)
         return next(entry.matrix.name for entry in entries if entry.matrix.param == param)
 
     def _clip(self, rest: Sequence[Tensor], max_norm: float) -> Walk:
         """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before."""
-        grads = [local_part(param.grad) for param in rest if param.grad is not None]
+        grads = [grad for param in rest if (grad := local_gradient(param)) is not None]
         total = torch.zeros((), dtype=torch.float64, device=_device(self.slots, rest))
         for part, copies in self._shares(rest):
             total += part.double().square().sum() / copies
@@ -252,8 +274,9 @@ class Stepper:
                 copies = self._copies((*held.entry.matrix.axes, *sliced))
                 yield self.readied[bucket.index][slice(*held.kept)], copies
         for param in rest:
-            if param.grad is not None:
-                yield local_part(param.grad), self._copies(_sharded_axes(param))
+            grad = local_gradient(param)
+            if grad is not None:
+                yield grad, self._copies(_sharded_axes(param))
 
     def _copies(self, axes: Sequence[str]) -> int:
         """How many ranks hold the same piece of a tensor that ``axes`` cut."""
@@ -315,7 +338,7 @@ def _average(params: Sequence[Tensor], at: Coordinate) -> Walk:
     for run in _runs(params):
         for param in run:
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad
-        grads = [local_part(param.grad) for param in run if param.grad is not None]
+        grads = [grad for param in run if (grad := local_gradient(param)) is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         total = yield from gather(flat, _sum_over("dp", at, flat), at, Label("other gradients all_reduce"))
         for grad, mean in zip(
@@ -348,15 +371,16 @@ def _device(slots: Sequence[Slot], rest: Sequence[Tensor]) -> torch.device:
 
 def _sharded_axes(param: Tensor) -> tuple[str, ...]:
     if not isinstance(param, DTensor):
-        return ()
+        cut = getattr(param, "partition_dim", None)
+        return () if cut is None or cut < 0 else ("tp",)
     names = param.device_mesh.mesh_dim_names or ()
     return tuple(
         axis for axis, placement in zip(names, param.placements, strict=True) if placement.is_shard()
     )
 
 
-def _scalar(value: float | Tensor) -> float:
-    return value.item() if isinstance(value, Tensor) else value
+def _scalar(value: float | Tensor) -> float | Tensor:
+    return value.squeeze() if isinstance(value, Tensor) else value
 
 
 def _pair(shape: tuple[int, ...]) -> tuple[int, int]:

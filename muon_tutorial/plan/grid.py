@@ -61,6 +61,11 @@ class Grid:
 
     def rank(self, positions: Mapping[str, int]) -> int:
         """The rank that stands at ``positions``; axes left out stand at 0."""
+        for axis, position in positions.items():
+            if not 0 <= position < self.size(axis):
+                raise GridError(
+                    f"axis {axis!r} has {self.size(axis)} positions on the grid {self}; got {position}"
+                )
         rank = 0
         for axis, size in zip(self.axes, self.sizes, strict=True):
             rank = rank * size + positions.get(axis, 0)

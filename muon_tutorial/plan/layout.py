@@ -51,7 +51,7 @@ class Shard:
         if self.sizes is None:
             step = -(-length // parts)
             return tuple(max(0, min(step, length - step * part)) for part in range(parts))
-        if len(self.sizes) != parts or sum(self.sizes) != length:
+        if len(self.sizes) != parts or sum(self.sizes) != length or min(self.sizes) < 0:
             raise GridError(f"the cut {self.sizes} does not cover {length} indices over {parts} ranks")
         return self.sizes
 

@@ -195,6 +195,8 @@ def _plan(
 ) -> Plan:
     if not any_cut:
         _check_only_tp_cuts(name, matrices)
+    if expects == "local":
+        _check_only_dp_and_tp(name, grid)
     weights = [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in matrices]
     runs = list(fill_buckets(matrices, weights, bucket_bytes))
     buffers = list(dict.fromkeys(buffer_key(run[0]) for run in runs))
@@ -210,6 +212,15 @@ def _check_only_tp_cuts(name: str, matrices: Sequence[Matrix]) -> None:
                 f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} takes parameters that are "
                 "whole along all axes but 'tp'. Strategy \"owner\" takes FSDP2's and any others"
             )
+
+
+def _check_only_dp_and_tp(name: str, grid: Grid) -> None:
+    others = [axis for axis in grid.axes if axis not in ("dp", "tp") and grid.size(axis) > 1]
+    if others:
+        raise StrategyError(
+            f"strategy {name!r} averages gradients over 'dp' and gathers pieces over 'tp'; nobody would "
+            f"average over {others[0]!r} of the grid {grid}. Name the axes of the mesh 'dp' and 'tp'"
+        )
 
 
 def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[Entry, ...]:
