@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,9 +113,12 @@ def run(
 
 
 def execute(
-    notebook: NotebookNode, parameters: Mapping[str, Any] | None = None, before: Sequence[str] = ()
+    notebook: NotebookNode,
+    parameters: Mapping[str, Any] | None = None,
+    before: Sequence[str] = (),
+    cell_limit: int = CELL_LIMIT,
 ) -> NotebookNode:
-    """As ``run``, without looking at what came of it: for those who want to see what the guards see."""
+    """As ``run``, without a look at what came of it; ``cell_limit`` is in seconds."""
     notebook = nbformat.from_dict(notebook)
     hidden = [_hidden_cell(number, source) for number, source in enumerate((*before, WATCH))]
     notebook.cells = [*hidden, *notebook.cells]
@@ -125,7 +129,7 @@ def execute(
             dict(parameters or {}),
             cwd=folder,
             progress_bar=False,
-            execution_timeout=CELL_LIMIT,
+            execution_timeout=cell_limit,
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed
@@ -137,18 +141,15 @@ def _hidden_cell(number: int, source: str) -> NotebookNode:
 
 @contextmanager
 def _environment(folder: str) -> Iterator[None]:
-    """The kernel finds this checkout's package, and no user's IPython start-up files."""
-    changed = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "IPYTHONDIR": folder,
-    }
-    kept = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
+    """What a reader's kernel sees: this checkout's package, no start-up files, none of the tests' debugging."""
+    kept = dict(os.environ)
+    os.environ.update(PYTHONPATH=os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")]), IPYTHONDIR=folder)
+    os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
     try:
         yield
     finally:
-        for name, value in kept.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        os.environ.clear()
+        os.environ.update(kept)
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
@@ -309,8 +310,9 @@ def _run(chosen: Sequence[Path], options: argparse.Namespace) -> int:
     parameters = {name: _value(text) for name, text in options.parameter}
     for source in chosen:
         notebook = read_text(source.read_text(encoding="utf-8"))
+        start = time.perf_counter()
         run(solved(notebook) if options.solved else notebook, parameters)
-        print(f"{source.stem}: ran")
+        print(f"{source.stem}: ran in {time.perf_counter() - start:.1f} s")
     return 0
 
 

@@ -37,7 +37,7 @@ class Moment:
 def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
     """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
     _, entry = _find(plan, matrix)
-    return tuple(Held(rank, (entry.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
+    return tuple(Held(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
 
 
 def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
@@ -49,7 +49,7 @@ def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
 def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
     """Who holds the whole matrix at the moment of Newton–Schulz."""
     bucket, entry = _find(plan, matrix)
-    whole = Box((0, 0), entry.matrix.shape)
+    whole = Box((0, 0), entry.matrix.sides)
     workers = [rank for rank in plan.grid.ranks if bucket.works_on(entry, plan.grid.at(rank))]
     return tuple(Held(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
 

@@ -43,7 +43,7 @@ class RankReport:
 
 def plan_of(dp: int, tp: int) -> Plan:
     """The plan of the lesson: one matrix, cut by columns over tp, its momentum cut over dp."""
-    return zero1([Matrix(0, "W", SHAPE, Shard(TP_DIM))], Grid.of(dp=dp, tp=tp))
+    return zero1([Matrix(0, "W", SHAPE, (("tp", Shard(TP_DIM)),))], Grid.of(dp=dp, tp=tp))
 
 
 def weight(seed: int) -> Tensor:

@@ -41,6 +41,7 @@ from muon_tutorial.learn import lesson00 as lesson, measure
 
 # %%
 plan = lesson.plan_of(dp, tp)
+guess, quiz = lesson.guess_holders(plan), lesson.quiz(plan)
 lesson.picture_before(plan)
 
 # %% [markdown]
@@ -76,7 +77,6 @@ weight_holders = ...  # a list of ranks, such as [0, 1]
 momentum_holders = ...
 
 # %%
-guess = lesson.guess_holders(plan)
 guess.check(weight_holders, momentum_holders)
 
 # %% [markdown] tags=["solution"]
@@ -158,7 +158,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start, next_start))
 # ## Recap
 #
 # - tp *cuts* a matrix, dp *copies* it. ZeRO makes dp cut the momentum as well.
-# - Every rank holds other bytes, and all together they take the step that one process would take, to the
+# - Each rank keeps other bytes, and together they take the step that one process would take, to the
 # bit.
 # - In the middle of the step the whole matrix exists for a moment, on the ranks that orthogonalize it.
 #
@@ -172,7 +172,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start, next_start))
 answers = {"copies": ..., "kept": ..., "difference": ...}
 
 # %%
-lesson.quiz(plan).check(answers)
+quiz.check(answers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>

@@ -18,7 +18,7 @@ SHAPE = (12, 8)
 
 
 def moment(dp: int = 2, tp: int = 2) -> Moment:
-    plan = zero1([Matrix(0, "W", SHAPE, Shard(1))], Grid.of(dp=dp, tp=tp))
+    plan = zero1([Matrix(0, "W", SHAPE, (("tp", Shard(1)),))], Grid.of(dp=dp, tp=tp))
     return Moment("The momentum", "by holder", holdings.momentum_holdings(plan))
 
 

@@ -22,7 +22,8 @@ RANKS = st.integers(1, 4)
 
 
 def plan_of(builder: object, shape: tuple[int, int], dp: int, tp: int, dim: int = 1) -> Plan:
-    matrices = [Matrix(0, "first", (5, 7), Shard(0)), Matrix(1, "second", shape, Shard(dim))]
+    first, second = ("tp", Shard(0)), ("tp", Shard(dim))
+    matrices = [Matrix(0, "first", (5, 7), (first,)), Matrix(1, "second", shape, (second,))]
     return builder(matrices, Grid.of(dp=dp, tp=tp))  # type: ignore[operator]
 
 

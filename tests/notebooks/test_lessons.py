@@ -38,6 +38,10 @@ def test_the_committed_notebook_is_its_text_and_clean(source: Path) -> None:
     assert check(source) == []
 
 
+def test_the_committed_notebook_is_valid(committed: NotebookNode) -> None:
+    nbformat.validate(committed)
+
+
 def test_no_output_is_an_error_or_on_stderr(committed: NotebookNode) -> None:
     outputs = [output for cell in code(committed) for output in cell.outputs]
     assert [out for out in outputs if out.output_type == "error" or out.get("name") == "stderr"] == []

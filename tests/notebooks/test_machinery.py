@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nbformat
 import pytest
 from nbformat import NotebookNode
@@ -61,7 +63,7 @@ def stream(text: str, name: str = "stdout") -> NotebookNode:
     return nbformat.v4.new_output("stream", name=name, text=text)
 
 
-def display(**data: str) -> NotebookNode:
+def display(**data: Any) -> NotebookNode:
     return nbformat.v4.new_output("execute_result", {"text/plain": "x", **data}, execution_count=9)
 
 
@@ -82,7 +84,7 @@ def test_solved_refuses_a_stub_without_a_solution() -> None:
 
 
 def test_normalise_leaves_what_a_second_run_would_write_again() -> None:
-    view = {VIEW: {"model_id": "random"}, "text/html": "<b>"}
+    view: dict[str, Any] = {VIEW: {"model_id": "random"}, "text/html": "<b>"}
     one = executed(stream("a"), stream("b"), stream("c", "stderr"), display(**view))
     two = executed(stream("ab"), stream("c", "stderr"), display(**{**view, VIEW: {"model_id": "other"}}))
     two.metadata.papermill = {"start_time": "later"}
