@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +20,19 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from muon_tutorial.errors import GridError, LaunchError, TrainingError, TutorialError, UsageError
+from muon_tutorial.errors import (
+    GridError,
+    LaunchError,
+    RankFailedError,
+    TrainingError,
+    TutorialError,
+    UsageError,
+)
 from muon_tutorial.plan.strategies import STRATEGIES
 from muon_tutorial.training import job
 from muon_tutorial.training.folder import RunFolder, unused
 from muon_tutorial.training.records import RunResult
-from muon_tutorial.training.report import describe_verdict, draw_loss, summary_table, traffic_table
+from muon_tutorial.training.report import describe_verdict, loss_figure, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
 from muon_tutorial.worlds.launch import TorchrunSeat, join_torchrun, joined_by_torchrun
 
@@ -62,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TutorialError as error:
         return _complain(str(error), FAILED)
     except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _complain("standard output was closed before the result was written", FAILED)
 
 
 def train(options: argparse.Namespace) -> int:
@@ -79,9 +91,9 @@ def train(options: argparse.Namespace) -> int:
         except LaunchError as error:
             return _explain_failure(error, folder)
         except KeyboardInterrupt:
-            return _complain(f"interrupted; the steps so far are in {folder.path}", INTERRUPTED)
+            return _say(f"interrupted; the steps so far are in {folder.path}", INTERRUPTED)
         except Terminated:
-            return _complain(f"terminated; the steps so far are in {folder.path}", TERMINATED)
+            return _say(f"terminated; the steps so far are in {folder.path}", TERMINATED)
 
 
 def train_under_torchrun(options: argparse.Namespace) -> int:
@@ -90,8 +102,9 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         raise UsageError("--compare starts processes of its own: leave out torchrun, or --compare")
     seat = join_torchrun(options.backend, options.timeout)
     try:
-        settings = _settings(options, dp=options.dp or _dp_of(seat, options.tp))
-        _check_world(settings, seat)
+        dp = options.dp or _dp_of(seat, options.tp)
+        _check_world(dp, options.tp, seat)
+        settings = _settings(options, dp)
         job.check_inputs(settings, processes_here=1)
         folder = _make_folder(options, settings) if seat.rank == 0 else None
         result = job.run_seated(seat.rank, settings, folder, Console(stderr=True, soft_wrap=True))
@@ -129,7 +142,7 @@ def _add_grid(parser: argparse.ArgumentParser) -> None:
     _option(group, "tp", _count, "tensor-parallel ranks; must divide the heads")
     _option(group, "strategy", str, f"how Muon is distributed: {', '.join(sorted(STRATEGIES))}")
     _option(group, "backend", str, "gloo (CPU) or nccl (one GPU for each process)", choices=("gloo", "nccl"))
-    _option(group, "timeout", float, "seconds a rank waits for the others before it gives up")
+    _option(group, "timeout", _positive, "seconds a rank waits for the others before it gives up")
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +150,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     _option(group, "steps", _count, "optimizer steps")
     _option(group, "batch", _count, "sequences in the global batch, split over dp")
     _option(group, "context", _count, "bytes in a sequence")
-    _option(group, "lr", float, "peak learning rate, for Muon and AdamW alike")
+    _option(group, "lr", _positive, "peak learning rate, for Muon and AdamW alike")
     _option(group, "seed", int, "seed of the first weights and of the batches")
     group.add_argument(
         "--text",
@@ -180,7 +193,7 @@ def _option(
 ) -> None:
     default = _DEFAULTS[name]
     metavar = (
-        None if "choices" in more else "N" if kind in (_count, int) else "X" if kind is float else "NAME"
+        None if "choices" in more else "N" if kind in (_count, int) else "X" if kind is _positive else "NAME"
     )
     group.add_argument(
         f"--{name}", type=kind, default=default, metavar=metavar, help=f"{says} ({default})", **more
@@ -191,6 +204,16 @@ def _count(text: str) -> int:
     value = int(text) if text.strip("+-").isdecimal() else None
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
     return value
 
 
@@ -205,11 +228,10 @@ def _dp_of(seat: TorchrunSeat, tp: int) -> int:
     return seat.world_size // tp
 
 
-def _check_world(settings: TrainSettings, seat: TorchrunSeat) -> None:
-    if settings.world_size != seat.world_size:
+def _check_world(dp: int, tp: int, seat: TorchrunSeat) -> None:
+    if dp * tp != seat.world_size:
         raise GridError(
-            f"--dp {settings.dp} × --tp {settings.tp} needs {settings.world_size} processes; "
-            f"torchrun started {seat.world_size}"
+            f"--dp {dp} × --tp {tp} needs {dp * tp} processes; torchrun started {seat.world_size}"
         )
 
 
@@ -224,7 +246,7 @@ def _finish(
 ) -> int:
     data = job.describe_result(result, beside)
     folder.write("result.json", data)
-    draw_loss(result, beside, folder.path / "loss.png")
+    folder.draw("loss.png", loss_figure(result, beside))
     if options.json:
         print(json.dumps({**data, "run_folder": str(folder.path)}), flush=True)
     else:
@@ -242,6 +264,8 @@ def _print_tables(folder: RunFolder, result: RunResult, beside: job.Beside | Non
 
 
 def _explain_failure(error: LaunchError, folder: RunFolder) -> int:
+    if isinstance(error, RankFailedError) and isinstance(error.original, TutorialError):
+        return _complain(str(error.original), BAD_INPUT if isinstance(error.original, UsageError) else FAILED)
     first, _, more = str(error).partition("\n")
     if more:
         folder.write_text("error.txt", str(error) + "\n")
@@ -250,7 +274,11 @@ def _explain_failure(error: LaunchError, folder: RunFolder) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    return _say(f"error: {line}", code)
+
+
+def _say(line: str, code: int) -> int:
+    print(line, file=sys.stderr, flush=True)
     return code
 
 

@@ -13,7 +13,7 @@ and D times the smallest number there is, for results too small to be rounded re
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.walk import gather, unpack
 from muon_tutorial.hybrid import MuonWithAdamW
 from muon_tutorial.muon import Muon
-from muon_tutorial.plan.bucket import Bucket, Entry
-from muon_tutorial.plan.layout import Route
+from muon_tutorial.plan.bucket import Bucket, Holding, holding_boxes
 from muon_tutorial.worlds.live import LiveWorld
 
-from .exchange import sum_over, tell_all
+from .exchange import collect, sum_over, tell_all
 from .records import Verdict
 
-LABEL = Label("built-in check")
+LABEL = "built-in check"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +54,10 @@ class Snapshot:
     @classmethod
     def sums(cls, world: LiveWorld, optimizer: MuonWithAdamW) -> list[Sums]:
         """The exact gradient sums, to be taken before gradients are readied. Must be called by all ranks."""
-        gradients = [_gradient(param).double() for param in _params(optimizer)]
         return [
-            Sums(sum_over(world, "dp", grad, LABEL.phase), sum_over(world, "dp", grad.abs(), LABEL.phase))
-            for grad in gradients
+            Sums(_sum_over_dp(world, param, grad), _sum_over_dp(world, param, grad.abs()))
+            for param in _params(optimizer)
+            for grad in [_gradient(param).double()]
         ]
 
     @classmethod
@@ -79,7 +76,7 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     """Step the single-process optimizers and compare. To be called by all ranks, after the job's own step."""
     snapshot.muon.step()
     snapshot.adamw.step()
-    ours = [*_full_parameters(world, optimizer.muon), *(param.detach() for param in _params(optimizer.adamw))]
+    ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in _params(optimizer.adamw))]
     theirs = [param.detach() for param in (*_params(snapshot.muon), *_params(snapshot.adamw))]
     pairs = list(zip(ours, theirs, strict=True))
     mine = [
@@ -103,10 +100,12 @@ def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
     return float((error / bound).max())
 
 
+def _sum_over_dp(world: LiveWorld, param: Tensor, local: Tensor) -> Tensor:
+    return _whole(param, sum_over(world, "dp", local, LABEL))
+
+
 def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.optim.Muon:
-    parameters = [nn.Parameter(full.clone()) for full in _full_parameters(world, muon)]
-    gradients = _over_tp(world, muon, reduced)
-    momenta = _over_tp(world, muon, _momenta(world, muon))
+    parameters = [nn.Parameter(full.clone()) for full in _full_parameters(muon)]
     remaining = iter(parameters)
     known = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))]).defaults
     groups = [
@@ -114,7 +113,7 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
         for group in muon.param_groups
     ]
     lone = torch.optim.Muon(groups)
-    for parameter, gradient, momentum in zip(parameters, gradients, momenta, strict=True):
+    for parameter, gradient, momentum in zip(parameters, reduced, _momenta(world, muon), strict=True):
         parameter.grad = gradient.clone()
         lone.state[parameter]["momentum_buffer"] = momentum.clone()
     return lone
@@ -137,60 +136,57 @@ def _copy_with_gradient(param: Tensor) -> nn.Parameter:
 
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
-    """The gradient each matrix meets in the coming step: this rank's tp piece, whole over dp."""
+    """The gradient that each matrix meets in the coming step, whole."""
     readied = muon._planned().readied
-    return _over_dp(world, muon, {bucket.index: readied[bucket.index] for bucket in _buckets(muon)})
+    return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.kept)])
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
-    """Each matrix's momentum: this rank's tp piece, whole over dp."""
-    return _over_dp(
-        world, muon, {bucket.index: _kept_momentum(world, muon, bucket) for bucket in _buckets(muon)}
-    )
-
-
-def _kept_momentum(world: LiveWorld, muon: Muon, bucket: Bucket) -> Tensor:
+    """The momentum of each matrix, whole."""
     params = _params(muon)
-    start, stop = bucket.kept(world.at)
-    flat = torch.zeros(stop - start, device=_local(params[0]).device)
-    for held in bucket.holdings(world.at):
-        flat[slice(*held.kept)] = muon.state[params[held.entry.matrix.index]]["momentum_buffer"]
-    return flat
+
+    def kept(bucket: Bucket, held: Holding) -> Tensor:
+        return muon.state[params[held.entry.matrix.param]]["momentum_buffer"].reshape(-1)
+
+    return _assembled(world, muon, kept)
 
 
-def _full_parameters(world: LiveWorld, muon: Muon) -> list[Tensor]:
-    return _over_tp(world, muon, [_local(param.detach()) for param in _params(muon)])
+def _full_parameters(muon: Muon) -> list[Tensor]:
+    return [_whole(param, _local(param.detach())) for param in _params(muon)]
 
 
-def _over_dp(world: LiveWorld, muon: Muon, kept: dict[int, Tensor]) -> list[Tensor]:
-    """From what each rank keeps of the buckets to its tp pieces of the matrices, in the optimizer's order."""
-    pieces: dict[int, Tensor] = {}
-    for bucket in _buckets(muon):
-        flat = kept[bucket.index]
-        whole = world.run(gather(flat, Route(bucket.parameter.hops, flat.dtype), world.at, LABEL))
-        pieces |= {entry.matrix.index: unpack(whole, entry, world.at) for entry in bucket.entries}
-    return [pieces[index] for index in sorted(pieces)]
-
-
-def _over_tp(world: LiveWorld, muon: Muon, pieces: list[Tensor]) -> list[Tensor]:
-    """From tp pieces to full matrices, in the optimizer's order."""
-    full: dict[int, Tensor] = {}
-    for entry in _entries(muon):
-        piece = pieces[entry.matrix.index]
-        full[entry.matrix.index] = world.run(
-            gather(piece, Route(entry.route.hops, piece.dtype), world.at, LABEL)
-        )
-    return [full[index] for index in sorted(full)]
-
-
-def _buckets(muon: Muon) -> tuple[Bucket, ...]:
+def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, Holding], Tensor]) -> list[Tensor]:
+    """Whole matrices, in the optimizer's order, from the elements that ranks keep of them."""
     assert muon.plan is not None
-    return muon.plan.buckets
+    full: dict[int, Tensor] = {}
+    for bucket in muon.plan.buckets:
+        for held in bucket.holdings(world.at):
+            elements = kept(bucket, held)[: held.numel]
+            full[held.entry.matrix.param] = _spread(world, held, elements)
+    return [full[param] for param in sorted(full)]
 
 
-def _entries(muon: Muon) -> Iterator[Entry]:
-    for bucket in _buckets(muon):
-        yield from bucket.entries
+def _spread(world: LiveWorld, held: Holding, elements: Tensor) -> Tensor:
+    """A whole matrix from the pieces of all ranks; of ranks that hold the same element, the first counts."""
+    rows, columns = held.entry.matrix.sides
+    whole = torch.zeros(rows, columns, device=elements.device)
+    owned = torch.zeros(rows, columns, dtype=torch.uint8, device=elements.device)
+    boxes = holding_boxes(held, world.at)
+    for box, part in zip(boxes, elements.split([box.numel for box in boxes]), strict=True):
+        whole[box.slices] = part.view(box.shape)
+        owned[box.slices] = 1
+    first = collect(world, owned.flatten(), LABEL).argmax(0, keepdim=True)
+    return collect(world, whole.flatten(), LABEL).gather(0, first).view(rows, columns)
+
+
+def _whole(param: Tensor, local: Tensor) -> Tensor:
+    """A tensor cut as ``param`` is, whole."""
+    if not isinstance(param, DTensor):
+        return local
+    spread = DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+    return spread.full_tensor()
 
 
 def _params(optimizer: Any) -> list[Tensor]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from muon_tutorial.errors import RunFolderError
 
 
@@ -64,6 +66,11 @@ class RunFolder:
         with _unwritable(self.path):
             (self.path / name).write_text(text, encoding="utf-8")
 
+    def draw(self, name: str, figure: Figure) -> None:
+        """Save a figure."""
+        with _unwritable(self.path):
+            figure.savefig(self.path / name, dpi=150)
+
 
 def unused(path: Path) -> Path:
     """The path, or the first of path-2, path-3, … that does not exist."""
@@ -86,5 +93,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 def _unwritable(path: Path) -> Iterator[None]:
     try:
         yield
+    except (FileExistsError, NotADirectoryError):
+        raise RunFolderError(f"cannot make the run folder {path}: a file stands in its place") from None
     except OSError as error:
         raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from None

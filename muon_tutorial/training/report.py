@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
@@ -93,8 +91,8 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def draw_loss(result: RunResult, beside: Beside | None, path: Path) -> None:
-    """Draw loss against step; with ``beside``, both curves."""
+def loss_figure(result: RunResult, beside: Beside | None) -> Figure:
+    """Loss against step; with ``beside``, both curves."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     s = result.settings
@@ -109,7 +107,7 @@ def draw_loss(result: RunResult, beside: Beside | None, path: Path) -> None:
     axes.set_ylabel("loss of the global batch (nats per byte)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _curve(records: tuple[StepRecord, ...]) -> tuple[list[int], list[float]]:

@@ -27,8 +27,8 @@ class TrainSettings:
     dp: int = 2
     tp: int = 2
     strategy: str = "zero1"
-    steps: int = 100
-    lr: float = 0.01
+    steps: int = 40
+    lr: float = 0.02
     batch: int = 32
     context: int = 128
     layers: int = 4

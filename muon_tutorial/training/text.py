@@ -72,6 +72,8 @@ def read_file(path: str) -> bytes:
     Raises:
         TextError: the file is missing, unreadable, empty, or not UTF-8 text.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise TextError(f"the text {path} is not a regular file, and every rank reads it anew")
     try:
         with open(path, "rb") as file:
             data = file.read(TEXT_LIMIT)

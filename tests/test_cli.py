@@ -1,0 +1,297 @@
+"""The command line: what it prints, what it leaves behind, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from muon_tutorial import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4"]
+TINY, LONG = [*MODEL, "--steps", "3"], [*MODEL, "--steps", "100000"]
+PATIENCE = 60.0
+
+
+def train(*options: str) -> int:
+    return cli.main(["train", *TINY, *options])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", ["2 2", "1 1", "4 1", "4 2"])
+def test_training_lowers_the_loss_and_passes_its_check(
+    grid: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    dp, tp = grid.split()
+    assert train("--dp", dp, "--tp", tp, "--json", "--out", str(tmp_path / "run")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["loss_after"] < result["loss_before"]
+    assert result["check"]["passed"]
+    assert result["check"]["differing"] == 0
+    assert len(result["state_bytes"]) == int(dp) * int(tp)
+
+
+@pytest.mark.live
+def test_a_run_folder_holds_settings_steps_result_and_picture(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
+    assert train("--out", str(folder)) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "loss.png",
+        "metrics.jsonl",
+        "result.json",
+        "settings.json",
+    ]
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert json.loads((folder / "settings.json").read_text())["strategy"] == "zero1"
+    assert json.loads((folder / "result.json").read_text())["check"]["passed"]
+
+
+@pytest.mark.live
+def test_loss_curves_of_two_grids_lie_on_each_other(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert train("--compare", "--json", "--out", str(tmp_path / "run")) == 0
+    beside = json.loads(capsys.readouterr().out)["beside_one_process"]
+    assert beside["settings"]["dp"] == beside["settings"]["tp"] == 1
+    assert beside["largest_gap"] < 0.01
+
+
+@pytest.mark.live
+def test_the_table_names_loss_state_bytes_and_verdict(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert train("--dp", "2", "--tp", "1", "--out", str(tmp_path / "run")) == 0
+    out, err = capsys.readouterr()
+    for word in (
+        "held-out loss",
+        "step time",
+        "optimizer state",
+        "passed at step 3",
+        "gradient reduce_scatter",
+    ):
+        assert word in out
+    assert "step 3/3" in err
+
+
+@pytest.mark.live
+def test_no_check_asks_for_none(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert train("--dp", "1", "--tp", "1", "--no-check", "--json", "--out", str(tmp_path / "run")) == 0
+    assert json.loads(capsys.readouterr().out)["check"] is None
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 100)
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1") * 10_000)
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "settings.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--dp 3", "--dp 3 cuts --batch 4 unevenly"),
+        ("--strategy telepathy", "unknown strategy 'telepathy'"),
+        ("--text {}/missing.txt", "No such file"),
+        ("--text {}/empty.txt", "is empty"),
+        ("--text {}/binary.txt", "is not UTF-8 text"),
+        ("--text {}/latin.txt", "is not UTF-8 text"),
+        ("--text {}/short.txt", "has 9 bytes"),
+        ("--text {}", "not a regular file"),
+        ("--tp 4", "--tp 4 is larger than --heads 2"),
+        ("--tp 3 --heads 4 --width 16", "--tp 3 cuts --heads 4 unevenly"),
+        ("--heads 3", "--heads 3"),
+        ("--out {}/file", "a file stands in its place"),
+        ("--out {}/file/run", "a file stands in its place"),
+        ("--out /proc/no/run", "cannot write the run folder"),
+        ("--out {}/used", "already in use"),
+        ("--steps 0", "at least 1"),
+        ("--dp many", "'many'"),
+        ("--lr nan", "positive"),
+        ("--timeout -1", "positive"),
+        ("--seed -1", "--seed"),
+        ("--backend smoke", "invalid choice"),
+        ("--what", "unrecognized arguments"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    options: str, says: str, texts: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "/proc" in options and not Path("/proc").is_dir():
+        pytest.skip("this system has no /proc, where nothing can be written")
+    monkeypatch.chdir(texts)
+    before = sorted(texts.rglob("*"))
+    assert train(*options.format(texts).split()) == cli.BAD_INPUT
+    assert_one_line(capsys, says)
+    assert sorted(texts.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_nccl_without_a_gpu_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture) -> None:
+    assert train("--backend", "nccl") == cli.BAD_INPUT
+    assert_one_line(capsys, "needs one GPU for each process")
+
+
+def test_an_unwritable_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    assert train("--out", str(tmp_path / "run")) == cli.BAD_INPUT
+    assert_one_line(capsys, "Permission denied")
+
+
+@pytest.mark.live
+def test_a_loss_that_is_not_finite_ends_the_run_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert train("--dp", "2", "--tp", "1", "--lr", "1e30", "--out", str(tmp_path / "run")) == cli.FAILED
+    assert_one_line(capsys, "try a smaller --lr")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("script", [["-m", "muon_tutorial", "train"], ["scripts/distributed_muon.py"]])
+def test_the_module_and_the_script_refuse_alike(script: list[str]) -> None:
+    done = python(*script, "--strategy", "telepathy")
+    assert done.returncode == cli.BAD_INPUT
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if "telepathy" in line]
+
+
+@pytest.mark.live
+def test_torchrun_starts_the_script(tmp_path: Path) -> None:
+    done = torchrun(2, *TINY, "--tp", "2", "--json", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["settings"]["dp"], result["settings"]["tp"]) == (1, 2)
+    assert result["check"]["passed"]
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.live
+def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: Path) -> None:
+    done = torchrun(4, *TINY, "--dp", "3", "--tp", "1", "--out", str(tmp_path / "run"))
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert lines == ["error: --dp 3 × --tp 1 needs 3 processes; torchrun started 4"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.live
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(
+    ("sent", "code", "says"),
+    [
+        (signal.SIGINT, cli.INTERRUPTED, "interrupted"),
+        (signal.SIGTERM, cli.TERMINATED, "terminated"),
+    ],
+)
+def test_a_stopped_run_says_so_and_leaves_no_process(
+    sent: signal.Signals, code: int, says: str, tmp_path: Path
+) -> None:
+    with running(tmp_path / "run") as (process, ranks):
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == code
+        assert out == ""
+        assert [line for line in err.splitlines() if not line.startswith("training")] == [
+            f"{says}; the steps so far are in {tmp_path / 'run'}"
+        ]
+        assert_gone(ranks)
+
+
+@pytest.mark.live
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_killed_rank_ends_the_run_in_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+    with running(tmp_path / "run") as (process, ranks):
+        ranks[-1].kill()
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == cli.FAILED
+        (line,) = [line for line in err.splitlines() if not line.startswith("training")]
+        assert line.startswith("error: rank ")
+        assert "SIGKILL" in line
+        assert "SIGKILL" in (tmp_path / "run" / "error.txt").read_text()
+        assert_gone(ranks)
+
+
+class running:  # noqa: N801  # reads as a statement
+    """A long run on 2 ranks, with its steps coming, and the processes it started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> tuple[subprocess.Popen, list[psutil.Process]]:
+        command = [sys.executable, "-m", "muon_tutorial", "train", *LONG, "--dp", "2", "--tp", "1"]
+        self.process = subprocess.Popen(
+            [*command, "--out", str(self.folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(lambda: (self.folder / "metrics.jsonl").exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.process.communicate()[1]
+        return self.process, psutil.Process(self.process.pid).children(recursive=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def assert_one_line(capsys: pytest.CaptureFixture, says: str) -> None:
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if not line.startswith(("training", "[rank"))]
+    assert out == ""
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert says in lines[0]
+
+
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    wait_until(lambda: not list(alive(processes)))
+
+
+def alive(processes: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except psutil.NoSuchProcess:
+            pass
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+
+
+def torchrun(processes: int, *options: str) -> subprocess.CompletedProcess:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    return python(*start, "scripts/distributed_muon.py", *options)
