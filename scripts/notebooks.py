@@ -141,7 +141,7 @@ def _hidden_cell(number: int, source: str) -> NotebookNode:
 
 @contextmanager
 def _environment(folder: str) -> Iterator[None]:
-    """What a reader's kernel sees: this checkout's package, no start-up files, none of the tests' debugging."""
+    """What a reader's kernel sees: this package, no start-up files, none of the tests' debugging."""
     kept = dict(os.environ)
     os.environ.update(PYTHONPATH=os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")]), IPYTHONDIR=folder)
     os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)

@@ -1,0 +1,13 @@
+"""What lessons are made of: pictures, widgets, checks and guards. Floor 6: it observes, and starts nothing.
+
+=============  =============================================================================================
+picture        one self-contained ``<img>`` with words for those who cannot see it
+holdings       who holds which boxes of a matrix, from a plan
+figures        pure functions from such data to a picture
+widgets        thin shells: core controls over a picture
+checks         exercises: what is wrong with this answer, and a hint
+measure        cores, memory and seconds of this machine
+guards         what notebook runners let pass, caught
+lesson00       what notebook 00 imports; one such module a lesson
+=============  =============================================================================================
+"""
