@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import torch
+
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
 from .launching.files import run_files
 from .launching.forking import warm_server
@@ -125,6 +127,11 @@ def _check(fn: object, world_size: object, backend: str, timeout: float, threads
         raise UsageError(f"launch() needs at least 1 rank, not {world_size!r}")
     if backend not in ("gloo", "nccl"):
         raise UsageError(f'the backend is "gloo" or "nccl", not {backend!r}')
+    if backend == "nccl" and torch.cuda.device_count() < world_size:
+        raise UsageError(
+            f"NCCL needs a GPU for each rank: {world_size} ranks, {torch.cuda.device_count()} GPUs; "
+            'launch fewer ranks, or use backend="gloo"'
+        )
     if timeout <= 0:
         raise UsageError(f"the timeout is a positive number of seconds, not {timeout!r}")
     if threads < 1:

@@ -158,6 +158,7 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
         ({"world_size": 0}, "at least 1 rank"),
         ({"world_size": 2.0}, "at least 1 rank"),
         ({"backend": "mpi"}, '"gloo" or "nccl"'),
+        ({"backend": "nccl", "world_size": 1000}, "a GPU for each rank"),
         ({"timeout": 0}, "positive number of seconds"),
         ({"threads": 0}, "at least 1 thread"),
         ({"output": "loud"}, "a function of"),

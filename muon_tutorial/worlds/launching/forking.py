@@ -51,8 +51,12 @@ class ForkServer:
     def open_world(self) -> socket.socket:
         """Return a line to the server for one run."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._asking:
-            socket.send_fds(self._control, [b"W"], [theirs.fileno()])
+        try:
+            with theirs, self._asking:
+                socket.send_fds(self._control, [b"W"], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
         return ours
 
     def last_words(self) -> str:
@@ -78,10 +82,11 @@ class ForkedRanks:
         self._line = server.open_world()
         self._alive: dict[int, int] = {}  # rank → process id
         self._is_lost = False
-        socket.send_fds(self._line, [pickle.dumps(Order(len(ends)))], files.descriptors)
-        for end in ends:
-            socket.send_fds(self._line, [b"R"], [end.line.fileno(), end.output.fileno()])
-        self._line.setblocking(False)
+        try:
+            self._order(files, ends)
+        except BaseException:
+            self._line.close()
+            raise
 
     def waitables(self) -> list[socket.socket]:
         """Return what becomes readable when there is news."""
@@ -109,6 +114,12 @@ class ForkedRanks:
     def close(self) -> None:
         """Give the line back; the server ends what is left, if anything is."""
         self._line.close()
+
+    def _order(self, files: RunFiles, ends: list[RankEnds]) -> None:
+        socket.send_fds(self._line, [pickle.dumps(Order(len(ends)))], files.descriptors)
+        for end in ends:
+            socket.send_fds(self._line, [b"R"], [end.line.fileno(), end.output.fileno()])
+        self._line.setblocking(False)
 
     def _next_event(self) -> Started | Exited | Stopped | None:
         try:

@@ -106,7 +106,10 @@ class _Server:
         self._worlds.append(world)
         self._selector.register(world.line, selectors.EVENT_READ, world)
         for rank in range(order.world_size):
-            _, (line, output), _, _ = socket.recv_fds(world.line, 1, _ENDS)
+            packet, received, _, _ = socket.recv_fds(world.line, 1, _ENDS)
+            if not packet:
+                break  # the launcher has given up; the line will say so again
+            line, output = received
             pid = os.fork()
             if pid == 0:
                 ends = socket.socket(fileno=line), socket.socket(fileno=output)
