@@ -184,7 +184,7 @@ class Stepper:
 
     def _decay_and_add(self, held: Holding, group: dict, parameter: Tensor, update: Tensor) -> None:
         matrix, frame = held.entry.matrix, flat_frame(held.entry.matrix, self.at)
-        lr = _scalar(group["lr"])
+        lr = as_scalar(group["lr"])
         piece = Piece(matrix.sides, _pair(frame.offset), _pair(frame.shape), *held.inside)
         adjusted = adjusted_lr(lr, group["adjust_lr_fn"], matrix.sides)
         decay_and_add_piece(parameter, update, lr, adjusted, group["weight_decay"], piece)
@@ -379,7 +379,7 @@ def _sharded_axes(param: Tensor) -> tuple[str, ...]:
     )
 
 
-def _scalar(value: float | Tensor) -> float | Tensor:
+def as_scalar(value: float | Tensor) -> float | Tensor:
     return value.squeeze() if isinstance(value, Tensor) else value
 
 
