@@ -84,6 +84,7 @@ class Stepper:
     window: int = 1
     readied: dict[int, Tensor] = field(default_factory=dict)
     present: frozenset[int] | None = None
+    keepsakes: dict[int, Keepsake] = field(default_factory=dict)
 
     def fill_state(self) -> None:
         """Give every parameter its momentum: what this rank keeps of it, of no elements where it keeps
@@ -94,7 +95,8 @@ class Stepper:
         Raises:
             UsageError: a loaded momentum is neither what this rank keeps nor the whole parameter.
         """
-        for keepsake in self._keepsakes():
+        self.keepsakes = self._find_keepsakes()
+        for keepsake in self.keepsakes.values():
             saved = keepsake.slot.state.get("momentum_buffer")
             keepsake.slot.state["momentum_buffer"] = (
                 keepsake.slot.data.new_zeros(keepsake.shape)
@@ -156,9 +158,10 @@ class Stepper:
     def _momentum(self, bucket: Bucket, gradient: Tensor) -> Tensor:
         """Update the momentum this rank keeps; returns the Newton–Schulz inputs, flat, in the wire dtype."""
         ns_input = torch.zeros_like(gradient, dtype=bucket.compute.dtype)
-        for keepsake in self._keepsakes(bucket):
-            group, buffer = keepsake.slot.group, keepsake.slot.state["momentum_buffer"]
-            for held, mine in keepsake.views(buffer, self.at):
+        for held in bucket.holdings(self.at):
+            if held.numel and self._has_gradient(held.entry.matrix):
+                group = self.slots[held.entry.matrix.param].group
+                mine = self.keepsakes[held.entry.matrix.param].view(held, self.at)
                 grad = gradient[slice(*held.kept)].view(mine.shape)
                 moved = momentum_update(mine, grad, group["momentum"], group["nesterov"])
                 ns_input[slice(*held.kept)] = moved.reshape(-1)
@@ -201,16 +204,15 @@ class Stepper:
         assert self.present is not None
         return matrix.param in self.present
 
-    def _keepsakes(self, bucket: Bucket | None = None) -> Iterable[Keepsake]:
-        """Momentum by parameter; for one bucket, of the matrices that have a gradient in this step."""
-        for each in self.plan.buckets if bucket is None else (bucket,):
-            by_param: dict[int, list[Holding]] = {}
-            for held in each.holdings(self.at):
-                if bucket is None or (held.numel and self._has_gradient(held.entry.matrix)):
-                    by_param.setdefault(held.entry.matrix.param, []).append(held)
-            for param, holdings in by_param.items():
-                flat = isinstance(each.storage, Slices)
-                yield Keepsake(self.slots[param], tuple(holdings), flat)
+    def _find_keepsakes(self) -> dict[int, Keepsake]:
+        """Momentum by parameter, whose matrices may lie in several buckets."""
+        holdings: dict[int, list[Holding]] = {}
+        flat: dict[int, bool] = {}
+        for bucket in self.plan.buckets:
+            for held in bucket.holdings(self.at):
+                holdings.setdefault(held.entry.matrix.param, []).append(held)
+                flat[held.entry.matrix.param] = isinstance(bucket.storage, Slices)
+        return {param: Keepsake(self.slots[param], tuple(holdings[param]), flat[param]) for param in holdings}
 
     def _agree(self, rest: Sequence[Tensor]) -> Walk:
         """Which parameters have a gradient, the same answer on every rank: one tiny sum an axis.
@@ -300,11 +302,13 @@ class Keepsake:
         """The shape of the momentum."""
         return (sum(held.numel for held in self.holdings),) if self.flat else tuple(self.slot.data.shape)
 
-    def views(self, buffer: Tensor, at: Coordinate) -> Iterable[tuple[Holding, Tensor]]:
-        """Each holding with its part of the momentum, sharing its storage."""
+    def view(self, held: Holding, at: Coordinate) -> Tensor:
+        """One holding's part of the momentum, sharing its storage."""
+        buffer, matrix = self.slot.state["momentum_buffer"], held.entry.matrix
         if not self.flat:
-            return [(held, buffer[held.entry.matrix.slices(at)]) for held in self.holdings]
-        return zip(self.holdings, buffer.split([held.numel for held in self.holdings]), strict=True)
+            return buffer[matrix.slices(at)]
+        start = sum(other.numel for other in self.holdings if other.entry.matrix.index < matrix.index)
+        return buffer[start : start + held.numel]
 
     def cut(self, saved: Tensor, at: Coordinate) -> Tensor:
         """A loaded momentum as this rank keeps it."""
