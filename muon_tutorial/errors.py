@@ -5,12 +5,14 @@
     │   ├── NotAMatrixError     a parameter Muon cannot take
     │   ├── GridError           a grid, mesh or axis that does not fit
     │   ├── StrategyError       an unknown strategy, or one that does not fit the parameters
+    │   ├── ConfigError         a DistributedConfig, or one of its functions, broke its contract
     │   ├── TextError           a training text that cannot be read
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
     ├── TrainingError           a training run whose loss is not finite any more
     ├── RequestError            ranks asked for things that cannot be answered
     │   ├── MismatchError       members of one group asked differently
+    │   │   └── PlanMismatchError   ranks made different plans
     │   └── DeadlockError       no group can proceed
     └── LaunchError             a launch of ranks that did not succeed
         ├── RankFailedError     a rank raised, exited or was killed; the earliest first
@@ -43,6 +45,10 @@ class StrategyError(UsageError):
     """A strategy is unknown, or does not fit the parameters or the grid."""
 
 
+class ConfigError(UsageError):
+    """A ``DistributedConfig``, or one of its functions, broke its contract."""
+
+
 class TextError(UsageError):
     """A training text is missing, empty or not text."""
 
@@ -65,6 +71,10 @@ class RequestError(TutorialError, RuntimeError):
 
 class MismatchError(RequestError):
     """Members of one group asked for different collectives."""
+
+
+class PlanMismatchError(MismatchError):
+    """Ranks made different plans."""
 
 
 class DeadlockError(RequestError):

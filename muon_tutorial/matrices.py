@@ -83,16 +83,24 @@ def _describe(index: int, name: str, param: Tensor, group: int, at: Coordinate, 
 
 
 def _plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cut, ...]:
+    dim = chosen_tp_dim(index, param, tp_dim)
+    if dim is None:
+        return ()
+    if dim >= param.ndim:
+        raise StrategyError(f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}")
+    return (("tp", Shard(dim, getattr(param, "partition_sizes", None))),)
+
+
+def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
+    """The dimension along which tensor parallelism cut a plain parameter, or None.
+
+    The parameter's own ``partition_dim`` goes first; a negative one means not cut.
+    """
     dim = getattr(param, "partition_dim", None)
     if dim is None:
         chosen = tp_dim.get(index) if isinstance(tp_dim, Mapping) else tp_dim
         dim = chosen(index, param) if callable(chosen) else chosen
-    if dim is None or dim < 0:
-        return ()
-    if dim >= param.ndim:
-        raise StrategyError(f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}")
-    sizes = getattr(param, "partition_sizes", None)
-    return (("tp", Shard(dim, None if sizes is None else tuple(sizes))),)
+    return None if dim is None or dim < 0 else dim
 
 
 def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:

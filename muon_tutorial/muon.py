@@ -14,11 +14,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
+from muon_tutorial.config import DistributedConfig, create_dtensor_config
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
-from muon_tutorial.matrices import TpDim, describe_matrices, named_params, split_parts
+from muon_tutorial.matrices import TpDim, named_params, split_parts
 from muon_tutorial.newton_schulz import (
     DEFAULT_EPS,
     DEFAULT_STEPS,
@@ -30,7 +32,8 @@ from muon_tutorial.newton_schulz import (
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.matrix import Matrix, Parts, part_boxes
 from muon_tutorial.plan.strategies import Builder, Plan, find_builder
-from muon_tutorial.stepping import Slot, Stepper
+from muon_tutorial.planning import ConfigPlanning, Leg, Planning, StrategyPlanning
+from muon_tutorial.stepping import Stepper
 from muon_tutorial.update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
 from muon_tutorial.worlds.live import LiveWorld
 from muon_tutorial.worlds.local import Seat
@@ -49,6 +52,7 @@ class Muon(torch.optim.Optimizer):
             ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct,
             step and load alike.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or the seat of a ``LocalWorld``.
+        distributed_config: in place of a strategy and a mesh: the user's own functions, or a helper's config.
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` go first.
@@ -89,11 +93,11 @@ class Muon(torch.optim.Optimizer):
         tp_dim: TpDim = 0,
         window: int = 1,
         parts: Parts = None,
+        distributed_config: DistributedConfig | None = None,
     ) -> None:
-        self._builder = _checked_builder(strategy, mesh)
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
-        self._tp_dim, self._window = tp_dim, _checked_window(window)
-        self._stepper: Stepper | None = None
+        self._planning = _planning(strategy, self.world, tp_dim, _checked_window(window), distributed_config)
+        self._legs: list[Leg] | None = None
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -108,13 +112,21 @@ class Muon(torch.optim.Optimizer):
         _check_hyperparameters(defaults)
         self._gradients_ready = False
         super().__init__(params, defaults)
-        if self._builder is not None:
-            self._planned()
+        if self._planning is None and any(
+            isinstance(param, DTensor) for param, _ in self._params_and_groups()
+        ):
+            self._planning = ConfigPlanning(create_dtensor_config())
+        self._planned()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans of a step, one a mesh; none without a strategy, or with a user's own functions."""
+        return [leg.plan for leg in self._planned() if leg.plan is not None]
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the steps, or None without a strategy."""
-        return self._planned().plan if self._builder is not None else None
+        """The plan of a step, where there is one."""
+        return self.plans[0] if self.plans else None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
@@ -122,12 +134,12 @@ class Muon(torch.optim.Optimizer):
         try:
             _check_matrices(param_group, index=len(self.param_groups) - 1)
             _check_hyperparameters(param_group)
-            if self._builder is None:
+            if self._planning is None:
                 _check_parts(param_group)
         except UsageError:
             self.param_groups.pop()
             raise
-        self._stepper = None
+        self._legs = None
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
@@ -140,8 +152,8 @@ class Muon(torch.optim.Optimizer):
             raise UsageError(f"max_norm must be positive, got {max_norm}")
         if self._gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
-        if self._builder is not None:
-            return self._run(self.ready_program(max_norm, rest=rest))
+        if self._planning is not None:
+            return self._ready_planned(max_norm, list(rest))
         self._gradients_ready = True
         params = [param for param, _ in self._params_and_groups()]
         return None if max_norm is None else torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
@@ -154,8 +166,8 @@ class Muon(torch.optim.Optimizer):
     def gradients_changed(self) -> None:
         """Say that gradients were written to since they were readied: the next step readies them again."""
         self._gradients_ready = False
-        if self._stepper is not None:
-            self._stepper.forget()
+        for leg in self._legs or ():
+            leg.stepper.forget()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -171,8 +183,10 @@ class Muon(torch.optim.Optimizer):
             self.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
-        if self._builder is not None:
-            self._run(self.program())
+        if self._planning is not None:
+            for leg in self._planned():
+                leg.run(leg.stepper.step())
+            self.gradients_changed()
         else:
             self._step_here()
             self.gradients_changed()
@@ -180,31 +194,39 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
-        yield from self._planned().step()
+        for leg in self._planned():
+            yield from leg.stepper.step()
         self.gradients_changed()
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        norm = yield from self._planned().ready(list(rest), max_norm)
+        norm = yield from self._only_stepper().ready(list(rest), max_norm)
         self._gradients_ready = True
         return norm
 
     @torch.no_grad()
-    def _run(self, walk: Walk) -> Any:
-        assert self.world is not None
-        return self.world.run(walk)
+    def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
+        legs = self._planned()
+        if max_norm is None and not any(leg.plan and leg.plan.expects == "local" for leg in legs):
+            self._gradients_ready = True
+            return None
+        return legs[0].run(self.ready_program(max_norm, rest=rest))
 
-    def _planned(self) -> Stepper:
-        """The stepper over the current groups and state, made anew after either has changed."""
-        if self._stepper is None:
-            assert self._builder is not None
-            assert self.world is not None
-            matrices = describe_matrices(self.param_groups, self.world.at, self._tp_dim)
-            plan = self._builder(matrices, self.world.grid)
-            slots = [Slot(param, group, self.state[param]) for param, group in self._params_and_groups()]
-            self._stepper = Stepper(plan, self.world.at, slots, self._window)
-            self._stepper.fill_state()
-        return self._stepper
+    def _only_stepper(self) -> Stepper:
+        steppers = [leg.stepper for leg in self._planned() if isinstance(leg.stepper, Stepper)]
+        if len(steppers) != 1 or len(self._planned()) != 1:
+            raise UsageError(
+                "gradients on several meshes, or behind a config's own functions, are not clipped here: "
+                "call torch.nn.utils.clip_grad_norm_ before step()"
+            )
+        return steppers[0]
+
+    def _planned(self) -> list[Leg]:
+        """The steppers over the current groups and state, made anew after either has changed."""
+        if self._legs is None:
+            planning = self._planning
+            self._legs = [] if planning is None else planning.legs(self.param_groups, self.state)
+        return self._legs
 
     def _step_here(self) -> None:
         """Step in this process alone, matrix by matrix."""
@@ -251,12 +273,11 @@ class Muon(torch.optim.Optimizer):
             handle.remove()
         for group, its_parts in zip(self.param_groups, parts, strict=True):
             group.setdefault("parts", its_parts)
-        self._stepper = None
-        if self._builder is not None:
-            self._planned()
+        self._legs = None
+        self._planned()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._builder is not None:
+        if self._planning is not None:
             raise UsageError(
                 "a Muon with a strategy cannot be copied or pickled: its mesh belongs to this process. "
                 "Construct another one and load this one's state_dict()"
@@ -265,8 +286,8 @@ class Muon(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.setdefault("_gradients_ready", False)
-        self.__dict__.setdefault("_builder", None)
-        self.__dict__.setdefault("_stepper", None)
+        self.__dict__.setdefault("_planning", None)
+        self.__dict__.setdefault("_legs", None)
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
@@ -306,17 +327,27 @@ def _step_matrix(
     decay_and_add(param, update.reshape(param.shape), lr, adjusted, group["weight_decay"])
 
 
-def _checked_builder(strategy: str | Builder | None, mesh: object) -> Builder | None:
-    if strategy is None and mesh is not None:
+def _planning(
+    strategy: str | Builder | None,
+    world: LiveWorld | Seat | None,
+    tp_dim: TpDim,
+    window: int,
+    config: DistributedConfig | None,
+) -> Planning | None:
+    if config is not None:
+        if strategy is not None or world is not None:
+            raise StrategyError("pass either distributed_config=, or strategy= and mesh=, not both")
+        return ConfigPlanning(config)
+    if strategy is None and world is not None:
         raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
     if strategy is None:
         return None
     builder = find_builder(strategy)
-    if mesh is None:
+    if world is None:
         raise StrategyError(
             f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat"
         )
-    return builder
+    return StrategyPlanning(builder, world, tp_dim, window)
 
 
 def _checked_window(window: int) -> int:

@@ -38,6 +38,8 @@ FLOORS = {
     "hybrid": 4,
     "matrices": 4,
     "config": 4,
+    "calling": 4,
+    "planning": 4,
     "checkpoint": 4,
     "training": 5,
     "learn": 6,

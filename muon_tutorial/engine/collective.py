@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,10 +67,21 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A user's own function, opaque to the engine: only real processes can answer it.
+
+    Answered with what it returns, or with what the ``wait()`` of the handle it returns does.
+    """
+
+    fn: Callable[[], Any]
+    label: Label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Start:
     """Ask for a collective without waiting; answered with a ticket."""
 
-    request: Collective | Idle
+    request: Collective | Call | Idle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +91,7 @@ class Wait:
     ticket: Any
 
 
-Turn = Collective | Idle | Start | Wait
+Turn = Collective | Call | Idle | Start | Wait
 Walk = Generator[Turn, Any, Any]
 
 IDLE = Idle()

@@ -1,17 +1,19 @@
 """A window of generators in flight, in an order that follows from the plan alone.
 
-A turn first admits new tasks, then lets every task in flight, the youngest first, wait for its own last
-request and issue the next one. So while the older task computes, the younger one's first request is already
-under way, and an older task's last answer arrives while the younger one computes. Since a task takes the
-same number of turns on every rank (``stand_by`` yields the empty ones), all members of a group issue the
-same sequence.
+A turn first admits new tasks, then lets every task in flight wait for its own last request and issue the
+next one; those admitted last go first, and those admitted together go in order. So while an older task
+computes, the younger one's first request is already under way, and the older one's last answer arrives while
+the younger one computes. Since a task takes the same number of turns on every rank (``stand_by`` yields the
+empty ones), all members of a group issue the same sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from .collective import Collective, Idle, Start, Wait, Walk
+from .collective import Call, Collective, Idle, Start, Wait, Walk
 
 
 def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
@@ -21,24 +23,31 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
     and stride.
     """
     waiting = enumerate(tasks)
-    flight: list[tuple[int, Walk, object]] = []
-    values: dict[int, object] = {}
+    flight: list[_Task] = []
+    values: dict[int, Any] = {}
     while True:
-        flight += [(index, task, None) for index, task in _admit(waiting, min(stride, window - len(flight)))]
+        flight = [*_admit(waiting, min(stride, window - len(flight))), *flight]
         if not flight:
             return [values[index] for index in sorted(values)]
         going = []
-        for index, task, ticket in reversed(flight):
-            answer = None if ticket is None else (yield Wait(ticket))
+        for task in flight:
+            answer = None if task.ticket is None else (yield Wait(task.ticket))
             try:
-                request = task.send(answer)
+                request = task.walk.send(answer)
             except StopIteration as stop:
-                values[index] = stop.value
+                values[task.index] = stop.value
             else:
-                assert isinstance(request, Collective | Idle)
-                going.append((index, task, (yield Start(request))))
-        flight = going[::-1]
+                assert isinstance(request, Collective | Call | Idle)
+                going.append(_Task(task.index, task.walk, (yield Start(request))))
+        flight = going
 
 
-def _admit(waiting: Iterator[tuple[int, Walk]], room: int) -> list[tuple[int, Walk]]:
-    return [item for _, item in zip(range(room), waiting, strict=False)]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    index: int
+    walk: Walk
+    ticket: Any = None
+
+
+def _admit(waiting: Iterator[tuple[int, Walk]], room: int) -> list[_Task]:
+    return [_Task(index, walk) for _, (index, walk) in zip(range(room), waiting, strict=False)]

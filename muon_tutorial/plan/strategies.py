@@ -176,6 +176,24 @@ def find_builder(strategy: str | Builder) -> Builder:
     return STRATEGIES[strategy]
 
 
+def fingerprint(plan: Plan) -> list[str]:
+    """What ranks must agree on before they step: a line a matrix, in the order in which they travel."""
+    return [f"strategy {plan.strategy} on {plan.grid}"] + [
+        f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
+        f"cut {_cut_text(entry.matrix)}, in bucket {bucket.index} at {entry.offset}, "
+        f"worked on at {'×'.join(bucket.axes)} {entry.workers.start} to {entry.workers.stop - 1}"
+        for bucket in plan.buckets
+        for entry in bucket.entries
+    ]
+
+
+def _cut_text(matrix: Matrix) -> str:
+    return (
+        ", ".join(f"{axis} along {cut.dim} {cut.sizes or ''}".strip() for axis, cut in matrix.cuts)
+        or "nowhere"
+    )
+
+
 def plan_imbalance(plan: Plan) -> float:
     """Makespan of Newton–Schulz over its mean, if all buckets ran at once: 1.0 is perfect."""
     costs = [newton_schulz_cost(sides) for bucket in plan.buckets for sides in bucket.sides]

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from ..engine.collective import Collective, Idle, Start, Wait, Walk
-from ..errors import GridError, RequestError
+from ..engine.collective import Call, Collective, Idle, Start, Wait, Walk
+from ..errors import GridError, PlanMismatchError, RequestError, TutorialError
 from ..plan.grid import Coordinate, Grid
-from .launch import report_phase
+from .compare import check_lines
+from .launching.phase import report_phase
+from .launching.timeouts import group_timeout, new_groups_time_out
+
+T = TypeVar("T")
 
 # The names before torch 2.13 warn there; the new ones do not exist before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,16 +43,69 @@ def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout
         raise GridError(
             f"a grid of {grid} needs {grid.world_size} processes; there are {dist.get_world_size()}"
         )
-    mesh = init_device_mesh(device_type, grid.sizes, mesh_dim_names=grid.axes)
-    for group in mesh.get_all_groups():
-        _set_pg_timeout(timedelta(seconds=timeout), group)
-    return mesh
+    with new_groups_time_out(timeout):
+        return init_device_mesh(device_type, grid.sizes, mesh_dim_names=grid.axes)
 
 
-def group_timeout(group: dist.ProcessGroup) -> float:
-    """The timeout of a group's collectives, in seconds."""
-    backend = group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
-    return backend.options._timeout.total_seconds()
+def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
+    """Process groups that cross at this rank as one ``DeviceMesh``, one axis a group, in the order given.
+
+    Must be called by all ranks that the groups connect: each learns who stands where by one exchange a group.
+
+    Raises:
+        GridError: this rank is not in a group, or the groups do not form a grid.
+    """
+    ranks = torch.tensor(dist.get_rank())
+    for axis, group in reversed(list(groups.items())):
+        if dist.get_group_rank(group, dist.get_rank()) < 0:
+            raise GridError(f"rank {dist.get_rank()} is not in the process group given for {axis!r}")
+        ranks = torch.stack(gather_objects(ranks, group))
+    if len(set(ranks.flatten().tolist())) != ranks.numel():
+        raise GridError(f"the process groups {', '.join(groups)} do not cross in a grid: {ranks.tolist()}")
+    return DeviceMesh.from_group(list(groups.values()), device_type, ranks, mesh_dim_names=tuple(groups))
+
+
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank of a group holds, in order of position. For small things, at set-up. All ranks must
+    call."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def sum_counts(counts: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of small vectors over a group. All ranks must call."""
+    dist.all_reduce(counts, group=group)
+    return counts
+
+
+def check_same(
+    make: Callable[[], T], lines: Callable[[T], list[str]], group: dist.ProcessGroup | None = None
+) -> T:
+    """Make something, compare its description over a group, and return it. All ranks of the group must call.
+
+    Raises:
+        TutorialError: what ``make`` raised on this rank.
+        PlanMismatchError: it raised on another rank, or the descriptions differ.
+    """
+    try:
+        made, mine, error = make(), [], None
+        mine = lines(made)
+    except TutorialError as caught:
+        error, mine = caught, [f"{type(caught).__name__}: {caught}"]
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        ranks = dist.get_process_group_ranks(group)
+        found = dict(zip(ranks, gather_objects((error is not None, mine), group), strict=True))
+    else:
+        found = {0: (error is not None, mine)}
+    if error is not None:
+        raise error
+    failed = {rank: text[0] for rank, (wrong, text) in found.items() if wrong}
+    if failed:
+        rank, text = next(iter(failed.items()))
+        raise PlanMismatchError(f"rank {rank} could not make its plan: {text}")
+    check_lines({rank: text for rank, (_, text) in found.items()})
+    return made
 
 
 @dataclass(slots=True, eq=False)
@@ -84,41 +140,19 @@ class LiveWorld:
         return self.at.grid
 
     def run(self, walk: Walk) -> Any:
-        """Walk this rank's generator to its end; returns its value. Must be called by all ranks of the
-        mesh."""
-        answer = None
-        while True:
-            try:
-                turn = walk.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            answer = self._take_turn(turn)
-
-    def _take_turn(self, turn: object) -> Any:
-        if isinstance(turn, Start):
-            return (
-                self._issue(turn.request, async_op=True)
-                if isinstance(turn.request, Collective)
-                else turn.request
-            )
-        if isinstance(turn, Wait):
-            return _finish(turn.ticket) if isinstance(turn.ticket, _Ticket) else None
-        if isinstance(turn, Collective):
-            return _finish(self._issue(turn, async_op=False))
-        if not isinstance(turn, Idle):
-            raise RequestError(f"{self.at} asked for {turn!r}, which is no request")
-        return None
+        """Walk this rank's generator to its end; returns its value. All ranks of the mesh must call."""
+        return drive(walk, self._issue)
 
     def _issue(self, request: Collective, async_op: bool) -> _Ticket:
         report_phase(str(request.label))
         for observer in self.observers:
             observer(request, self.at)
         received = torch.empty(request.receive, dtype=request.dtype, device=self._device(request))
-        group = self._group(request.axes)
+        group = self.group(request.axes)
         work = _CALLS[request.kind](request, received, group, async_op)
         return _Ticket(request, received, work)
 
-    def _group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
+    def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """The process group over one axis or several; one over several is made when first asked for."""
         axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
         if len(axes) == 1:
@@ -143,10 +177,44 @@ class LiveWorld:
         )
 
 
-def _finish(ticket: _Ticket) -> Tensor:
-    if ticket.work is not None:
-        ticket.work.wait()
-    return ticket.received
+def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
+    """Walk a generator to its end on real processes; ``issue`` answers collectives, calls are made here."""
+    answer = None
+    while True:
+        try:
+            turn = walk.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(turn, Start):
+            answer = _begin(turn.request, issue, async_op=True)
+        else:
+            answer = _finish(turn.ticket if isinstance(turn, Wait) else _begin(turn, issue, async_op=False))
+
+
+def refuse(request: Collective, async_op: bool) -> _Ticket:
+    """What ``drive`` is given where a walk may only make calls."""
+    raise RequestError(f"there is no mesh to answer {request}")
+
+
+def _begin(turn: object, issue: Callable[[Collective, bool], _Ticket], async_op: bool) -> Any:
+    if isinstance(turn, Collective):
+        return issue(turn, async_op)
+    if isinstance(turn, Call):
+        report_phase(str(turn.label))
+        return turn.fn()
+    if not isinstance(turn, Idle):
+        raise RequestError(f"a walk asked for {turn!r}, which is no request")
+    return None
+
+
+def _finish(ticket: Any) -> Any:
+    """The answer behind a ticket: a collective's tensor, what a handle's ``wait()`` returns, or the thing
+    itself."""
+    if isinstance(ticket, _Ticket):
+        if ticket.work is not None:
+            ticket.work.wait()
+        return ticket.received
+    return ticket.wait() if hasattr(ticket, "wait") and not isinstance(ticket, Tensor) else ticket
 
 
 def _all_gather(

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..engine.collective import Collective, Idle, Start, Turn, Wait, Walk
 from ..errors import DeadlockError, GridError, MismatchError, RequestError
 from ..plan.grid import Coordinate, Grid
+from .compare import check_lines
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,15 @@ class Seat:
         """The grid of the world."""
         return self.at.grid
 
+    def compare(self, lines: Sequence[str]) -> None:
+        """Compare what this rank is about to do with what the ranks seated before it said they would.
+
+        Raises:
+            PlanMismatchError: says where they differ.
+        """
+        self.world.plans[self.at.rank] = tuple(lines)
+        check_lines(self.world.plans)
+
     def run(self, walk: Walk) -> Any:
         """Refused where there are other ranks: they have to be stepped together, by ``LocalWorld.run``."""
         if self.grid.world_size > 1:
@@ -102,6 +112,7 @@ class LocalWorld:
     grid: Grid
     pick: Callable[[int], int] = lambda ready: 0
     observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
+    plans: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 

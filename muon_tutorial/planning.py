@@ -1,0 +1,150 @@
+"""From an optimizer's parameters to its steppers: one for each mesh that parameters lie on.
+
+The plan is compared across ranks once, when it is made: where ranks differ, every one of them raises the
+same error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .calling import Caller
+from .config import DistributedConfig, Share, checked_assignments
+from .engine.collective import Walk
+from .matrices import TpDim, describe_matrices, named_params, split_parts
+from .plan.matrix import Matrix
+from .plan.strategies import Builder, Plan, fingerprint, owner
+from .stepping import Slot, Stepper
+from .worlds.live import LiveWorld, check_same, drive, refuse
+from .worlds.local import Seat
+
+Groups = Sequence[dict[str, Any]]
+State = Mapping[Tensor, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leg:
+    """One stepper and what runs its walks."""
+
+    stepper: Stepper | Caller
+    run: Callable[[Walk], Any]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The stepper's plan; a user's own functions have none."""
+        return self.stepper.plan if isinstance(self.stepper, Stepper) else None
+
+
+class Planning(Protocol):
+    """How an optimizer comes by its steppers."""
+
+    def legs(self, groups: Groups, state: State) -> list[Leg]:
+        """Make them for these parameters. Must be called by all ranks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StrategyPlanning:
+    """A strategy on one mesh."""
+
+    builder: Builder
+    world: LiveWorld | Seat
+    tp_dim: TpDim
+    window: int
+
+    def legs(self, groups: Groups, state: State) -> list[Leg]:
+        """One leg: the whole plan.
+
+        Raises:
+            PlanMismatchError: ranks made different plans.
+        """
+
+        def make() -> Plan:
+            return self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
+
+        plan = _compared(make, self.world)
+        stepper = Stepper(plan, self.world.at, _slots(groups, state), self.window)
+        stepper.fill_state()
+        return [Leg(stepper, self.world.run)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfigPlanning:
+    """A ``DistributedConfig``: its helper's plan where it has one, else its functions, called one by one."""
+
+    config: DistributedConfig
+
+    def legs(self, groups: Groups, state: State) -> list[Leg]:
+        """One leg a mesh, or one for the user's functions.
+
+        Raises:
+            ConfigError: ``assign_fn`` broke its contract.
+            PlanMismatchError: ranks made different plans.
+        """
+        params = [param for group in groups for param in group["params"]]
+        if not self.config.planned:
+            return [self._calling_leg(groups, state, params)]
+        assert self.config.planner is not None
+        shares = self.config.planner.survey(params)
+        return [self._planned_leg(share, groups, state, params) for share in shares]
+
+    def _calling_leg(self, groups: Groups, state: State, params: list[Tensor]) -> Leg:
+        names = _names(groups)
+
+        def lines(assignments: dict[int, int]) -> list[str]:
+            return [
+                f"{names[index]}: {_described(param)}, to rank {assignments[index]}"
+                for index, param in enumerate(params)
+            ]
+
+        assignments = check_same(
+            lambda: checked_assignments(self.config, params), lines, self.config.state.get("agree_group")
+        )
+        caller = Caller(self.config, assignments, names, _slots(groups, state))
+        caller.fill_state()
+        return Leg(caller, lambda walk: drive(walk, refuse))
+
+    def _planned_leg(self, share: Share, groups: Groups, state: State, params: list[Tensor]) -> Leg:
+        names, slots = _names(groups), _slots(groups, state)
+        numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
+        members = list(share.matrices)
+
+        def make() -> Plan:
+            assignments = checked_assignments(self.config, params)
+            matrices: list[Matrix] = []
+            for place, index in enumerate(members):
+                whole = replace(share.matrices[index], index=place, name=names[index], group=numbers[index])
+                matrices += split_parts(whole, groups[numbers[index]].get("parts"), first=len(matrices))
+            places = [share.place(assignments[members[matrix.param]]) for matrix in matrices]
+            return owner(matrices, share.seat.grid, assign=places)
+
+        plan = _compared(make, share.seat)
+        window = 1 + self.config.prefetch_count if self.config.async_gpu_parallelism else 1
+        stepper = Stepper(plan, share.seat.at, [slots[index] for index in members], window)
+        stepper.fill_state()
+        return Leg(stepper, share.seat.run)
+
+
+def _compared(make: Callable[[], Plan], world: LiveWorld | Seat) -> Plan:
+    if isinstance(world, Seat):
+        plan = make()
+        world.compare(fingerprint(plan))
+        return plan
+    return check_same(make, fingerprint, world.group(world.grid.axes) if world.grid.axes else None)
+
+
+def _slots(groups: Groups, state: State) -> list[Slot]:
+    return [Slot(param, group, state[param]) for group in groups for param in group["params"]]
+
+
+def _names(groups: Groups) -> list[str]:
+    return [name for number, group in enumerate(groups) for name, _ in named_params(group, number)]
+
+
+def _described(param: Tensor) -> str:
+    shape = f"shape {tuple(param.shape)}" if isinstance(param, DTensor) else f"{param.ndim} dimensions"
+    return f"{shape}, {param.dtype}"
