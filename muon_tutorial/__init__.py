@@ -4,8 +4,8 @@ The public surface, by floor:
 
 - the math: ``zeropower_via_newtonschulz``, ``KELLER_JORDAN``
 - the plan: ``Grid``, ``Coordinate``, ``Shard``, ``Replicate``, ``Partial``, ``Owned``, ``Box``, ``Hop``,
-  ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``owner``, ``round_robin``,
-  ``replicated``
+  ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``owner``,
+  ``round_robin``, ``replicated``
 - the worlds: ``launch``, ``build_mesh``, ``LiveWorld``, ``LocalWorld``, ``Ledger``
 - the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``
 - errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree

@@ -200,19 +200,25 @@ class Muon(torch.optim.Optimizer):
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        norm = yield from self._only_stepper().ready(list(rest), max_norm)
+        norm = yield from self.stepper.ready(list(rest), max_norm)
         self._gradients_ready = True
         return norm
 
     @torch.no_grad()
     def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
         legs = self._planned()
-        if max_norm is None and not any(leg.plan and leg.plan.expects == "local" for leg in legs):
-            self._gradients_ready = True
+        if max_norm is None and (len(legs) > 1 or legs[0].plan is None):
+            self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
             return None
         return legs[0].run(self.ready_program(max_norm, rest=rest))
 
-    def _only_stepper(self) -> Stepper:
+    @property
+    def stepper(self) -> Stepper:
+        """What walks the plan, where there is exactly one.
+
+        Raises:
+            UsageError: there is none, or one for each of several meshes.
+        """
         steppers = [leg.stepper for leg in self._planned() if isinstance(leg.stepper, Stepper)]
         if len(steppers) != 1 or len(self._planned()) != 1:
             raise UsageError(
