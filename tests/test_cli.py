@@ -207,9 +207,7 @@ def test_a_stopped_run_says_so_and_leaves_no_process(
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
         assert out == ""
-        assert [line for line in err.splitlines() if not line.startswith("training")] == [
-            f"{says}; the steps so far are in {tmp_path / 'run'}"
-        ]
+        assert spoken(err) == [f"{says}; the steps so far are in {tmp_path / 'run'}"]
         assert_gone(ranks)
 
 
@@ -220,7 +218,7 @@ def test_a_killed_rank_ends_the_run_in_one_line_and_leaves_no_process(tmp_path: 
         ranks[-1].kill()
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == cli.FAILED
-        (line,) = [line for line in err.splitlines() if not line.startswith("training")]
+        (line,) = spoken(err)
         assert line.startswith("error: rank ")
         assert "SIGKILL" in line
         assert "SIGKILL" in (tmp_path / "run" / "error.txt").read_text()
@@ -253,11 +251,16 @@ class running:  # noqa: N801  # reads as a statement
 
 def assert_one_line(capsys: pytest.CaptureFixture, says: str) -> None:
     out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if not line.startswith(("training", "[rank"))]
+    lines = spoken(err)
     assert out == ""
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     assert says in lines[0]
+
+
+def spoken(err: str) -> list[str]:
+    """What the command itself says, without progress and without what torch says on a rank."""
+    return [line for line in err.splitlines() if not line.startswith(("training", "[rank"))]
 
 
 def assert_gone(processes: Sequence[psutil.Process]) -> None:

@@ -137,8 +137,13 @@ def _copy_with_gradient(param: Tensor) -> nn.Parameter:
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The gradient that each matrix meets in the coming step, whole."""
-    readied = muon._planned().readied
+    readied = _stepper(muon).readied
     return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.kept)])
+
+
+def _stepper(muon: Muon) -> Any:
+    planned: Any = muon._planned()
+    return planned[0].stepper if isinstance(planned, list) else planned
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:

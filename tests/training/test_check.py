@@ -1,0 +1,85 @@
+"""The built-in check: its bound holds for every order of a sum, and it sees a single wrong bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_tutorial.training.check import Sums, gradient_error
+from muon_tutorial.training.loop import Trainer, build_trainer, train_step
+from muon_tutorial.training.records import Verdict
+from muon_tutorial.training.settings import TrainSettings
+from muon_tutorial.worlds.launch import launch
+
+TINY = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 2}
+
+
+def exact(gradients: list[torch.Tensor]) -> Sums:
+    wide = torch.stack(gradients).double()
+    return Sums(wide.sum(0), wide.abs().sum(0))
+
+
+@given(st.integers(1, 9), st.integers(0, 2**32), st.integers(-38, 38), st.randoms())
+@settings(deadline=None)
+def test_any_order_of_the_sum_is_within_the_bound(ranks: int, seed: int, exponent: int, order) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.logspace(-6, 0, 64)
+    gradients = [torch.randn(64, generator=generator) * spread * 10.0**exponent for _ in range(ranks)]
+    sums = exact(gradients)
+    order.shuffle(gradients)
+    total = gradients[0].clone()
+    for gradient in gradients[1:]:
+        total += gradient
+    if total.isfinite().all():
+        assert gradient_error(total / ranks, sums, ranks) <= 1
+
+
+def test_a_sum_that_lost_a_rank_is_far_outside_the_bound() -> None:
+    gradients = [torch.randn(64, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
+    assert gradient_error(sum(gradients[:3], torch.zeros(64)) / 4, exact(gradients), 4) > 1e3
+
+
+def checked_steps(rank: int, options: dict, plant: str) -> list[Verdict | None]:
+    """Two checked steps, with a fault planted on rank 1 before the second."""
+    trainer = build_trainer(TrainSettings(**{**TINY, **options}))
+    verdicts = [train_step(trainer, 0, checked=True)[1]]
+    if rank == 1:
+        FAULTS[plant](trainer)
+    return [*verdicts, train_step(trainer, 1, checked=True)[1]]
+
+
+def flip_one_bit_after_the_step(trainer: Trainer) -> None:
+    step = trainer.optimizer.step
+
+    def wrong_step() -> None:
+        step()
+        hidden = trainer.optimizer.muon.param_groups[0]["params"][0]
+        local = getattr(hidden.data, "_local_tensor", hidden.data)
+        local.view(torch.int32)[0, 0] ^= 1
+
+    object.__setattr__(trainer.optimizer, "step", wrong_step)
+
+
+FAULTS = {"nothing": lambda trainer: None, "one bit": flip_one_bit_after_the_step}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("strategy", ["zero1", "replicated"])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)])
+def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int]) -> None:
+    options = {"strategy": strategy, "dp": grid[0], "tp": grid[1]}
+    verdicts = launch(checked_steps, grid[0] * grid[1], args=(options, "nothing"), output="quiet")
+    assert all(each == verdicts[0] for each in verdicts)
+    assert all(verdict.passed for verdict in verdicts[0])
+    assert verdicts[0][1].largest_difference == 0
+
+
+@pytest.mark.live
+def test_one_wrong_bit_on_one_rank_fails_the_check_on_all() -> None:
+    verdicts = launch(checked_steps, 2, args=({"dp": 2, "tp": 1}, "one bit"), output="quiet")
+    for first, second in verdicts:
+        assert first.passed
+        assert not second.passed
+        assert second.differing == 1

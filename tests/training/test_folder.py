@@ -1,0 +1,62 @@
+"""A run folder appears whole or not at all, and belongs to one run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from muon_tutorial.errors import RunFolderError
+from muon_tutorial.training.folder import RunFolder, unused
+
+
+def test_a_new_folder_holds_its_settings(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "a" / "run", {"lr": 1})
+    assert json.loads((tmp_path / "a" / "run" / "settings.json").read_text()) == {"lr": 1}
+    assert os.listdir(tmp_path / "a") == ["run"]
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    RunFolder.create(tmp_path / "run", {})
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_folder_in_use_is_refused_and_kept(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {"lr": 1})
+    with pytest.raises(RunFolderError, match="already in use"):
+        RunFolder.create(tmp_path / "run", {"lr": 2})
+    assert json.loads((tmp_path / "run" / "settings.json").read_text()) == {"lr": 1}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_of_two_runs_at_once_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muon_tutorial.training.folder._entries", lambda path: [])  # both looked before
+    RunFolder.create(tmp_path / "run", {"lr": 1})
+    with pytest.raises(RunFolderError):
+        RunFolder.create(tmp_path / "run", {"lr": 2})
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_settings_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        RunFolder.create(tmp_path / "run", {"lr": object()})
+    assert os.listdir(tmp_path) == []
+
+
+def test_lines_are_appended_and_files_replaced(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    for step in range(2):
+        folder.append("metrics.jsonl", {"step": step})
+        folder.write("result.json", {"steps": step + 1})
+    assert (folder.path / "metrics.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n'
+    assert json.loads((folder.path / "result.json").read_text()) == {"steps": 2}
+    assert sorted(os.listdir(folder.path)) == ["metrics.jsonl", "result.json", "settings.json"]
+
+
+def test_a_name_in_use_gets_a_number(tmp_path: Path) -> None:
+    for name in ("run", "run-2"):
+        assert unused(tmp_path / "run").name == name
+        (tmp_path / name).mkdir()

@@ -1,0 +1,92 @@
+"""The report says what happened, in plain words."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from muon_tutorial.training.display import showing_progress
+from muon_tutorial.training.job import Beside, describe_result
+from muon_tutorial.training.records import PhaseTraffic, RunResult, StepRecord, TextFacts, Verdict
+from muon_tutorial.training.report import describe_verdict, loss_figure, size, summary_table, traffic_table
+from muon_tutorial.training.settings import TrainSettings
+
+RECORDS = tuple(StepRecord(step, 5.0 - step, 0.01, 1.0 if step else 9.0, 0.25) for step in range(3))
+RESULT = RunResult(
+    settings=TrainSettings(),
+    text=TextFacts("a text", 1000, "ab" * 32),
+    parameters=100,
+    loss_before=5.5,
+    loss_after=2.5,
+    records=RECORDS,
+    traffic=(PhaseTraffic("dp gather", 2, 2000, 1000), PhaseTraffic("tp gather", 3, 500, 500)),
+    state_bytes=(100, 200),
+    adamw_state_bytes=800,
+    check=Verdict(2, 100, 0, 0.0, 0.5),
+)
+
+
+def printed(*things: object) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    for thing in things:
+        console.print(thing)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_first_step_is_not_counted_in_the_step_time() -> None:
+    assert RESULT.step_seconds == 1.0
+    assert RESULT.optimizer_share == 0.25
+    assert replace(RESULT, records=RECORDS[:1]).step_seconds == 9.0
+
+
+def test_the_summary_holds_the_figures() -> None:
+    text = printed(summary_table(RESULT, Beside(replace(RESULT, loss_after=2.4), 0.02)))
+    for words in ("dp=2 × tp=2, 4 processes", "5.500 before, 2.500 after", "2.400 after", "0.020", "25%"):
+        assert words in text
+    assert "100 B to 200 B a rank: 25% of the 800 B" in text
+
+
+def test_traffic_is_summed() -> None:
+    assert "1.50 kB" in printed(traffic_table(RESULT))
+
+
+def test_a_failed_check_says_by_how_much() -> None:
+    verdict = Verdict(2, 100, 7, 0.125, 0.5)
+    assert not verdict.passed
+    assert "7 parameter elements differ" in describe_verdict(verdict, 2)
+    assert "by up to 0.12" in describe_verdict(verdict, 2)
+
+
+def test_a_gradient_outside_its_bound_fails_the_check() -> None:
+    assert not Verdict(2, 100, 0, 0.0, 1.5).passed
+
+
+def test_the_result_is_plain_data_without_the_steps() -> None:
+    data = describe_result(RESULT, None)
+    assert data["check"]["passed"] is True
+    assert "records" not in data
+    assert data["step_seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.50 kB"), (2.5e6, "2.50 MB")]
+)
+def test_sizes_are_in_powers_of_ten(count: float, words: str) -> None:
+    assert size(count) == words
+
+
+def test_the_picture_shows_both_curves() -> None:
+    (axes,) = loss_figure(RESULT, Beside(RESULT, 0.0)).axes
+    assert [line.get_label() for line in axes.lines] == ["one process", "zero1, dp=2 × tp=2"]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_shows_the_loss(is_terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
+    with showing_progress(console, "training", 3) as show:
+        for record in RECORDS:
+            show(record)
+    assert "loss 3.000" in console.file.getvalue()  # type: ignore[attr-defined]

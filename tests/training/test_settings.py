@@ -1,0 +1,53 @@
+"""Settings refuse what cannot work, and the learning rate has its shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from muon_tutorial.errors import GridError, StrategyError, UsageError
+from muon_tutorial.training.settings import TrainSettings, check_strategy, lr_share
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"dp": 3}, GridError),
+        ({"tp": 8}, GridError),
+        ({"tp": 3}, GridError),
+        ({"heads": 3}, UsageError),
+        ({"width": 20}, UsageError),
+        ({"steps": 0}, UsageError),
+        ({"lr": float("inf")}, UsageError),
+        ({"timeout": 0.0}, UsageError),
+        ({"seed": -1}, UsageError),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(change: dict, error: type[UsageError]) -> None:
+    with pytest.raises(error):
+        replace(TrainSettings(), **change)
+
+
+def test_a_suggested_width_and_batch_work() -> None:
+    assert replace(TrainSettings(), heads=3, tp=1, width=126).width == 126
+    assert replace(TrainSettings(), dp=3, batch=33).world_size == 6
+
+
+def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(StrategyError, match="replicated, zero1"):
+        check_strategy("telepathy", ["zero1", "replicated"])
+
+
+def test_the_learning_rate_ends_near_a_tenth() -> None:
+    assert lr_share(99, 100) == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 41])
+def test_the_learning_rate_warms_up_to_its_peak_and_then_falls(steps: int) -> None:
+    shares = [lr_share(step, steps) for step in range(steps)]
+    peak = shares.index(max(shares))
+    assert max(shares) == 1.0
+    assert all(0 < share <= 1 for share in shares)
+    assert shares[: peak + 1] == sorted(shares[: peak + 1])
+    assert shares[peak:] == sorted(shares[peak:], reverse=True)
