@@ -147,6 +147,7 @@ def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None
 def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
+        "import sys\n"
         "from muon_tutorial.worlds.launch import join_torchrun, joined_by_torchrun\n"
         "from muon_tutorial.worlds.launching.timeouts import group_timeouts\n"
         "from tests.worlds.launch_ranks import listeners, total\n"
@@ -154,7 +155,8 @@ def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
         "seat = join_torchrun('gloo', timeout=17.0)\n"
         "own = set(listeners(seat.rank)) <= {'127.0.0.1', '::1'}\n"
         "timeouts = set(group_timeouts().values())\n"
-        "print(seat.device, seat.world_size, total(seat.rank), timeouts, own, flush=True)\n"
+        "says = f'{seat.device} {seat.world_size} {total(seat.rank)} {timeouts} {own}'\n"
+        "sys.stdout.write(says + '\\n')\n"
     )
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     parent = python(*torchrun, str(script), folder=tmp_path)
