@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from .engine.collective import Label
 from .engine.walk import gather, scatter
 from .errors import ConfigError
-from .matrices import TpDim, chosen_tp_dim, dtensor_cuts
+from .matrices import TpDim, chosen_tp_dim, dtensor_cuts, plain_tp_dim
 from .plan.assign import longest_first, newton_schulz_cost
 from .plan.grid import Grid
 from .plan.layout import Shard
@@ -193,7 +193,8 @@ def create_processgroup_config(
     Args:
         tp_dim: a dimension, None for not cut, a mapping from parameter index, or a function of index and
         parameter;
-            a parameter's own ``partition_dim`` goes first.
+            a parameter's own ``partition_dim`` goes first. One number does not count among DTensors, where what
+            PyTorch left plain is whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}
@@ -201,7 +202,7 @@ def create_processgroup_config(
 
     def survey(params: Sequence[Tensor]) -> list[Share]:
         seat = LiveWorld(mesh_of_groups(crossing, _device_type(params))) if crossing else _alone()
-        return [Share(seat, _matrices_on(seat, params, tp_dim))]
+        return [Share(seat, _matrices_on(seat, params, plain_tp_dim(params, tp_dim)))]
 
     return _config(survey, {"process_groups": groups}, async_gpu_parallelism, prefetch_count)
 

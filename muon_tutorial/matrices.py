@@ -5,7 +5,7 @@ Knows tensors and their metadata. Asks for nothing and moves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
         for number, group in enumerate(groups)
         for name, param in named_params(group, number)
     ]
+    tp_dim = plain_tp_dim((param for _, param, _ in params), tp_dim)
     for index, (name, param, number) in enumerate(params):
         whole = _describe(index, name, param, number, at, tp_dim)
         matrices += split_parts(whole, groups[number].get("parts"), first=len(matrices))
@@ -94,13 +95,25 @@ def _plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cu
 def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
     """The dimension along which tensor parallelism cut a plain parameter, or None.
 
-    The parameter's own ``partition_dim`` goes first; a negative one means not cut.
+    The parameter's own ``partition_dim`` goes first; a negative one means not cut. See ``plain_tp_dim`` for
+    parameters that lie among DTensors.
     """
     dim = getattr(param, "partition_dim", None)
     if dim is None:
         chosen = tp_dim.get(index) if isinstance(tp_dim, Mapping) else tp_dim
         dim = chosen(index, param) if callable(chosen) else chosen
     return None if dim is None or dim < 0 else dim
+
+
+def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:
+    """What ``tp_dim`` means for the plain parameters among ``params``.
+
+    One number for all is meant for models cut by hand. Where some parameters are DTensors, PyTorch has done the
+    cutting, and what it left plain is whole; a mapping or a function is taken at its word.
+    """
+    if isinstance(tp_dim, int) and any(isinstance(param, DTensor) for param in params):
+        return None
+    return tp_dim
 
 
 def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
