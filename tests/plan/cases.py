@@ -1,0 +1,124 @@
+"""What plans are tried on: random matrices on random grids, and every way to plan them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+
+from muon_tutorial import Bucket, Coordinate, Grid, Matrix, Plan, Shard, owner, replicated, round_robin, zero1
+from muon_tutorial.matrices import split_parts
+from muon_tutorial.plan.bucket import Holding, holding_boxes
+from muon_tutorial.plan.matrix import Cut
+from muon_tutorial.plan.strategies import Builder
+
+VARIANTS: dict[str, Builder] = {
+    "replicated": replicated,
+    "round_robin, all_reduce": partial(round_robin, back="all_reduce"),
+    "round_robin, all_gather": partial(round_robin, back="all_gather"),
+    "zero1, all": partial(zero1, gather="all"),
+    "zero1, boundary": partial(zero1, gather="boundary"),
+    "owner, longest first": partial(owner, assign="longest_first"),
+    "owner, in turn": partial(owner, assign="in_turn"),
+}
+SLICED = ("zero1, all", "zero1, boundary")
+CAPS = (1, 64, 400, 25_000_000)
+CutDrawer = Callable[[tuple[int, int], Grid], st.SearchStrategy[tuple[Cut, ...]]]
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a builder is given."""
+
+    matrices: tuple[Matrix, ...]
+    grid: Grid
+    bucket_bytes: int
+
+    def plan(self, builder: Builder) -> Plan:
+        """The plan of the case's matrices."""
+        return builder(self.matrices, self.grid, bucket_bytes=self.bucket_bytes)
+
+    @property
+    def places(self) -> list[Coordinate]:
+        """All ranks."""
+        return [self.grid.at(rank) for rank in self.grid.ranks]
+
+    def copies(self, matrix: Matrix, *cut_axes: str) -> int:
+        """How many ranks hold each element, where the matrix' own axes and ``cut_axes`` divide it."""
+        whole = (axis for axis in self.grid.axes if axis not in (*matrix.axes, *cut_axes))
+        return self.grid.at(0).size(*whole)
+
+
+@st.composite
+def hand_cuts(draw: st.DrawFn, length: int, parts: int) -> tuple[int, ...]:
+    """Lengths of a cut made by hand, some of them 0."""
+    marks = draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1))
+    return tuple(high - low for low, high in itertools.pairwise([0, *sorted(marks), length]))
+
+
+@st.composite
+def tp_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, ...]:
+    """No cut, or one over tp: even as a DTensor's, or by hand."""
+    dim = draw(st.sampled_from((None, 0, 1)))
+    if dim is None:
+        return ()
+    return (("tp", Shard(dim, draw(st.none() | hand_cuts(shape[dim], grid.size("tp"))))),)
+
+
+@st.composite
+def any_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, ...]:
+    """Cuts over any axes, one within the other, as FSDP2 over tensor parallelism leaves them."""
+    axes = draw(st.lists(st.sampled_from(grid.axes), unique=True))
+    return tuple((axis, Shard(draw(st.sampled_from((0, 1))))) for axis in axes)
+
+
+@st.composite
+def parameters(draw: st.DrawFn, index: int, first: int, grid: Grid, cuts: CutDrawer) -> list[Matrix]:
+    """The matrices of one parameter: itself, or runs of its rows."""
+    shape = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    group, dtype = draw(st.sampled_from((0, 0, 1))), draw(st.sampled_from(DTYPES))
+    whole = Matrix(index, f"m{index}", shape, draw(cuts(shape, grid)), group, dtype, dtype)
+    edge = draw(st.integers(1, shape[0]))
+    return split_parts(whole, (edge, shape[0] - edge) if edge < shape[0] else None, first)
+
+
+@st.composite
+def cases(draw: st.DrawFn, cuts: CutDrawer = tp_cuts) -> Case:
+    grid = Grid.of(dp=draw(st.integers(1, 4)), tp=draw(st.integers(1, 3)))
+    made: list[Matrix] = []
+    for index in range(draw(st.integers(1, 5))):
+        made += draw(parameters(index, len(made), grid, cuts))
+    return Case(tuple(made), grid, draw(st.sampled_from(CAPS)))
+
+
+def numbered(matrix: Matrix) -> torch.Tensor:
+    """The matrix whose elements are their own places; exact in bfloat16 up to 256."""
+    return torch.arange(1, matrix.numel + 1, dtype=torch.float32).view(matrix.shape)
+
+
+def elements(held: Holding, at: Coordinate) -> torch.Tensor:
+    """What a holding keeps of the numbered matrix, in order."""
+    x = numbered(held.entry.matrix)
+    return torch.cat([x.new_empty(0), *(x[box.slices].reshape(-1) for box in holding_boxes(held, at))])
+
+
+def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[Holding]:
+    """What a rank keeps of one matrix: one holding, in a plan that is right."""
+    kept = (held for bucket in plan.buckets for held in bucket.holdings(at))
+    return [held for held in kept if held.entry.matrix == matrix]
+
+
+def span(bucket: Bucket) -> int:
+    """Elements of the virtual buffer."""
+    return max((entry.offset + entry.size for entry in bucket.entries), default=0)
+
+
+def disjoint_in_order(ranges: Sequence[tuple[int, int]], end: int) -> bool:
+    """Whether half-open ranges follow one another within 0 to ``end``."""
+    marks = [0, *(mark for pair in ranges for mark in pair), end]
+    return marks == sorted(marks)

@@ -1,0 +1,181 @@
+"""The virtual buffer of ZeRO-1 and its master plan."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_tutorial import STRATEGIES, Bucket, Coordinate, DistMeta, Grid, Matrix, Shard, zero1
+from muon_tutorial.plan.bucket import buffer_key, fill_buckets, padded
+from muon_tutorial.plan.strategies import BUCKET_BYTES
+
+from .cases import SLICED, VARIANTS, Case, cases, disjoint_in_order, span
+
+sliced = pytest.mark.parametrize("variant", SLICED)
+
+
+def kept_slice(bucket: Bucket, at: Coordinate) -> tuple[int, int]:
+    """The interval of the virtual buffer that a rank keeps: its dp position's equal share."""
+    size = bucket.length(bucket.storage, at)
+    return at["dp"] * size, (at["dp"] + 1) * size
+
+
+def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
+    """What a tensor-parallel position holds of a matrix, cut the plain way."""
+    whole = torch.zeros(matrix.shape if matrix.part is None else matrix.part.shape)
+    rows = slice(0, None) if matrix.part is None else slice(matrix.part.offset[0], None)
+    marked = torch.zeros_like(whole)
+    marked[rows][: matrix.shape[0]] = 1
+    cut = matrix.cut("tp")
+    if cut is None:
+        return marked
+    lengths = cut.lengths(whole.shape[cut.dim], at.size("tp"))
+    return marked.split(list(lengths), cut.dim)[at["tp"]]
+
+
+@sliced
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_offsets_are_the_same_at_every_tensor_parallel_position(variant: str, case: Case) -> None:
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        assert disjoint_in_order([(e.offset, e.offset + e.size) for e in bucket.entries], span(bucket))
+        for entry in bucket.entries:
+            held = [int(piece(entry.matrix, at).sum()) for at in case.places]
+            assert entry.size == max(held)
+        starts = {tuple(meta.global_range[0] for meta in bucket.dist_meta(at)) for at in case.places}
+        assert starts == {tuple(entry.offset for entry in bucket.entries)}
+
+
+@sliced
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_the_master_plan_is_ranges_in_order_and_local_ranges_their_intersections(
+    variant: str, case: Case
+) -> None:
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        for at in case.places:
+            metas = bucket.dist_meta(at)
+            length = bucket.length(bucket.handed, at)
+            assert disjoint_in_order([meta.global_range for meta in metas], length)
+            for meta, entry in zip(metas, bucket.entries, strict=True):
+                assert meta.global_range[1] - meta.global_range[0] == piece(entry.matrix, at).sum()
+                assert meta.local_range == intersection(meta, kept_slice(bucket, at))
+
+
+def intersection(meta: DistMeta, kept: tuple[int, int]) -> tuple[int, int]:
+    """A range's part in the kept interval, counted from where that starts; empty where they do not meet."""
+    low, high = max(meta.global_range[0], kept[0]), min(meta.global_range[1], kept[1])
+    return (low - kept[0], high - kept[0]) if low < high else (0, 0)
+
+
+@sliced
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_local_ranges_over_dp_cover_the_global_range(variant: str, case: Case) -> None:
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        for at in case.places:
+            columns = zip(*(bucket.dist_meta(peer) for peer in at.peers("dp")), strict=True)
+            starts = [kept_slice(bucket, peer)[0] for peer in at.peers("dp")]
+            for metas in columns:
+                covered = [
+                    start + element
+                    for start, meta in zip(starts, metas, strict=True)
+                    for element in range(*meta.local_range)
+                ]
+                assert covered == list(range(*metas[0].global_range))
+
+
+@sliced
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_a_buffer_is_padded_to_equal_slices_and_no_further(variant: str, case: Case) -> None:
+    dp = case.grid.size("dp")
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        filled = sum(entry.size for entry in bucket.entries)
+        for at in case.places:
+            size = bucket.length(bucket.handed, at)
+            assert size == dp * bucket.length(bucket.storage, at)
+            assert filled <= size < max(filled, 1) + dp
+            assert bucket.padding(at) == size - sum(piece(e.matrix, at).sum() for e in bucket.entries)
+
+
+@sliced
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_workers_are_the_positions_whose_slice_touches_the_matrix(variant: str, case: Case) -> None:
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        for number, entry in enumerate(bucket.entries):
+            touching = {at["dp"] for at in case.places if bucket.holdings(at)[number].numel}
+            assert set(entry.workers) == touching
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_a_bucket_weighs_at_most_its_cap_and_the_next_matrix_would_not_have_fitted(
+    variant: str, case: Case
+) -> None:
+    plan = case.plan(VARIANTS[variant])
+    weights = [[weight(entry.matrix, case) for entry in bucket.entries] for bucket in plan.buckets]
+    for number, bucket in enumerate(plan.buckets):
+        assert sum(weights[number]) <= case.bucket_bytes or len(bucket.entries) == 1
+        if number + 1 < len(plan.buckets):
+            following = plan.buckets[number + 1].entries[0].matrix
+            alike = buffer_key(following) == buffer_key(bucket.entries[0].matrix)
+            assert not alike or sum(weights[number]) + weights[number + 1][0] > case.bucket_bytes
+
+
+def weight(matrix: Matrix, case: Case) -> int:
+    """Gradient bytes of a matrix on the tensor-parallel rank that holds most of it."""
+    return max(int(piece(matrix, at).sum()) for at in case.places) * matrix.grad_dtype.itemsize
+
+
+def test_the_default_cap_is_25_megabytes_for_every_strategy() -> None:
+    assert BUCKET_BYTES <= 25_000_000
+    for builder in STRATEGIES.values():
+        assert inspect.signature(builder).parameters["bucket_bytes"].default == BUCKET_BYTES
+
+
+def test_a_matrix_heavier_than_the_cap_travels_alone() -> None:
+    sides = [(2, 2), (8, 8), (2, 2), (2, 2)]
+    made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(sides)]
+    runs = fill_buckets(made, [16, 256, 16, 16], bucket_bytes=32)
+    assert [[matrix.index for matrix in run] for run in runs] == [[0], [1], [2, 3]]
+
+
+def test_buffers_count_the_kinds_and_buckets_count_on() -> None:
+    kinds = ((0, torch.float32), (0, torch.bfloat16), (1, torch.float32))
+    made = [
+        Matrix(index, f"m{index}", (4, 4), (), *kinds[index % 3], kinds[index % 3][1]) for index in range(6)
+    ]
+    plan = zero1(made, Grid.of(dp=2), bucket_bytes=1)
+    metas = plan.dist_meta(plan.grid.at(0))
+    assert [meta.bucket_idx for meta in metas] == list(range(6))
+    assert [meta.buffer_idx for meta in metas] == [0, 0, 1, 1, 2, 2]
+    assert len({buffer_key(bucket.entries[0].matrix) for bucket in plan.buckets}) == 3
+
+
+def test_a_straddling_column_parallel_matrix_by_hand() -> None:
+    """Two matrices of 6 and 8 elements a rank in a buffer of 14, cut in the middle at 7."""
+    made = [Matrix(0, "first", (3, 4), (("tp", Shard(1)),)), Matrix(1, "second", (4, 4), (("tp", Shard(1)),))]
+    plan = zero1(made, Grid.of(dp=2, tp=2))
+    assert plan.dist_meta(plan.grid.at(0)) == (
+        DistMeta("first", (3, 2), (3, 4), 1, 0, 0, (0, 6), (0, 6)),
+        DistMeta("second", (4, 2), (4, 4), 1, 0, 0, (6, 14), (6, 7)),
+    )
+    assert plan.dist_meta(plan.grid.at(2)) == (
+        DistMeta("first", (3, 2), (3, 4), 1, 0, 0, (0, 6), (0, 0)),
+        DistMeta("second", (4, 2), (4, 4), 1, 0, 0, (6, 14), (0, 7)),
+    )
+    assert [plan.workers(index) for index in (0, 1)] == [(0, 1), (0, 1, 2, 3)]
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_padded_is_the_next_multiple_and_never_nothing(size: int, multiple: int) -> None:
+    assert padded(size, multiple) % multiple == 0
+    assert size <= padded(size, multiple) <= size + multiple
+    assert padded(size, multiple) >= multiple

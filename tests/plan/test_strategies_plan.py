@@ -1,0 +1,202 @@
+"""What every plan promises, whichever strategy made it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_tutorial import Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
+from muon_tutorial.engine.collective import Label
+from muon_tutorial.engine.walk import gather, scatter, view
+from muon_tutorial.errors import StrategyError
+from muon_tutorial.plan.assign import longest_first
+from muon_tutorial.plan.strategies import find_builder
+
+from .cases import SLICED, VARIANTS, Case, any_cuts, cases, elements, holdings_of, numbered
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+HERE = Label("test")
+
+
+@every_variant
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_every_matrix_is_in_one_bucket_with_others_of_its_kind(variant: str, case: Case) -> None:
+    plan = case.plan(VARIANTS[variant])
+    found = Counter(entry.matrix for bucket in plan.buckets for entry in bucket.entries)
+    assert found == Counter(case.matrices)
+    for number, bucket in enumerate(plan.buckets):
+        kinds = {(e.matrix.group, e.matrix.dtype, e.matrix.grad_dtype) for e in bucket.entries}
+        order = [entry.matrix.index for entry in bucket.entries]
+        assert bucket.index == number
+        assert len(kinds) == 1
+        assert order == sorted(order)
+
+
+@every_variant
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_every_element_is_kept_once_a_replica(variant: str, case: Case) -> None:
+    check_elements(variant, case)
+
+
+@given(case=cases(any_cuts))
+@settings(deadline=None, max_examples=50)
+def test_every_element_is_kept_once_a_replica_under_any_cut(case: Case) -> None:
+    check_elements("owner, longest first", case)
+
+
+def check_elements(variant: str, case: Case) -> None:
+    plan = case.plan(VARIANTS[variant])
+    for matrix in case.matrices:
+        kept: Counter[float] = Counter()
+        for at in case.places:
+            (held,) = holdings_of(plan, matrix, at)
+            kept.update(elements(held, at).tolist())
+        copies = case.copies(matrix, "dp") if variant in SLICED else case.copies(matrix)
+        assert kept == dict.fromkeys(numbered(matrix).flatten().tolist(), copies)
+
+
+@every_variant
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_a_matrix_is_worked_on_by_one_owner_or_by_whole_tensor_parallel_groups(
+    variant: str, case: Case
+) -> None:
+    plan = case.plan(VARIANTS[variant])
+    for bucket in plan.buckets:
+        for entry in bucket.entries:
+            workers = plan.workers(entry.matrix.index)
+            assert workers
+            assert all(0 <= position < case.grid.at(0).size(*bucket.axes) for position in entry.workers)
+            if variant.startswith("owner"):
+                assert len(workers) == 1
+            else:
+                tp = case.grid.size("tp")
+                assert {case.grid.at(rank)["tp"] for rank in workers} == set(range(tp))
+                assert len(workers) == len(entry.workers) * tp
+
+
+@every_variant
+@given(case=cases())
+@settings(deadline=None, max_examples=20)
+def test_a_worker_gets_the_matrix_and_its_answer_comes_home(variant: str, case: Case) -> None:
+    check_round_trip(variant, case)
+
+
+@given(case=cases(any_cuts))
+@settings(deadline=None, max_examples=50)
+def test_an_owner_gets_the_matrix_and_its_answer_comes_home_under_any_cut(case: Case) -> None:
+    check_round_trip("owner, longest first", case)
+
+
+def check_round_trip(variant: str, case: Case) -> None:
+    """Each element carries its own place, so that a wrong place shows."""
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        kept = [torch.zeros(bucket.length(bucket.storage, at), dtype=torch.bfloat16) for at in case.places]
+        for at, buffer in zip(case.places, kept, strict=True):
+            for held in bucket.holdings(at):
+                buffer[slice(*held.kept)] = elements(held, at).bfloat16()
+        world = LocalWorld(case.grid)
+        ranks = list(zip(case.places, kept, strict=True))
+        out = world.run([gather(buffer.clone(), bucket.compute, at, HERE) for at, buffer in ranks])
+        answers = [torch.zeros_like(buffer) for buffer in out]
+        for at, worked, answer in zip(case.places, out, answers, strict=True):
+            for entry, desk in zip(bucket.entries, bucket.desks(at), strict=True):
+                assert (desk is None) == (not bucket.works_on(entry, at))
+                if desk is not None:
+                    assert torch.equal(view(worked, desk), numbered(entry.matrix)[desk.box.slices].bfloat16())
+                    view(answer, desk).copy_(view(worked, desk))
+        pairs = list(zip(case.places, answers, strict=True))
+        home = world.run([scatter(answer, bucket.compute, at, HERE) for at, answer in pairs])
+        for at, came, left in zip(case.places, home, kept, strict=True):
+            for held in bucket.holdings(at):
+                assert torch.equal(came[slice(*held.kept)], left[slice(*held.kept)])
+
+
+@every_variant
+@given(case=cases(), data=st.data())
+@settings(deadline=None, max_examples=20)
+def test_the_order_in_which_matrices_are_listed_does_not_matter(
+    variant: str, case: Case, data: st.DataObject
+) -> None:
+    shuffled = Case(tuple(data.draw(st.permutations(case.matrices))), case.grid, case.bucket_bytes)
+    assert shuffled.plan(VARIANTS[variant]) == case.plan(VARIANTS[variant])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3))
+@settings(deadline=None, max_examples=100)
+def test_longest_first_stays_within_four_thirds_of_the_best_assignment(
+    costs: list[int], positions: int
+) -> None:
+    def makespan(owners: Sequence[int]) -> int:
+        return max(
+            sum(c for c, owner in zip(costs, owners, strict=True) if owner == p) for p in range(positions)
+        )
+
+    best = min(makespan(owners) for owners in product(range(positions), repeat=len(costs)))
+    assert makespan(longest_first(costs, [0] * positions)) <= best * 4 / 3
+
+
+@given(cases())
+@settings(deadline=None, max_examples=20)
+def test_turns_go_by_index(case: Case) -> None:
+    robin, owned = case.plan(round_robin), case.plan(VARIANTS["owner, in turn"])
+    for matrix in case.matrices:
+        position = matrix.index % case.grid.size("dp")
+        assert {case.grid.at(rank)["dp"] for rank in robin.workers(matrix.index)} == {position}
+        assert owned.workers(matrix.index) == (matrix.index % case.grid.world_size,)
+
+
+def test_owners_can_be_named() -> None:
+    three = [Matrix(index, f"m{index}", (4, 4)) for index in range(3)]
+    plan = owner(three, Grid.of(dp=2, tp=2), assign=[3, 0, 3])
+    assert [plan.workers(index) for index in range(3)] == [(3,), (0,), (3,)]
+    with pytest.raises(StrategyError, match="m1 is assigned to 4, which is not one of 4 ranks"):
+        owner(three, Grid.of(dp=2, tp=2), assign=[0, 4, 0])
+
+
+def test_what_a_step_must_find_in_the_gradients_is_stated() -> None:
+    one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
+    assert {name: find_builder(name)(one, grid).expects for name in ("zero1", "replicated", "owner")} == {
+        "zero1": "local",
+        "replicated": "averaged",
+        "owner": "averaged",
+    }
+
+
+def test_unknown_strategies_and_options_are_named() -> None:
+    one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
+    with pytest.raises(StrategyError, match="unknown strategy 'zero2'; known: owner, replicated"):
+        find_builder("zero2")
+    with pytest.raises(StrategyError, match='gather="all" and gather="boundary"; got \'most\''):
+        zero1(one, grid, gather="most")  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="got 'scatter'"):
+        round_robin(one, grid, back="scatter")  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="got 'lottery'"):
+        owner(one, grid, assign="lottery")  # type: ignore[arg-type]
+
+
+def test_a_builder_is_its_own_strategy() -> None:
+    assert find_builder(zero1) is zero1
+
+
+def test_zero1_refuses_axes_over_which_nobody_would_average() -> None:
+    one = [Matrix(0, "m", (4, 4))]
+    with pytest.raises(StrategyError, match="nobody would average over 'data' of the grid data=2"):
+        zero1(one, Grid.of(data=2))
+    assert zero1(one, Grid.of(data=1, dp=2)).buckets
+
+
+@pytest.mark.parametrize("builder", [zero1, VARIANTS["replicated"], round_robin])
+def test_a_parameter_cut_along_dp_is_refused_by_name_where_it_has_to_be_whole(builder: object) -> None:
+    cut = Matrix(0, "blocks.0.up", (4, 4), (("dp", Shard(0)),))
+    with pytest.raises(StrategyError, match=r"blocks\.0\.up is sharded along 'dp'"):
+        find_builder(builder)([cut], Grid.of(dp=2))  # type: ignore[arg-type]
+    assert owner([cut], Grid.of(dp=2)).workers(0) == (0,)
