@@ -137,13 +137,10 @@ def _copy_with_gradient(param: Tensor) -> nn.Parameter:
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The gradient that each matrix meets in the coming step, whole."""
-    readied = _stepper(muon).readied
+    if muon.stepper.plan.expects == "averaged":
+        return [_whole(param, _gradient(param)) for param in _params(muon)]
+    readied = muon.stepper.readied
     return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.kept)])
-
-
-def _stepper(muon: Muon) -> Any:
-    planned: Any = muon._planned()
-    return planned[0].stepper if isinstance(planned, list) else planned
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
@@ -162,9 +159,8 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, Holding], Tensor]) -> list[Tensor]:
     """Whole matrices, in the optimizer's order, from the elements that ranks keep of them."""
-    assert muon.plan is not None
     full: dict[int, Tensor] = {}
-    for bucket in muon.plan.buckets:
+    for bucket in muon.stepper.plan.buckets:
         for held in bucket.holdings(world.at):
             elements = kept(bucket, held)[: held.numel]
             full[held.entry.matrix.param] = _spread(world, held, elements)

@@ -142,8 +142,7 @@ def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, Verdic
 
 def _ready_gradients(trainer: Trainer) -> None:
     """Hand the optimizer what its strategy expects, and let it average what it averages."""
-    plan = trainer.optimizer.muon.plan
-    if plan is not None and plan.expects == "averaged":
+    if trainer.optimizer.muon.stepper.plan.expects == "averaged":
         average_gradients(trainer.counted, list(trainer.model.parameters()))
     trainer.optimizer.ready_gradients()
 
