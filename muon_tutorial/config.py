@@ -192,9 +192,8 @@ def create_processgroup_config(
 
     Args:
         tp_dim: a dimension, None for not cut, a mapping from parameter index, or a function of index and
-        parameter;
-            a parameter's own ``partition_dim`` goes first. One number does not count among DTensors, where what
-            PyTorch left plain is whole.
+            parameter; a parameter's own ``partition_dim`` goes first. One number does not count among
+            DTensors, where what PyTorch left plain is whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}

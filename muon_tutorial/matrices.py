@@ -108,8 +108,8 @@ def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
 def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:
     """What ``tp_dim`` means for the plain parameters among ``params``.
 
-    One number for all is meant for models cut by hand. Where some parameters are DTensors, PyTorch has done the
-    cutting, and what it left plain is whole; a mapping or a function is taken at its word.
+    One number for all is meant for models cut by hand. Where some parameters are DTensors, PyTorch has done
+    the cutting, and what it left plain is whole; a mapping or a function is taken at its word.
     """
     if isinstance(tp_dim, int) and any(isinstance(param, DTensor) for param in params):
         return None
