@@ -34,7 +34,8 @@ class Collective:
     elements exchanged with each position (``all_to_all`` alone).
 
     Raises:
-        RequestError: ``send`` is not flat, or not of ``dtype``: a backend would cast it silently, or abort.
+        RequestError: ``send`` is not flat, or not of ``dtype``: a backend would cast it silently, or abort. Or
+            ``axes`` is not a tuple of names.
     """
 
     kind: Kind
@@ -48,6 +49,8 @@ class Collective:
     receives: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, tuple):
+            raise RequestError(f"axes are a tuple of names, such as ('dp',); got {self.axes!r}")
         if self.send is not None and (self.send.ndim != 1 or self.send.dtype != self.dtype):
             raise RequestError(
                 f"{self}: what is sent must be flat and {self.dtype}; "

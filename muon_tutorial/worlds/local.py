@@ -76,11 +76,15 @@ class Seat:
     def compare(self, lines: Sequence[str]) -> None:
         """Compare what this rank is about to do with what the ranks seated before it said they would.
 
+        A rank's second plan is compared with the others' second plans, and so on.
+
         Raises:
             PlanMismatchError: says where they differ.
         """
-        self.world.plans[self.at.rank] = tuple(lines)
-        check_lines(self.world.plans)
+        mine = self.world.plans.setdefault(self.at.rank, [])
+        mine.append(tuple(lines))
+        turn = len(mine) - 1
+        check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
     def run(self, walk: Walk) -> Any:
         """Refused where there are other ranks: they have to be stepped together, by ``LocalWorld.run``."""
@@ -103,7 +107,7 @@ class LocalWorld:
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
     ...     mine = torch.full((2,), float(rank))
-    ...     return (yield Collective("all_reduce", "dp", mine.dtype, mine, 2, Label("sum")))
+    ...     return (yield Collective("all_reduce", ("dp",), mine.dtype, mine, 2, Label("sum")))
     >>> world = LocalWorld(Grid.of(dp=3))
     >>> [value.tolist() for value in world.run([program(rank) for rank in range(3)])]
     [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
@@ -112,7 +116,7 @@ class LocalWorld:
     grid: Grid
     pick: Callable[[int], int] = lambda ready: 0
     observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
-    plans: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    plans: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 
