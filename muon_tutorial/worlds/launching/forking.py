@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from typing import NoReturn
 
@@ -23,6 +24,10 @@ _BOOT = (
     "import sys, json; path, control = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from muon_tutorial.worlds.launching.server import main; main(control)"
 )
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Importing torch's compiler makes a folder for its cache; the server names one that is there already.
+_QUIET = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
 
 
 class ForkServer:
@@ -37,7 +42,7 @@ class ForkServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env=_QUIET | dict(os.environ) | _ONE_THREAD,
         )
         theirs.close()
         atexit.register(self.close)
