@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .engine.collective import Label, Walk
+from .engine.hops import view
 from .engine.pipeline import pipeline
-from .engine.walk import gather, orthogonalize, view
+from .engine.walk import gather, orthogonalize
 from .errors import GradientError, UsageError
 from .newton_schulz import zeropower_via_newtonschulz
 from .plan.bucket import Bucket, Entry, Holding, flat_frame

@@ -22,7 +22,7 @@ from .oracle import UNEVEN, Case, give_gradients, one_rank, own_part, single_pro
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
 SMALL_BUCKETS = 400
-VARIANTS = {
+VARIANTS: dict[str, Builder] = {
     "replicated": replicated,
     "round_robin": round_robin,
     "round_robin, all_gather back": partial(round_robin, back="all_gather"),

@@ -34,8 +34,8 @@ class Collective:
     elements exchanged with each position (``all_to_all`` alone).
 
     Raises:
-        RequestError: ``send`` is not flat, or not of ``dtype``: a backend would cast it silently, or abort. Or
-            ``axes`` is not a tuple of names.
+        RequestError: ``send`` is not flat, or not of ``dtype`` (a backend would cast it silently, or abort);
+            or ``axes`` is not a tuple of names.
     """
 
     kind: Kind

@@ -7,19 +7,18 @@ at hand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ..plan.bucket import Bucket, Entry
-from ..plan.exchange import Exchange, Spot
+from ..plan.bucket import Bucket
 from ..plan.grid import Coordinate
-from ..plan.layout import Box, Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
-from .collective import IDLE, Collective, Label, Walk
+from ..plan.layout import Route
+from ..plan.matrix import Entry
+from .collective import IDLE, Label, Walk
+from .hops import asks, take, view
 
 NewtonSchulz = Callable[[Entry, Tensor], Tensor]
 
@@ -58,182 +57,8 @@ def orthogonalize(x: Tensor, bucket: Bucket, at: Coordinate, newton_schulz: Newt
     return (yield from scatter(updates, bucket.compute, at, back))
 
 
-def view(buffer: Tensor, spot: Spot) -> Tensor:
-    """The box that a flat buffer holds at a spot, in its own shape, sharing the buffer's storage."""
-    return buffer[slice(*spot.interval)].view(spot.box.shape)
-
-
 def stand_by(route: Route) -> Walk:
     """Empty turns, as many as the route out and back would ask for, so that the order stays the same."""
     for hop in (*route.hops, *route.inverse.hops):
         if asks(hop):
             yield IDLE
-
-
-def take(x: Any, hop: Hop | Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """Change placement along one axis, or layout over several: at most one request.
-
-    Must be walked by all ranks of the group. Returns this rank's tensor afterwards, or None where ``Owned``
-    by another rank.
-    """
-    if isinstance(hop, Exchange):
-        return (yield from _exchange(x, hop, dtype, at, label))
-    return (yield from _MOVES[type(hop.src), type(hop.dst)](x, hop, dtype, at, label))
-
-
-def asks(hop: Hop | Exchange) -> bool:
-    """Whether a move needs a request, or is free."""
-    return not hop.silent if isinstance(hop, Exchange) else (type(hop.src), type(hop.dst)) not in _FREE
-
-
-def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    silent = exchange.silent or at.size(*exchange.axes) == 1
-    peers = (at,) if silent else at.peers(*exchange.axes)
-    leaving = [exchange.parcels(at, peer) for peer in peers]
-    coming = [exchange.parcels(peer, at) for peer in peers]
-    sends, receives = _weigh(leaving), _weigh(coming)
-    boxes = [view(x, here)[box.seen_from(here.box).slices] for parcel in leaving for here, _, box in parcel]
-    send = torch.cat([x.new_empty(0), *(box.reshape(-1) for box in boxes)])
-    if silent:
-        arrived = send
-    else:
-        arrived = yield Collective(
-            "all_to_all", exchange.axes, dtype, send, sum(receives), label, None, sends, receives
-        )
-    filled = x.new_zeros(exchange.dst.length(exchange.entries, at))
-    pieces = [(there, box) for parcel in coming for _, there, box in parcel]
-    for flat, (there, box) in zip(arrived.split([box.numel for _, box in pieces]), pieces, strict=True):
-        view(filled, there)[box.seen_from(there.box).slices] = flat.view(box.shape)
-    return filled
-
-
-def _weigh(parcels: list[list[tuple[Spot, Spot, Box]]]) -> tuple[int, ...]:
-    return tuple(sum(box.numel for _, _, box in parcel) for parcel in parcels)
-
-
-def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    parts, size = at.size(hop.axis), _largest(hop, hop.src, at)
-    answer = yield Collective("all_gather", (hop.axis,), dtype, _flat(x, size), parts * size, label)
-    return _assemble(answer, hop, hop.src, at)
-
-
-def _slice(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    return x[_box(hop, hop.dst, at, at[hop.axis]).slices]
-    yield  # a generator that asks for nothing
-
-
-def _keep(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    return x
-    yield  # a generator that asks for nothing
-
-
-def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    root, size = _owner(hop.dst), _largest(hop, hop.src, at)
-    receive = at.size(hop.axis) * size if at[hop.axis] == root else 0
-    answer = yield Collective("gather", (hop.axis,), dtype, _flat(x, size), receive, label, root)
-    return _assemble(answer, hop, hop.src, at) if at[hop.axis] == root else None
-
-
-def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    root, size = _owner(hop.src), _largest(hop, hop.dst, at)
-    send = _parcel(x, hop, hop.dst, at) if at[hop.axis] == root else None
-    answer = yield Collective("scatter", (hop.axis,), dtype, send, size, label, root)
-    box = _box(hop, hop.dst, at, at[hop.axis])
-    return answer[: box.numel].view(box.shape)
-
-
-def _keep_if_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    return x if at[hop.axis] == _owner(hop.dst) else None
-    yield  # a generator that asks for nothing
-
-
-def _broadcast(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    root = _owner(hop.src)
-    numel = _box(hop, hop.dst, at, 0).numel
-    send = _flat(x, numel) if at[hop.axis] == root else None
-    answer = yield Collective("broadcast", (hop.axis,), dtype, send, numel, label, root)
-    return answer.view(hop.shape)
-
-
-def _all_to_all(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    here, parts = at[hop.axis], range(at.size(hop.axis))
-    held, wanted = _box(hop, hop.src, at, here), _box(hop, hop.dst, at, here)
-    outward = [held.overlap(_box(hop, hop.dst, at, part)) for part in parts]
-    inward = [wanted.overlap(_box(hop, hop.src, at, part)) for part in parts]
-    sends, receives = tuple(box.numel for box in outward), tuple(box.numel for box in inward)
-    send = torch.cat([x[box.seen_from(held).slices].reshape(-1) for box in outward])
-    answer = yield Collective(
-        "all_to_all", (hop.axis,), dtype, send, sum(receives), label, None, sends, receives
-    )
-    whole = x.new_empty(wanted.shape)
-    for flat, box in zip(answer.split(receives), inward, strict=True):
-        whole[box.seen_from(wanted).slices] = flat.view(box.shape)
-    return whole
-
-
-def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    answer = yield Collective("all_reduce", (hop.axis,), dtype, _flat(x, x.numel()), x.numel(), label)
-    return answer.view(x.shape)
-
-
-def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    size = _largest(hop, hop.dst, at)
-    answer = yield Collective("reduce_scatter", (hop.axis,), dtype, _parcel(x, hop, hop.dst, at), size, label)
-    box = _box(hop, hop.dst, at, at[hop.axis])
-    return answer[: box.numel].view(box.shape)
-
-
-_MOVES = {
-    (Shard, Replicate): _all_gather,
-    (Replicate, Shard): _slice,
-    (Replicate, Partial): _keep,
-    (Shard, Owned): _gather_to_owner,
-    (Owned, Shard): _scatter_from_owner,
-    (Replicate, Owned): _keep_if_owner,
-    (Owned, Replicate): _broadcast,
-    (Shard, Shard): _all_to_all,
-    (Partial, Replicate): _all_reduce,
-    (Partial, Shard): _reduce_scatter,
-}
-_FREE = {(Replicate, Shard), (Replicate, Partial), (Replicate, Owned)}
-
-
-def _box(hop: Hop, placement: Placement, at: Coordinate, position: int) -> Box:
-    return shard_box(hop.shape, placement, position, at.size(hop.axis))
-
-
-def _owner(placement: object) -> int:
-    assert isinstance(placement, Owned)
-    return placement.rank
-
-
-def _largest(hop: Hop, placement: Placement, at: Coordinate) -> int:
-    """Elements of the largest piece: what every rank sends where pieces must be of one size."""
-    return max(_box(hop, placement, at, position).numel for position in range(at.size(hop.axis)))
-
-
-def _flat(x: Tensor, size: int) -> Tensor:
-    flat = x.reshape(-1)
-    return flat if flat.numel() == size else pad(flat, (0, size - flat.numel()))
-
-
-def _parcel(x: Tensor, hop: Hop, placement: Placement, at: Coordinate) -> Tensor:
-    """All positions' pieces, flat, one after the other, each as long as the largest."""
-    assert isinstance(placement, Shard)
-    size, parts = _largest(hop, placement, at), range(at.size(hop.axis))
-    if placement.dim == 0 and size * len(parts) == x.numel():
-        return x.reshape(-1)
-    return torch.cat([_flat(x[_box(hop, placement, at, part).slices], size) for part in parts])
-
-
-def _assemble(answer: Tensor, hop: Hop, placement: Placement, at: Coordinate) -> Tensor:
-    """The whole tensor from all positions' pieces: the opposite of ``_parcel``."""
-    assert isinstance(placement, Shard)
-    size, parts = _largest(hop, placement, at), range(at.size(hop.axis))
-    boxes = [_box(hop, placement, at, part) for part in parts]
-    if placement.dim == 0 and size * len(parts) == math.prod(hop.shape):
-        return answer.view(hop.shape)
-    slots = answer.split(size) if size else [answer] * len(parts)
-    return torch.cat(
-        [slot[: box.numel].view(box.shape) for slot, box in zip(slots, boxes, strict=True)], dim=placement.dim
-    )

@@ -14,26 +14,9 @@ import torch
 from .exchange import Layout, Slices, Spot, Whole
 from .grid import Coordinate, Grid
 from .layout import Box, Route, run_boxes
-from .matrix import Matrix
+from .matrix import Entry, Matrix
 
 Interval = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A matrix's place in a bucket.
-
-    ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:
-    ``size`` is the largest piece that any of them holds. ``workers`` are the positions in the bucket's group
-    that orthogonalize the matrix. ``route`` leads from what a worker has after the bucket's own route to the
-    whole matrix.
-    """
-
-    matrix: Matrix
-    offset: int
-    size: int
-    workers: range
-    route: Route
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .grid import Coordinate
 from .layout import Box, Shard, shard_box
-
-if TYPE_CHECKING:
-    from .bucket import Entry
+from .matrix import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from ..errors import GridError
-
-if TYPE_CHECKING:
-    from .exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +146,14 @@ class Hop:
         return Hop(self.axis, self.dst, self.src, self.shape)
 
 
+class Move(Protocol):
+    """What a route is made of: a hop along one axis, or an exchange of many matrices over several."""
+
+    @property
+    def inverse(self) -> Move:
+        """The same move, the other way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """From storage to compute: hops in order, and the dtype that travels. The inverse is from compute to
@@ -159,7 +164,7 @@ class Route:
     (Replicate(), True)
     """
 
-    hops: tuple[Hop | Exchange, ...]
+    hops: tuple[Move, ...]
     dtype: torch.dtype
 
     @property

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import UsageError
 from .grid import Coordinate
-from .layout import Box, Shard, shard_box
+from .layout import Box, Route, Shard, shard_box
 
 Cut = tuple[str, Shard]
 
@@ -131,6 +131,23 @@ def part_boxes(shape: tuple[int, ...], parts: Parts) -> list[Box] | None:
     starts = [sum(rows[:i]) for i in range(len(rows))]
     rest = shape[1:]
     return [Box((start, *(0 for _ in rest)), (n, *rest)) for start, n in zip(starts, rows, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A matrix's place in a bucket.
+
+    ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:
+    ``size`` is the largest piece that any of them holds. ``workers`` are the positions in the bucket's group
+    that orthogonalize the matrix. ``route`` leads from what a worker has after the bucket's own route to the
+    whole matrix.
+    """
+
+    matrix: Matrix
+    offset: int
+    size: int
+    workers: range
+    route: Route
 
 
 def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> Box:
