@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from muon_tutorial.errors import RankFailedError, UsageError
-from muon_tutorial.worlds.launch import joined_by_torchrun, launch, report_phase
+from muon_tutorial.worlds.launch import joined_by_torchrun, launch, report_phase, warm_up
+from muon_tutorial.worlds.launching.forking import warm_server
 from tests.worlds import launch_ranks as ranks
 
 pytestmark = pytest.mark.live
@@ -108,13 +109,19 @@ def test_a_rank_may_launch() -> None:
 
 
 def test_the_warm_server_is_replaced_when_it_is_lost() -> None:
-    from muon_tutorial.worlds.launching.forking import warm_server
-
     launch(ranks.total, 1)
     server = warm_server()
     server.close()
     assert launch(ranks.total, 2) == [1.0, 1.0]
     assert warm_server() is not server
+
+
+def test_warming_up_starts_the_server_the_launch_will_use() -> None:
+    warm_up()
+    server = warm_server()
+    assert server.is_alive
+    launch(ranks.total, 1)
+    assert warm_server() is server
 
 
 def test_spawned_ranks_do_the_same() -> None:
