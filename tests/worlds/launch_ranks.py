@@ -145,3 +145,11 @@ def timeouts(rank: int) -> dict[str, float]:
     dist.new_group()
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     return group_timeouts()
+
+
+def mesh_timeouts(rank: int) -> set[float]:
+    """Return the timeouts of the groups of a mesh that states its own."""
+    from muon_tutorial.worlds.launching.timeouts import group_timeout
+    from muon_tutorial.worlds.live import build_mesh
+
+    return {group_timeout(group) for group in build_mesh({"dp": 2, "tp": 2}, timeout=7.0).get_all_groups()}

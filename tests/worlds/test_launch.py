@@ -151,6 +151,7 @@ def test_every_group_has_the_timeout(monkeypatch, debug) -> None:
     for found in launch(ranks.timeouts, 4, timeout=17.0):
         assert len(found) == 4
         assert set(found.values()) == {17.0}
+    assert launch(ranks.mesh_timeouts, 4, timeout=17.0) == [{7.0}] * 4
 
 
 def test_phases_cost_nothing_outside_a_launch() -> None:
