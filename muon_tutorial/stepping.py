@@ -6,6 +6,7 @@ through the engine; never moves data itself, and runs on whatever world answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -221,28 +222,34 @@ class Stepper:
         Where local gradients are averaged, one missing on some ranks counts as zero there.
 
         Raises:
-            GradientError: an already averaged gradient is missing on some ranks only.
+            GradientError: on every rank, before anything has changed: a gradient is not finite, or an already
+                averaged one is missing on some ranks only.
         """
-        mine = [slot.param.grad is not None for slot in self.slots] + [
-            param.grad is not None for param in rest
-        ]
+        grads = [*(slot.grad for slot in self.slots), *(local_gradient(param) for param in rest)]
+        mine = [grad is not None for grad in grads] + [not _is_finite(grad) for grad in grads]
         count = torch.tensor(mine, dtype=torch.float32, device=_device(self.slots, rest))
+        label = Label("gradient flags")
         for axis in self.at.grid.axes:
-            count = yield from gather(
-                count, _sum_over(axis, self.at, count), self.at, Label("gradients present")
-            )
-        self._check_presence(count)
-        present = count.nonzero().flatten().tolist()
-        edge = len(self.slots)
+            count = yield from gather(count, _sum_over(axis, self.at, count), self.at, label)
+        holders, spoilt = (part.tolist() for part in count.split(len(grads)))
+        self._check_flags(holders, spoilt)
+        edge, present = len(self.slots), [i for i, ranks in enumerate(holders) if ranks]
         return Presence(
             frozenset(i for i in present if i < edge), frozenset(i - edge for i in present if i >= edge)
         )
 
-    def _check_presence(self, count: Tensor) -> None:
+    def _check_flags(self, holders: list[float], spoilt: list[float]) -> None:
         world = self.at.grid.world_size
-        torn = [i for i, ranks in enumerate(count.tolist()) if 0 < ranks < world]
+        wrong = [i for i, ranks in enumerate(spoilt) if ranks]
+        if wrong:
+            others = f", and so do {len(wrong) - 1} others" if len(wrong) > 1 else ""
+            raise GradientError(
+                f"the gradient of {self._name_of(wrong[0])} holds NaN or infinity on {int(spoilt[wrong[0]])} of "
+                f"{world} ranks{others}; nothing was changed: skip this step, or mend the loss"
+            )
+        torn = [i for i, ranks in enumerate(holders) if 0 < ranks < world]
         if self.plan.expects == "averaged" and torn:
-            missing = world - int(count[torn[0]])
+            missing = world - int(holders[torn[0]])
             raise GradientError(
                 f"the gradient of {self._name_of(torn[0])} is missing on {missing} of {world} ranks; "
                 f"strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
@@ -368,6 +375,12 @@ def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
 def _sum_over(axis: str, at: Coordinate, tensor: Tensor) -> Route:
     hop = Hop(axis, Partial(), Replicate(), tuple(tensor.shape))
     return Route((hop,) if at.size(axis) > 1 else (), tensor.dtype)
+
+
+def _is_finite(grad: Tensor | None) -> bool:
+    if grad is None or not grad.numel():
+        return True
+    return bool(torch.linalg.vector_norm(grad, ord=math.inf).isfinite())
 
 
 def _device(slots: Sequence[Slot], rest: Sequence[Tensor]) -> torch.device:
