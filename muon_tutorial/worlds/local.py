@@ -172,7 +172,11 @@ class LocalWorld:
     def pending(self) -> dict[int, Collective]:
         """What each waiting rank has asked for: its ``send`` is what the rank holds now, of what is to
         travel."""
-        return {number: rank.waiting.request for number, rank in self._ranks.items() if rank.waiting}
+        return {
+            number: rank.waiting.request
+            for number, rank in self._ranks.items()
+            if rank.waiting and not rank.waiting.done
+        }
 
     def _proceed(self, number: int, rank: _Rank) -> None:
         while not rank.ended and (rank.waiting is None or rank.waiting.done):
@@ -186,16 +190,18 @@ class LocalWorld:
                 rank.answer = self._take_turn(number, rank, turn)
 
     def _take_turn(self, number: int, rank: _Rank, turn: Turn) -> Any:
-        if isinstance(turn, Collective):
-            rank.waiting = self._enqueue(number, turn)
-        elif isinstance(turn, Start) and isinstance(turn.request, Collective):
-            return self._enqueue(number, turn.request)
-        elif isinstance(turn, Wait) and not isinstance(turn.ticket, Idle):
-            rank.waiting = turn.ticket
-        elif isinstance(turn, Start):
-            return turn.request
-        elif not isinstance(turn, Idle | Wait):
-            raise RequestError(f"{self.grid.at(number)} asked for {turn!r}, which is no request")
+        if isinstance(turn, Wait):
+            rank.waiting = turn.ticket if isinstance(turn.ticket, _Ticket) else None
+            return None
+        request = turn.request if isinstance(turn, Start) else turn
+        if isinstance(request, Idle):
+            return request if isinstance(turn, Start) else None
+        if not isinstance(request, Collective):
+            raise RequestError(f"{self.grid.at(number)} asked for {request!r}, which no local world answers")
+        ticket = self._enqueue(number, request)
+        if isinstance(turn, Start):
+            return ticket
+        rank.waiting = ticket
         return None
 
     def _enqueue(self, number: int, request: Collective) -> _Ticket:

@@ -1,0 +1,117 @@
+"""Every kind of collective as small programs, for any world: what a rank asks, and the answer due to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from muon_tutorial.engine.collective import IDLE, Collective, Kind, Label, Start, Wait, Walk
+
+PARTS = 3
+ROOT = 1
+KINDS: tuple[Kind, ...] = (
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "scatter",
+    "all_to_all",
+)
+SPLITS = {
+    "even": ((2, 2, 2), (2, 2, 2), (2, 2, 2)),
+    "uneven, some empty": ((0, 3, 1), (2, 0, 0), (0, 5, 0)),
+    "all empty": ((0, 0, 0), (0, 0, 0), (0, 0, 0)),
+}
+"""What each position sends to each, for ``all_to_all``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as a function of the position: the kind, the elements of a piece, and the dtype."""
+
+    kind: Kind
+    size: int
+    dtype: torch.dtype = torch.float32
+    splits: tuple[tuple[int, ...], ...] = SPLITS["even"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.size} {self.dtype}, splits {self.splits}"
+
+    def request(self, position: int) -> Collective:
+        """What the rank at ``position`` of three asks over dp."""
+        at_root, parts, size = position == ROOT, PARTS, self.size
+        sends, receives = self.splits[position], tuple(row[position] for row in self.splits)
+        sent, receive = {
+            "all_gather": (size, parts * size),
+            "reduce_scatter": (parts * size, size),
+            "all_reduce": (size, size),
+            "broadcast": (size if at_root else None, size),
+            "gather": (size, parts * size if at_root else 0),
+            "scatter": (parts * size if at_root else None, size),
+            "all_to_all": (sum(sends), sum(receives)),
+        }[self.kind]
+        rooted, split = self.kind in ("broadcast", "gather", "scatter"), self.kind == "all_to_all"
+        return Collective(
+            kind=self.kind,
+            axes=("dp",),
+            dtype=self.dtype,
+            send=None if sent is None else numbers(position, sent, self.dtype),
+            receive=receive,
+            label=Label("test", self.kind),
+            root=ROOT if rooted else None,
+            sends=sends if split else None,
+            receives=receives if split else None,
+        )
+
+    def answer(self, position: int) -> Tensor:
+        """What the rank at ``position`` must be answered, said without any world."""
+        asked = [self.request(other) for other in range(PARTS)]
+        sent = [request.send for request in asked if request.send is not None]
+        if self.kind == "all_to_all":
+            rows = [whole.split(splits) for whole, splits in zip(sent, self.splits, strict=True)]
+            return torch.cat([row[position] for row in rows])
+        if self.kind in ("all_gather", "gather"):
+            return torch.cat(sent)[: asked[position].receive]
+        if self.kind in ("all_reduce", "reduce_scatter"):
+            total = torch.stack(sent).sum(0)
+            return total if self.kind == "all_reduce" else total.view(PARTS, -1)[position]
+        return sent[0] if self.kind == "broadcast" else sent[0].view(PARTS, -1)[position]
+
+
+def numbers(position: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Small whole numbers, different at each position, whose sums are exact in every dtype."""
+    return ((torch.arange(count) * 7 + position * 3) % 16).to(dtype)
+
+
+def asks(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> list[Ask]:
+    """All seven kinds, with pieces of several elements and of none, in each dtype."""
+    made = [Ask(kind, size, dtype) for dtype in dtypes for kind in KINDS[:-1] for size in (4, 1, 0)]
+    return made + [Ask("all_to_all", 0, dtype, splits) for dtype in dtypes for splits in SPLITS.values()]
+
+
+def one_by_one(position: int, asked: list[Ask]) -> Walk:
+    """Wait for each answer before asking again."""
+    answers = []
+    for ask in asked:
+        answers.append((yield ask.request(position)))
+    return answers
+
+
+def all_at_once(position: int, asked: list[Ask]) -> Walk:
+    """Start everything, an empty turn in between, and wait in the opposite order."""
+    tickets = []
+    for ask in asked:
+        tickets.append((yield Start(ask.request(position))))
+        idle = yield Start(IDLE)
+        assert (yield Wait(idle)) is None
+    answers = []
+    for ticket in reversed(tickets):
+        answers.append((yield Wait(ticket)))
+    return answers[::-1]
+
+
+PROGRAMS: dict[str, Callable[[int, list[Ask]], Walk]] = {"blocking": one_by_one, "async": all_at_once}

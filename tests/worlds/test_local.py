@@ -1,0 +1,320 @@
+"""All ranks in one process: stepping, what each rank holds, and errors that name each rank's request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import Grid, LocalWorld, Muon
+from muon_tutorial.engine.collective import IDLE, Call, Collective, Label, Start, Wait, Walk
+from muon_tutorial.errors import DeadlockError, GridError, MismatchError, RequestError
+
+from .requests import KINDS, PARTS, PROGRAMS, SPLITS, Ask, asks, numbers
+
+DP3 = Grid.of(dp=PARTS)
+SUM = Label("sum")
+
+
+def program(*turns: Any) -> Walk:
+    """Yield each turn and return the answers."""
+    answers = []
+    for turn in turns:
+        answers.append((yield turn))
+    return answers
+
+
+def add(position: int = 0, axis: str = "dp", size: int = 2, subject: str = "") -> Collective:
+    """An all_reduce of ``size`` elements."""
+    mine = torch.full((size,), float(position))
+    return Collective("all_reduce", (axis,), mine.dtype, mine, size, Label("sum", subject))
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_every_kind_is_answered_with_what_it_says(program: Callable[[int, list[Ask]], Walk]) -> None:
+    asked = asks()
+    found = LocalWorld(DP3).run([program(rank, asked) for rank in DP3.ranks])
+    for number, ask in enumerate(asked):
+        for rank in DP3.ranks:
+            answer = found[rank][number]
+            assert answer.dtype == ask.dtype
+            assert torch.equal(answer, ask.answer(rank)), f"rank {rank}, {ask}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_do_not_depend_on_the_interleaving(seed: int) -> None:
+    grid = Grid.of(dp=2, tp=2)
+
+    def both(rank: int) -> Walk:
+        first = yield Start(add(rank, "dp"))
+        second = yield Start(add(rank, "tp", 3))
+        return (yield Wait(second)).tolist() + (yield Wait(first)).tolist()
+
+    expected = [[1.0] * 3 + [2.0] * 2, [1.0] * 3 + [4.0] * 2, [5.0] * 3 + [2.0] * 2, [5.0] * 3 + [4.0] * 2]
+    assert LocalWorld.shuffled(grid, seed).run([both(rank) for rank in grid.ranks]) == expected
+
+
+def test_answers_are_nobody_elses_storage() -> None:
+    mine = [torch.ones(2), torch.ones(2)]
+    requests = [replace(add(), send=send) for send in mine]
+    (first,), (second,) = LocalWorld(Grid.of(dp=2)).run([program(request) for request in requests])
+    first.zero_()
+    assert second.tolist() == [2.0, 2.0]
+    assert [send.tolist() for send in mine] == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_sums_are_taken_in_rank_order() -> None:
+    parts = [1.0, 2.0**-24, 2.0**-24]
+    requests = [replace(add(size=1), send=torch.tensor([part])) for part in parts]
+    found = LocalWorld(DP3).run([program(request) for request in requests])
+    assert {answer.item() for (answer,) in found} == {1.0}
+
+
+def test_it_is_stepped_one_collective_at_a_time() -> None:
+    grid = Grid.of(dp=2, tp=2)
+    world = LocalWorld(grid)
+    world.start([program(add(rank, "tp"), add(rank, "dp")) for rank in grid.ranks])
+    assert world.pending == {}
+    seen = []
+    while event := world.advance():
+        answers = {rank: answer.tolist() for rank, answer in event.answers.items() if answer is not None}
+        seen.append((event.ranks, event.request.axes, answers))
+    assert seen == [
+        ((0, 1), ("tp",), {0: [1.0, 1.0], 1: [1.0, 1.0]}),
+        ((2, 3), ("tp",), {2: [5.0, 5.0], 3: [5.0, 5.0]}),
+        ((0, 2), ("dp",), {0: [2.0, 2.0], 2: [2.0, 2.0]}),
+        ((1, 3), ("dp",), {1: [4.0, 4.0], 3: [4.0, 4.0]}),
+    ]
+    assert world.pending == {}
+
+
+def test_pending_is_what_each_waiting_rank_has_asked_for() -> None:
+    grid = Grid.of(dp=2, tp=2)
+    world = LocalWorld(grid)
+    world.start([program(add(rank, "tp"), add(rank, "dp")) for rank in grid.ranks])
+    event = world.advance()
+    assert event is not None
+    assert str(event) == "ranks 0, 1: all_reduce over tp (2 → 2 float32), sum"
+    waiting = {rank: world.pending[rank] for rank in (2, 3)}
+    assert {rank: request.axes for rank, request in waiting.items()} == {2: ("tp",), 3: ("tp",)}
+    held = {rank: request.send.tolist() for rank, request in waiting.items() if request.send is not None}
+    assert held == {2: [2.0, 2.0], 3: [3.0, 3.0]}
+
+
+def test_a_rank_that_was_answered_waits_no_more() -> None:
+    world = LocalWorld(Grid.of(dp=2))
+    world.start([program(add(rank)) for rank in range(2)])
+    assert world.advance() is not None
+    assert world.pending == {}
+
+
+def test_observers_see_every_ranks_requests_as_they_are_issued() -> None:
+    seen: list[tuple[int, str]] = []
+    world = LocalWorld(Grid.of(dp=2), observers=[lambda request, at: seen.append((at.rank, str(request)))])
+    world.run([program(Start(add(rank, subject="a")), add(rank, subject="b")) for rank in range(2)])
+    assert [(rank, text[-1]) for rank, text in seen] == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+
+
+def test_a_group_of_one_answers_itself() -> None:
+    assert LocalWorld(Grid.of()).run([program(add(7, "cp"))])[0][0].tolist() == [7.0, 7.0]
+
+
+OTHERS: dict[str, tuple[Collective, Collective, str]] = {
+    "kind": (
+        add(),
+        Collective("broadcast", ("dp",), torch.float32, None, 2, SUM, 0),
+        r"rank 0 asks all_reduce over dp.*\n  rank 1 asks broadcast over dp, root 0",
+    ),
+    "size": (add(), add(size=3), r"rank 0 asks .*\(2 → 2 float32\), sum\n  rank 1 asks .*\(3 → 3 float32\)"),
+    "dtype": (
+        add(),
+        replace(add(), dtype=torch.int32, send=torch.ones(2, dtype=torch.int32)),
+        r"rank 0 asks .*float32\), sum\n  rank 1 asks .*int32\), sum",
+    ),
+    "label": (
+        add(subject="bucket 0"),
+        add(subject="bucket 1"),
+        r"rank 0 asks .*sum of bucket 0\n  rank 1 asks .*sum of bucket 1",
+    ),
+    "root": (
+        Collective("broadcast", ("dp",), torch.float32, torch.ones(2), 2, SUM, 0),
+        Collective("broadcast", ("dp",), torch.float32, torch.ones(2), 2, SUM, 1),
+        r"rank 0 asks broadcast over dp, root 0 .*\n  rank 1 asks broadcast over dp, root 1",
+    ),
+    "splits": (
+        Collective("all_to_all", ("dp",), torch.float32, torch.ones(3), 3, SUM, None, (1, 2), (1, 2)),
+        Collective("all_to_all", ("dp",), torch.float32, torch.ones(3), 3, SUM, None, (1, 2), (1, 2)),
+        r"rank 0 asks .*\(\(1, 2\) → \(1, 2\) float32\).*\n  rank 1 asks .*\(\(1, 2\) → \(1, 2\) float32\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "said"), OTHERS.values(), ids=OTHERS)
+def test_a_mismatch_names_each_ranks_request(one: Collective, other: Collective, said: str) -> None:
+    with pytest.raises(MismatchError, match=said):
+        LocalWorld(Grid.of(dp=2)).run([program(one), program(other)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", ["receive", "send"])
+def test_sizes_that_do_not_fit_the_kind_are_refused_though_all_ranks_ask_alike(
+    kind: str, change: str
+) -> None:
+    ask = Ask(kind, 4)  # type: ignore[arg-type]
+    requests = [ask.request(rank) for rank in DP3.ranks]
+    if change == "receive":
+        wrong = [replace(request, receive=request.receive + 1) for request in requests]
+    else:
+        more = [0 if request.send is None else request.send.numel() + 1 for request in requests]
+        wrong = [
+            replace(request, send=None if not size else numbers(0, size, torch.float32))
+            for request, size in zip(requests, more, strict=True)
+        ]
+    with pytest.raises(MismatchError, match=f"rank 2 asks {kind} over dp"):
+        LocalWorld(DP3).run([program(request) for request in wrong])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_tensor_to_send_is_refused(kind: str) -> None:
+    requests = [replace(Ask(kind, 4).request(rank), send=None) for rank in DP3.ranks]  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match=f"rank 1 asks {kind} over dp"):
+        LocalWorld(DP3).run([program(request) for request in requests])
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "scatter"])
+def test_only_the_root_has_something_to_send(kind: str) -> None:
+    root = Ask(kind, 4).request(1)  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match=f"rank 0 asks {kind}"):
+        LocalWorld(DP3).run([program(root) for _ in DP3.ranks])
+
+
+def test_splits_must_name_every_position() -> None:
+    short = Collective("all_to_all", ("dp",), torch.float32, torch.ones(1), 1, SUM, None, (1,), (1,))
+    with pytest.raises(MismatchError, match="rank 1 asks all_to_all"):
+        LocalWorld(Grid.of(dp=2)).run([program(short), program(short)])
+
+
+@pytest.mark.parametrize(
+    ("send", "said"),
+    [
+        (torch.ones(2, dtype=torch.bfloat16), r"shape \(2,\) and torch.bfloat16"),
+        (torch.ones(1, 2), r"\(1, 2\)"),
+    ],
+    ids=["dtype", "shape"],
+)
+def test_what_is_sent_must_be_flat_and_of_the_stated_dtype(send: torch.Tensor, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        replace(add(), send=send)
+
+
+def test_axes_are_a_tuple_of_names() -> None:
+    with pytest.raises(RequestError, match="got 'dp'"):
+        replace(add(), axes="dp")  # type: ignore[arg-type]
+
+
+def test_a_deadlock_names_what_each_rank_waits_for() -> None:
+    grid = Grid.of(dp=2, tp=2)
+    crossed = {0: ("dp", "tp"), 1: ("tp", "dp"), 2: ("tp", "dp"), 3: ("dp", "tp")}
+    programs = [program(*(add(rank, axis) for axis in crossed[rank])) for rank in grid.ranks]
+    with pytest.raises(DeadlockError) as caught:
+        LocalWorld(grid).run(programs)
+    assert str(caught.value).splitlines() == [
+        "no group can proceed:",
+        "  rank 0 (dp=0, tp=0) waits for all_reduce over dp (2 → 2 float32), sum",
+        "  rank 1 (dp=0, tp=1) waits for all_reduce over tp (2 → 2 float32), sum",
+        "  rank 2 (dp=1, tp=0) waits for all_reduce over tp (2 → 2 float32), sum",
+        "  rank 3 (dp=1, tp=1) waits for all_reduce over dp (2 → 2 float32), sum",
+    ]
+
+
+def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
+    with pytest.raises(
+        DeadlockError, match=r"rank 0 \(dp=0\) waits for all_reduce.*\n  rank 1 .* has ended$"
+    ):
+        LocalWorld(Grid.of(dp=2)).run([program(add()), program()])
+
+
+def test_a_request_that_nobody_answers_is_told_though_nobody_waits_for_it() -> None:
+    with pytest.raises(
+        DeadlockError, match=r"rank 0 \(dp=0\) has ended without all_reduce over dp.* sum of a"
+    ):
+        LocalWorld(Grid.of(dp=2)).run([program(Start(add(subject="a")), Start(add(subject="b"))), program()])
+
+
+def test_members_of_one_group_may_ask_while_another_group_lags() -> None:
+    """Lockstep is not assumed: tp groups finish at their own pace."""
+    grid = Grid.of(dp=2, tp=2)
+    lists = [[add(rank, "tp") for _ in range(1 + 3 * grid.at(rank)["dp"])] for rank in grid.ranks]
+    found = LocalWorld(grid).run([program(*requests) for requests in lists])
+    assert [len(answers) for answers in found] == [1, 1, 4, 4]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_wrong_number_of_programs_is_refused(count: int) -> None:
+    with pytest.raises(GridError, match=f"dp=2 needs 2 programs, one a rank; got {count}"):
+        LocalWorld(Grid.of(dp=2)).run([program() for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    "turn",
+    ["all_reduce", None, Start("all_reduce"), Call(dict, SUM)],  # type: ignore[arg-type]
+    ids=["text", "None", "started", "a user's own function"],
+)
+def test_a_turn_that_is_no_request_is_refused(turn: object) -> None:
+    with pytest.raises(RequestError, match=r"rank 1 \(dp=1\) asked for .*, which no world"):
+        LocalWorld(Grid.of(dp=2)).run([program(IDLE), program(turn)])
+
+
+def test_an_error_in_a_program_is_the_worlds_error() -> None:
+    def broken() -> Walk:
+        yield add()
+        raise ZeroDivisionError("rank 1 of the program")
+
+    with pytest.raises(ZeroDivisionError, match="rank 1"):
+        LocalWorld(Grid.of(dp=2)).run([program(add()), broken()])
+
+
+def test_a_world_can_be_used_again() -> None:
+    world = LocalWorld(Grid.of(dp=2))
+    for _ in range(2):
+        assert world.run([program(add(rank)) for rank in range(2)])[0][0].tolist() == [1.0, 1.0]
+    with pytest.raises(DeadlockError):
+        world.run([program(add()), program()])
+    assert world.run([program(add(rank)) for rank in range(2)])[1][0].tolist() == [1.0, 1.0]
+
+
+def test_a_seat_cannot_step_alone_where_there_are_others() -> None:
+    seat = LocalWorld(Grid.of(dp=2)).seat(1)
+    with pytest.raises(GridError, match=r"rank 1 \(dp=1\) cannot step alone in a local world of 2 ranks"):
+        seat.run(program(add()))
+    assert LocalWorld(Grid.of(dp=1)).seat(0).run(program(add(3)))[0].tolist() == [3.0, 3.0]
+
+
+def test_an_optimizer_says_so_when_stepped_alone_and_is_left_as_it_was() -> None:
+    world = LocalWorld(Grid.of(dp=2))
+    weight = torch.nn.Parameter(torch.eye(2))
+    muon = Muon([weight], strategy="zero1", mesh=world.seat(0))
+    weight.grad = torch.eye(2)
+    with pytest.raises(GridError, match=r"hand the programs of all ranks to LocalWorld\.run"):
+        muon.step()
+    assert torch.equal(weight, torch.eye(2))
+
+
+def test_a_second_plan_is_compared_with_the_others_second_plans() -> None:
+    world = LocalWorld(Grid.of(dp=2))
+    for side in (3, 4):
+        for rank in range(2):
+            Muon([torch.nn.Parameter(torch.ones(side, side))], strategy="zero1", mesh=world.seat(rank))
+    Muon([torch.nn.Parameter(torch.ones(5, 5))], strategy="zero1", mesh=world.seat(0))
+    other = torch.nn.Parameter(torch.ones(6, 6))
+    with pytest.raises(RequestError, match=r"rank 0: .*\(5, 5\).*\n  rank 1: .*\(6, 6\)"):
+        Muon([other], strategy="zero1", mesh=world.seat(1))
+
+
+def test_splits_of_nothing_are_answered_with_nothing() -> None:
+    ask = Ask("all_to_all", 0, splits=SPLITS["all empty"])
+    found = LocalWorld(DP3).run([program(ask.request(rank)) for rank in DP3.ranks])
+    assert [answer.shape for (answer,) in found] == [(0,)] * 3
