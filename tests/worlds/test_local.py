@@ -264,7 +264,7 @@ def test_the_wrong_number_of_programs_is_refused(count: int) -> None:
     ids=["text", "None", "started", "a user's own function"],
 )
 def test_a_turn_that_is_no_request_is_refused(turn: object) -> None:
-    with pytest.raises(RequestError, match=r"rank 1 \(dp=1\) asked for .*, which no world"):
+    with pytest.raises(RequestError, match=r"rank 1 \(dp=1\) asked for .*, which no local world"):
         LocalWorld(Grid.of(dp=2)).run([program(IDLE), program(turn)])
 
 
