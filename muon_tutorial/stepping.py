@@ -242,10 +242,10 @@ class Stepper:
         world = self.at.grid.world_size
         wrong = [i for i, ranks in enumerate(spoilt) if ranks]
         if wrong:
-            others = f", and so do {len(wrong) - 1} others" if len(wrong) > 1 else ""
+            others = f", as do {len(wrong) - 1} others" if len(wrong) > 1 else ""
             raise GradientError(
-                f"the gradient of {self._name_of(wrong[0])} holds NaN or infinity on {int(spoilt[wrong[0]])} of "
-                f"{world} ranks{others}; nothing was changed: skip this step, or mend the loss"
+                f"the gradient of {self._name_of(wrong[0])} holds NaN or infinity on {int(spoilt[wrong[0]])} "
+                f"of {world} ranks{others}; nothing was changed: skip this step, or mend the loss"
             )
         torn = [i for i, ranks in enumerate(holders) if 0 < ranks < world]
         if self.plan.expects == "averaged" and torn:
