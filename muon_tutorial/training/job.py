@@ -6,6 +6,7 @@ and writes it to the run folder. Under torchrun rank 0 does both itself.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -100,7 +101,12 @@ def run_seated(rank: int, settings: TrainSettings, folder: RunFolder | None, con
 
 
 def leave() -> None:
-    """Leave the group that torchrun's processes joined, if it still stands."""
+    """Leave the group that torchrun's processes joined, if it still stands.
+
+    Groups that reference cycles keep alive would be torn down as the interpreter ends, where Gloo aborts: 3
+    of 12 runs of two ranks ended with SIGABRT before these were collected here.
+    """
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
 
