@@ -7,12 +7,19 @@ The public surface, by floor:
   ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``owner``,
   ``round_robin``, ``replicated``
 - the worlds: ``launch``, ``build_mesh``, ``LiveWorld``, ``LocalWorld``, ``Ledger``
-- the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``
+- the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``, ``DistributedConfig`` and its three
+  ``create_…_config``
 - errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
 """
 
 from __future__ import annotations
 
+from .config import (
+    DistributedConfig,
+    create_devicemesh_config,
+    create_dtensor_config,
+    create_processgroup_config,
+)
 from .errors import LaunchError, TutorialError, UsageError
 from .evidence.ledger import Ledger
 from .hybrid import MuonWithAdamW
@@ -37,6 +44,7 @@ __all__ = [
     "Bucket",
     "Coordinate",
     "DistMeta",
+    "DistributedConfig",
     "Grid",
     "Hop",
     "LaunchError",
@@ -55,6 +63,9 @@ __all__ = [
     "TutorialError",
     "UsageError",
     "build_mesh",
+    "create_devicemesh_config",
+    "create_dtensor_config",
+    "create_processgroup_config",
     "launch",
     "owner",
     "replicated",
