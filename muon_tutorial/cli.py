@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a run failed, or its check did; 2 bad input; 130 interrupt
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -63,6 +64,7 @@ class Terminated(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _print_on_any_terminal()
     try:
         options = build_parser().parse_args(arguments)
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
@@ -271,6 +273,13 @@ def _explain_failure(error: LaunchError, folder: RunFolder) -> int:
         folder.write_text("error.txt", str(error) + "\n")
         first += f" (the whole report is in {folder.path / 'error.txt'})"
     return _complain(first, FAILED)
+
+
+def _print_on_any_terminal() -> None:
+    """Let a terminal that lacks a sign, such as ×, show a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _complain(line: str, code: int) -> int:

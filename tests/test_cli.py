@@ -163,6 +163,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_one_line(
 
 
 @pytest.mark.live
+def test_a_terminal_without_our_signs_gets_the_table_too(tmp_path: Path) -> None:
+    options = [*TINY, "--dp", "1", "--tp", "1", "--out", str(tmp_path / "run")]
+    done = python("-m", "muon_tutorial", "train", *options, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "held-out loss" in done.stdout
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("script", [["-m", "muon_tutorial", "train"], ["scripts/distributed_muon.py"]])
 def test_the_module_and_the_script_refuse_alike(script: list[str]) -> None:
     done = python(*script, "--strategy", "telepathy")
@@ -283,10 +291,11 @@ def wait_until(holds) -> None:
         time.sleep(0.05)
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess:
+def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,
@@ -295,6 +304,5 @@ def python(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def torchrun(processes: int, *options: str) -> subprocess.CompletedProcess:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     return python(*start, "scripts/distributed_muon.py", *options)
