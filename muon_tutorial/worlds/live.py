@@ -30,10 +30,11 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 
 
 def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout: float = 30.0) -> DeviceMesh:
-    """The grid as a ``DeviceMesh`` over the default group, every subgroup with ``timeout`` in seconds.
+    """The grid as a ``DeviceMesh`` over the default group, the group of every axis with ``timeout`` seconds.
 
     Must be called by all ranks. ``init_device_mesh`` leaves its subgroups at 30 minutes whatever
-    ``init_process_group`` was told, so the timeout is set on each.
+    ``init_process_group`` was told, so the timeout is set on each. An axis that is the whole world gets a
+    group of its own: the default group keeps the timeout that it was made with.
 
     Raises:
         GridError: the grid does not hold as many ranks as there are processes.
@@ -43,8 +44,13 @@ def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout
         raise GridError(
             f"a grid of {grid} needs {grid.world_size} processes; there are {dist.get_world_size()}"
         )
+    own: dict[int | str, Any] = {
+        axis: dist.get_backend() for axis in grid.axes if grid.size(axis) == grid.world_size
+    }
     with new_groups_time_out(timeout):
-        return init_device_mesh(device_type, grid.sizes, mesh_dim_names=grid.axes)
+        return init_device_mesh(
+            device_type, grid.sizes, mesh_dim_names=grid.axes, backend_override=own or None
+        )
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
@@ -133,6 +139,8 @@ class LiveWorld:
         if positions is None:
             raise GridError(f"rank {dist.get_rank()} is not on the mesh {self.mesh}")
         self.at = grid.at(grid.rank(dict(zip(grid.axes, positions, strict=True))))
+        for axis in grid.axes:
+            self.group((axis,))
 
     @property
     def grid(self) -> Grid:
@@ -153,16 +161,27 @@ class LiveWorld:
         return _Ticket(request, received, work)
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
-        """The process group over one axis or several; one over several is made when first asked for."""
+        """The process group over one axis or several; one over several is made when first asked for.
+
+        Raises:
+            GridError: positions on the mesh do not rise with the ranks, as they do in every group of torch's.
+        """
         axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
-        if len(axes) == 1:
-            return self.mesh.get_group(axes[0])
         if axes not in self._groups:
-            self._groups[axes] = self._join(axes)
+            ranks = self._ranks(axes)
+            self._groups[axes] = self.mesh.get_group(axes[0]) if len(axes) == 1 else self._join(axes, ranks)
         return self._groups[axes]
 
-    def _join(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
+    def _ranks(self, axes: tuple[str, ...]) -> list[int]:
         ranks = self.mesh.mesh.flatten()[list(self.at.group(*axes))].tolist()
+        if ranks != sorted(ranks):
+            raise GridError(
+                f"the ranks along {'×'.join(axes)} are {ranks}; torch.distributed orders a group by rank, so "
+                "lay out the mesh, and name its axes, in that order"
+            )
+        return ranks
+
+    def _join(self, axes: tuple[str, ...], ranks: list[int]) -> dist.ProcessGroup:
         timeout = timedelta(seconds=group_timeout(self.mesh.get_group(axes[0])))
         return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
 
