@@ -1,18 +1,21 @@
 """What was asked for, in bytes. Observes requests on any world; never touches the engine.
 
-``payload`` is what a rank hands to a collective. ``ring`` is what it sends when the collective runs as a ring
-(NCCL's usual algorithm): with D ranks and S bytes of the whole tensor, all_gather and reduce_scatter send
-(D−1)/D·S each, all_reduce the sum of both. Gloo's own algorithms differ; interface counters show what it
-sends.
+Three columns, because they differ: ``payload`` is what a rank hands to a collective; ``ring`` is what it sends
+when the collective runs as a ring (NCCL's usual algorithm); ``gloo`` is the data it sends when Gloo runs it.
+``received`` is what arrives in the ring's model. ``wire`` holds the formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..engine.collective import Collective
 from ..plan.grid import Coordinate
+from .wire import NOTHING, Sent, gloo_sent, ring_bytes, ring_received
+
+__all__ = ["Entry", "Ledger", "Row", "entry_of", "ring_bytes", "total"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,32 @@ class Entry:
     axis: str
     payload: int
     ring: int
+    dtype: str = ""
+    received: int = 0
+    wire: Sent = NOTHING
+
+    @property
+    def gloo(self) -> int:
+        """Bytes of data that Gloo sends."""
+        return self.wire.data
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The collectives of one phase on one rank, summed. Bytes."""
+    """Collectives on one rank, or on all together, summed. Bytes.
+
+    ``subject``, ``kind`` and ``dtype`` are filled where all of them share one.
+    """
 
     phase: str
     collectives: int
     payload: int
     ring: int
+    gloo: int = 0
+    received: int = 0
+    subject: str = ""
+    kind: str = ""
+    dtype: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,48 +64,69 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list)
 
     def __call__(self, request: Collective, at: Coordinate) -> None:
-        payload = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
-        label = request.label
-        ring = ring_bytes(request, at)
-        self.entries.append(
-            Entry(at.rank, label.phase, label.subject, request.kind, "×".join(request.axes), payload, ring)
-        )
+        self.entries.append(entry_of(request, at))
 
     def clear(self) -> None:
         """Forget everything."""
         self.entries.clear()
 
-    def rows(self, rank: int | None = None) -> list[Row]:
-        """One row a phase, in the order in which phases first appear; of one rank, or of all together."""
+    def rows(self, rank: int | None = None, by: Literal["phase", "subject"] = "phase") -> list[Row]:
+        """One row a phase, or one a phase and matrix or bucket, in the order in which they first appear.
+
+        Of one rank, or of all together.
+        """
         entries = [entry for entry in self.entries if rank is None or entry.rank == rank]
-        return [_total(phase, entries) for phase in dict.fromkeys(entry.phase for entry in entries)]
+        keys = {"phase": _phase, "subject": _subject}
+        return [total(group) for group in _grouped(entries, keys[by])]
 
 
-def ring_bytes(request: Collective, at: Coordinate) -> int:
-    """Bytes this rank sends for a request when the collective runs as a ring, or point to point.
-
-    gather, scatter and all_to_all are counted point to point, as NCCL runs them; broadcast as a chain, in
-    which every rank but the last passes the tensor on (counted at all but the rank before the root).
-    """
-    parts, here = at.size(*request.axes), at.position(*request.axes)
-    size = request.dtype.itemsize
-    sent = 0 if request.send is None else request.send.numel()
-    if request.kind == "all_reduce":
-        return 2 * (parts - 1) * sent * size // parts
-    if request.kind == "reduce_scatter":
-        return (parts - 1) * request.receive * size
-    if request.kind == "all_gather":
-        return (parts - 1) * sent * size
-    if request.kind == "broadcast":
-        return request.receive * size if (here + 1) % parts != request.root else 0
-    if request.kind == "gather":
-        return 0 if here == request.root else sent * size
-    if request.kind == "scatter":
-        return (parts - 1) * request.receive * size if here == request.root else 0
-    assert request.sends is not None
-    return sum(length for part, length in enumerate(request.sends) if part != here) * size
+def entry_of(request: Collective, at: Coordinate) -> Entry:
+    """What one rank's request costs that rank."""
+    return Entry(
+        rank=at.rank,
+        phase=request.label.phase,
+        subject=request.label.subject,
+        kind=request.kind,
+        axis="×".join(request.axes),
+        payload=0 if request.send is None else request.send.numel() * request.dtype.itemsize,
+        ring=ring_bytes(request, at),
+        dtype=str(request.dtype).removeprefix("torch."),
+        received=ring_received(request, at),
+        wire=gloo_sent(request, at),
+    )
 
 
-def _total(phase: str, entries: Iterable[Entry]) -> Row:
-    mine = [entry for entry in entries if entry.phase == phase]
-    return Row(phase, len(mine), sum(entry.payload for entry in mine), sum(entry.ring for entry in mine))
+def total(entries: Iterable[Entry]) -> Row:
+    """Entries, summed; a name that they do not all share is left out."""
+    found = list(entries)
+    return Row(
+        phase=_shared(entry.phase for entry in found),
+        collectives=len(found),
+        payload=sum(entry.payload for entry in found),
+        ring=sum(entry.ring for entry in found),
+        gloo=sum(entry.gloo for entry in found),
+        received=sum(entry.received for entry in found),
+        subject=_shared(entry.subject for entry in found),
+        kind=_shared(entry.kind for entry in found),
+        dtype=_shared(entry.dtype for entry in found),
+    )
+
+
+def _phase(entry: Entry) -> tuple[str, ...]:
+    return (entry.phase,)
+
+
+def _subject(entry: Entry) -> tuple[str, ...]:
+    return entry.phase, entry.subject, entry.kind, entry.dtype
+
+
+def _grouped(entries: list[Entry], key: Callable[[Entry], tuple[str, ...]]) -> Iterable[list[Entry]]:
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return groups.values()
+
+
+def _shared(names: Iterable[str]) -> str:
+    distinct = set(names)
+    return distinct.pop() if len(distinct) == 1 else ""
