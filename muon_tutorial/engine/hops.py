@@ -7,6 +7,7 @@ leads out has its opposite beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,11 +41,13 @@ def asks(hop: Move) -> bool:
 
 
 def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    silent = exchange.silent or at.size(*exchange.axes) == 1
-    peers = (at,) if silent else at.peers(*exchange.axes)
+    group = at.size(*exchange.axes)
+    silent = exchange.silent or group == 1
+    places = (at.position(*exchange.axes),) if silent else exchange.partners(at)
+    peers = [at.peer(place, *exchange.axes) for place in places]
     leaving = [exchange.parcels(at, peer) for peer in peers]
     coming = [exchange.parcels(peer, at) for peer in peers]
-    sends, receives = _weigh(leaving), _weigh(coming)
+    sends, receives = _weigh(leaving, places, group), _weigh(coming, places, group)
     boxes = [view(x, here)[box.seen_from(here.box).slices] for parcel in leaving for here, _, box in parcel]
     send = torch.cat([x.new_empty(0), *(box.reshape(-1) for box in boxes)])
     if silent:
@@ -60,8 +63,12 @@ def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate,
     return filled
 
 
-def _weigh(parcels: list[list[tuple[Spot, Spot, Box]]]) -> tuple[int, ...]:
-    return tuple(sum(box.numel for _, _, box in parcel) for parcel in parcels)
+def _weigh(parcels: list[list[tuple[Spot, Spot, Box]]], places: Sequence[int], group: int) -> tuple[int, ...]:
+    """Elements for each position of the group; none where there is no parcel."""
+    weights = [0] * group
+    for place, parcel in zip(places, parcels, strict=True):
+        weights[place] = sum(box.numel for _, _, box in parcel)
+    return tuple(weights)
 
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -162,7 +169,9 @@ def _owner(placement: object) -> int:
 
 def _largest(hop: Hop, placement: Placement, at: Coordinate) -> int:
     """Elements of the largest piece: what every rank sends where pieces must be of one size."""
-    return max(_box(hop, placement, at, position).numel for position in range(at.size(hop.axis)))
+    assert isinstance(placement, Shard)
+    rest = (length for dim, length in enumerate(hop.shape) if dim != placement.dim)
+    return math.prod(rest) * placement.longest(hop.shape[placement.dim], at.size(hop.axis))
 
 
 def _flat(x: Tensor, size: int) -> Tensor:
@@ -183,9 +192,9 @@ def _assemble(answer: Tensor, hop: Hop, placement: Placement, at: Coordinate) ->
     """The whole tensor from all positions' pieces: the opposite of ``_parcel``."""
     assert isinstance(placement, Shard)
     size, parts = _largest(hop, placement, at), range(at.size(hop.axis))
-    boxes = [_box(hop, placement, at, part) for part in parts]
     if placement.dim == 0 and size * len(parts) == math.prod(hop.shape):
         return answer.view(hop.shape)
+    boxes = [_box(hop, placement, at, part) for part in parts]
     slots = answer.split(size) if size else [answer] * len(parts)
     return torch.cat(
         [slot[: box.numel].view(box.shape) for slot, box in zip(slots, boxes, strict=True)], dim=placement.dim

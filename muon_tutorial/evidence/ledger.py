@@ -1,7 +1,8 @@
 """What was asked for, in bytes. Observes requests on any world; never touches the engine.
 
-Three columns, because they differ: ``payload`` is what a rank hands to a collective; ``ring`` is what it sends
-when the collective runs as a ring (NCCL's usual algorithm); ``gloo`` is the data it sends when Gloo runs it.
+Three columns, because they differ: ``payload`` is what a rank hands to a collective; ``ring`` is what it
+sends when the collective runs as a ring (NCCL's usual algorithm); ``gloo`` is the data it sends when Gloo
+runs it.
 ``received`` is what arrives in the ring's model. ``wire`` holds the formulas.
 """
 

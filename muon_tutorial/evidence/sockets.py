@@ -27,7 +27,7 @@ def tcp_sent() -> int | None:
 
 
 def interface_sent(name: str = "lo") -> int | None:
-    """Bytes that an interface has sent, headers and acknowledgements included, or None where there is none."""
+    """Bytes that an interface has sent, with headers and acknowledgements, or None where there is none."""
     if not _INTERFACES.is_file():
         return None
     for line in _INTERFACES.read_text().splitlines():

@@ -20,7 +20,7 @@ LARGEST_SEGMENT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one rank puts on the wire for one collective: data in bytes, and how many messages pass each way."""
+    """What one rank puts on the wire for one collective: bytes of data, and messages each way."""
 
     data: int
     messages_out: int

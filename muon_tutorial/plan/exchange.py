@@ -71,6 +71,12 @@ class Slices:
         """Slices are disjoint: everyone sends its own."""
         return True
 
+    def holders(self, entry: Entry, axes: tuple[str, ...], at: Coordinate) -> range:
+        """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
+        step = -(-self.size // at.size(self.axis))
+        touching = range(entry.offset // step, (entry.offset + entry.size - 1) // step + 1)
+        return touching if axes == (self.axis,) else range(at.size(*axes))
+
     def _slice(self, at: Coordinate) -> Box:
         return shard_box((self.size,), Shard(0), at[self.axis], at.size(self.axis))
 
@@ -91,6 +97,10 @@ class Pieces:
         """Of ranks that hold the same piece, the one that differs from the receiver in no other axis
         sends."""
         return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
+
+    def holders(self, entry: Entry, axes: tuple[str, ...], at: Coordinate) -> range:
+        """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
+        return range(at.size(*axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,10 @@ class Whole:
     def sends(self, entry: Entry, at: Coordinate, to: Coordinate) -> bool:
         """The owner sends to all; a keeper to itself alone."""
         return self.workers == "owner" or at == to
+
+    def holders(self, entry: Entry, axes: tuple[str, ...], at: Coordinate) -> range:
+        """Positions of the rank's group over ``axes`` that may hold the matrix: its workers."""
+        return entry.workers if axes == self.axes else range(at.size(*axes))
 
     def _box(self, entry: Entry, at: Coordinate) -> Box:
         shape = entry.matrix.shape if self.frame == "matrix" else (entry.matrix.box(at).numel,)
@@ -147,6 +161,18 @@ class Exchange:
         if isinstance(self.src, Whole):
             return self.src.workers == "keepers"
         return isinstance(self.src, Pieces) and not any(entry.matrix.cuts for entry in self.entries)
+
+    def partners(self, at: Coordinate) -> tuple[int, ...]:
+        """The positions of the group that this rank may have something for, or from; no other one has.
+
+        A rank exchanges with few of thousands, so that not all of them need to be asked.
+        """
+        out = (self.dst.holders(entry, self.axes, at) for entry in self._held(self.src, at))
+        back = (self.src.holders(entry, self.axes, at) for entry in self._held(self.dst, at))
+        return tuple(sorted({place for places in (*out, *back) for place in places}))
+
+    def _held(self, layout: Slices | Pieces | Whole, at: Coordinate) -> list[Entry]:
+        return [spot.entry for spot in layout.spots(self.entries, at) if spot.box.numel]
 
     def parcels(self, at: Coordinate, to: Coordinate) -> list[tuple[Spot, Spot, Box]]:
         """What one rank sends to another, in order: from which spot, to which spot, which box."""

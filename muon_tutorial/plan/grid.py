@@ -117,5 +117,18 @@ class Coordinate(Mapping[str, int]):
         """The group over the axes, as coordinates."""
         return tuple(Coordinate(self.grid, rank) for rank in self.group(*axes))
 
+    def peer(self, position: int, *axes: str) -> Coordinate:
+        """The member of the group over the axes that stands at ``position`` in it.
+
+        >>> Grid.of(dp=2, tp=3).at(4).peer(0, "dp").rank
+        1
+        """
+        rank = self.rank
+        for axis in reversed(axes):
+            position, place = divmod(position, self.grid.size(axis))
+            stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
+            rank += (place - self[axis]) * stride
+        return Coordinate(self.grid, rank)
+
     def __str__(self) -> str:
         return f"rank {self.rank} ({', '.join(f'{axis}={at}' for axis, at in self.items())})"

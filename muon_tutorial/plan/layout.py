@@ -52,6 +52,19 @@ class Shard:
             raise GridError(f"the cut {self.sizes} does not cover {length} indices over {parts} ranks")
         return self.sizes
 
+    def run(self, length: int, position: int, parts: int) -> tuple[int, int]:
+        """Where the run of one position starts, and how many indices it holds."""
+        if self.sizes is None:  # without a list of all: a plan may have thousands of ranks
+            step = -(-length // parts)
+            start = min(length, step * position)
+            return start, min(step, length - start)
+        lengths = self.lengths(length, parts)
+        return sum(lengths[:position]), lengths[position]
+
+    def longest(self, length: int, parts: int) -> int:
+        """How many indices the position with most of them holds."""
+        return -(-length // parts) if self.sizes is None else max(self.lengths(length, parts))
+
 
 Placement = Shard | Replicate | Partial | Owned
 
@@ -104,10 +117,8 @@ def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts
         return Box(whole.offset, (0,) * len(shape))
     if not isinstance(placement, Shard):
         return whole
-    lengths = placement.lengths(shape[placement.dim], parts)
     offset, extent = list(whole.offset), list(whole.shape)
-    offset[placement.dim] = sum(lengths[:position])
-    extent[placement.dim] = lengths[position]
+    offset[placement.dim], extent[placement.dim] = placement.run(shape[placement.dim], position, parts)
     return Box(tuple(offset), tuple(extent))
 
 
