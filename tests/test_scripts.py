@@ -124,7 +124,7 @@ def test_a_failed_set_up_says_why_in_one_line(
 def test_the_demo_runs_the_main_job_in_the_new_environment(clone: Clone) -> None:
     run = clone.run("demo", "--steps", "3")
     assert run.returncode == 0, run.stderr
-    assert "ran: -m muon_tutorial train --dp 2 --tp 2 --steps 3" in run.stdout
+    assert "ran: -m muon_tutorial train --dp 2 --tp 2 --compare --steps 3" in run.stdout
     assert clone.count("--constraint constraints.txt --editable .[notebooks,tests]") == 1
 
 
