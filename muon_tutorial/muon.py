@@ -213,13 +213,18 @@ class Muon(torch.optim.Optimizer):
         return legs[0].run(self.ready_program(max_norm, rest=rest))
 
     @property
+    def steppers(self) -> list[Stepper]:
+        """What walks the plans, one a mesh."""
+        return [leg.stepper for leg in self._planned() if isinstance(leg.stepper, Stepper)]
+
+    @property
     def stepper(self) -> Stepper:
         """What walks the plan, where there is exactly one.
 
         Raises:
             UsageError: there is none, or one for each of several meshes.
         """
-        steppers = [leg.stepper for leg in self._planned() if isinstance(leg.stepper, Stepper)]
+        steppers = self.steppers
         if len(steppers) != 1 or len(self._planned()) != 1:
             raise UsageError(
                 "gradients on several meshes, or behind a config's own functions, are not clipped here: "

@@ -158,6 +158,15 @@ def holding_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
     return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *holding.inside))
 
 
+def stored_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
+    """The boxes of the whole parameter, in its own dimensions, that a holding covers, in the order of its
+    elements."""
+    matrix = holding.entry.matrix
+    piece = matrix.box(at)
+    place = piece.offset if matrix.part is None else piece.shifted(matrix.part.offset).offset
+    return tuple(box.shifted(place) for box in run_boxes(piece.shape, *holding.inside))
+
+
 def flat_frame(matrix: Matrix, at: Coordinate) -> Box:
     """The rank's piece as a rectangle of rows and columns: further dimensions count as columns.
 

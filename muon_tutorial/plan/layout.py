@@ -122,20 +122,31 @@ def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts
     return Box(tuple(offset), tuple(extent))
 
 
-def run_boxes(shape: tuple[int, int], start: int, stop: int) -> tuple[Box, ...]:
-    """The boxes that elements ``start`` to ``stop`` of a row-major matrix make: at most three.
+def run_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
+    """The boxes that elements ``start`` to ``stop`` of a row-major tensor make: of a matrix, at most three.
 
     >>> run_boxes((4, 3), 2, 10)
     (Box(offset=(0, 2), shape=(1, 1)), Box(offset=(1, 0), shape=(2, 3)), Box(offset=(3, 0), shape=(1, 1)))
     """
-    width, boxes = shape[1], []
-    while start < stop:
-        row, column = divmod(start, width)
-        rows = 1 if column or stop - start < width else (stop - start) // width
-        end = min(stop, start + rows * width - column)
-        boxes.append(Box((row, column), (rows, width) if rows > 1 else (1, end - start)))
-        start = end
-    return tuple(boxes)
+    if start >= stop:
+        return ()
+    if len(shape) == 1:
+        return (Box((start,), (stop - start,)),)
+    width = math.prod(shape[1:])
+    first, last = -(-start // width), stop // width
+    if first > last:
+        return _boxes_in_row(shape, last, start - last * width, stop - last * width)
+    whole = Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
+    return (
+        *_boxes_in_row(shape, first - 1, start - (first - 1) * width, width),
+        *([whole] if first < last else []),
+        *_boxes_in_row(shape, last, 0, stop - last * width),
+    )
+
+
+def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tuple[Box, ...]:
+    inner = run_boxes(shape[1:], start, stop)
+    return tuple(Box((row, *box.offset), (1, *box.shape)) for box in inner)
 
 
 @dataclass(frozen=True, slots=True)

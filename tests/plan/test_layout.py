@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -135,6 +136,20 @@ def test_the_boxes_of_a_run_are_its_elements_in_order(shape: tuple[int, int], da
     assert all(box.numel for box in found)
     pieces = [flat.view(shape)[box.slices].reshape(-1) for box in found]
     assert torch.equal(torch.cat([flat[:0], *pieces]), flat[start:stop])
+
+
+@given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_a_run_of_a_tensor_is_the_elements_of_its_boxes_in_order(
+    data: st.DataObject, sizes: list[int]
+) -> None:
+    whole = torch.arange(math.prod(sizes)).view(sizes)
+    start = data.draw(st.integers(0, whole.numel()))
+    stop = data.draw(st.integers(start, whole.numel()))
+    found = run_boxes(tuple(sizes), start, stop)
+    assert len(found) <= 2 * len(sizes) - 1
+    pieces = [whole[box.slices].reshape(-1) for box in found]
+    assert torch.equal(torch.cat([whole.new_empty(0), *pieces]), whole.reshape(-1)[start:stop])
 
 
 def test_a_run_of_no_elements_has_no_boxes() -> None:
