@@ -7,6 +7,7 @@
     │   ├── StrategyError       an unknown strategy, or one that does not fit the parameters
     │   ├── ConfigError         a DistributedConfig, or one of its functions, broke its contract
     │   ├── TextError           a training text that cannot be read
+    │   ├── TraceError          a profiler's trace that cannot be read, or does not hold what was asked
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
     ├── TrainingError           a training run whose loss is not finite any more
@@ -51,6 +52,10 @@ class ConfigError(UsageError):
 
 class TextError(UsageError):
     """A training text is missing, empty or not text."""
+
+
+class TraceError(UsageError):
+    """A profiler's trace cannot be read, or does not hold what was asked of it."""
 
 
 class RunFolderError(UsageError):

@@ -1,0 +1,250 @@
+"""Reads Chrome traces that torch.profiler (Kineto) wrote, here or elsewhere, plain or gzipped.
+
+One collective appears in such a trace up to five times: as the kernel that ran, as an annotation on the GPU's
+track, as the operator that launched it, as the bookkeeping under it (``record_param_comms``), and as an
+annotation on the CPU's track. Only the first is execution. The reader keeps them apart, counts each
+collective once, measures spans and unions rather than sums, and says what a sum over names would have
+claimed.
+
+What one rank's trace cannot tell: a communication kernel spins until its peers arrive, so its duration is
+transfer and waiting together.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import TraceError
+from .spans import Interval, Intervals, measure, union
+
+Sort = Literal["kernel", "memory", "launch", "runtime", "gpu annotation", "cpu annotation", "other"]
+
+SORTS: dict[str, Sort] = {
+    "kernel": "kernel",
+    "gpu_memcpy": "memory",
+    "gpu_memset": "memory",
+    "cpu_op": "launch",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "gpu_user_annotation": "gpu annotation",
+    "user_annotation": "cpu annotation",
+}
+# Longer words first: "reduce_scatter" also holds "reduce", "all_gather" holds "gather".
+KINDS = {
+    "reduce_scatter": r"reduce_?scatter",
+    "all_reduce": r"all_?reduce",
+    "all_gather": r"all_?gather",
+    "all_to_all": r"all_?to_?all",
+    "broadcast": r"broadcast",
+    "send_recv": r"send_?recv",
+    "gather": r"gather",
+    "scatter": r"scatter",
+    "reduce": r"reduce",
+}
+COMMUNICATION = re.compile(r"^(nccl|rccl)|^(gloo|nccl|c10d)::?|record_param_comms", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One complete event. Nanoseconds; ``process`` and ``thread`` as the trace names them."""
+
+    name: str
+    sort: Sort
+    begin: int
+    duration: int
+    process: int | str
+    thread: int | str
+    args: Mapping[str, Any]
+
+    @property
+    def end(self) -> int:
+        """When it ended, in nanoseconds."""
+        return self.begin + self.duration
+
+    @property
+    def interval(self) -> Interval:
+        """Begin and end."""
+        return self.begin, self.end
+
+    @property
+    def communicates(self) -> bool:
+        """Whether this is one of the forms in which a collective appears."""
+        return COMMUNICATION.search(self.name) is not None
+
+    @property
+    def kind(self) -> str:
+        """The collective's kind, or nothing where the name does not say."""
+        name = str(self.args.get("Collective name") or self.name)
+        found = (kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))
+        return next(found, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One process' trace: its complete events in order of begin, and what the profiler said about the job."""
+
+    source: str
+    events: tuple[Event, ...]
+    job: Mapping[str, Any]
+    devices: tuple[str, ...]
+
+    def of(self, *sorts: Sort) -> list[Event]:
+        """The events of some sorts."""
+        return [event for event in self.events if event.sort in sorts]
+
+    @property
+    def executed(self) -> list[Event]:
+        """What ran on the devices: kernels and memory operations. Empty for a trace without a GPU."""
+        return self.of("kernel", "memory")
+
+    @property
+    def collectives(self) -> list[Event]:
+        """Each collective once, as what executed it: its kernel, or on the CPU the backend's own event."""
+        if kernels := [event for event in self.of("kernel") if event.communicates]:
+            return kernels
+        return [event for event in self.of("cpu annotation") if event.name.startswith("gloo:")]
+
+    @property
+    def compute(self) -> list[Event]:
+        """What computed: kernels that do not communicate, and memory operations; on the CPU, operators."""
+        if ran := self.executed:
+            return [event for event in ran if not event.communicates]
+        backend = {event.thread for event in self.collectives}
+        return [e for e in self.of("launch") if not e.communicates and e.thread not in backend]
+
+
+@dataclass(frozen=True, slots=True)
+class NameSum:
+    """Events of one name and sort: how many, and the sum of their durations, in nanoseconds."""
+
+    name: str
+    sort: Sort
+    count: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSum:
+    """Executed collectives alike in kind, group and size. ``total`` is in nanoseconds, sizes in elements."""
+
+    kind: str
+    group: int
+    dtype: str
+    sent: int
+    received: int
+    count: int
+    total: int
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read one file of Chrome's JSON, gzipped or not.
+
+    Raises:
+        TraceError: it is not a trace.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        return parse_trace(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data), path.name)
+    except (OSError, EOFError, ValueError) as error:
+        raise TraceError(f"{path} cannot be read as a Chrome trace: {error}") from error
+
+
+def parse_trace(document: object, source: str = "") -> Trace:
+    """A trace from Chrome's JSON: an object with ``traceEvents``, or the bare list of events.
+
+    Raises:
+        TraceError: it is neither, or a complete event lacks its name, time or duration.
+    """
+    about: Mapping[str, Any] = document if isinstance(document, dict) else {}
+    raw = about.get("traceEvents") if about else document
+    if not isinstance(raw, list):
+        raise TraceError(f"{source or 'the document'} holds no list of trace events")
+    try:
+        events = [_event(entry) for entry in raw if entry.get("ph") == "X"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{source or 'the document'} holds a malformed complete event: {error!r}") from error
+    devices = tuple(str(device.get("name", "")) for device in about.get("deviceProperties", ()))
+    events.sort(key=lambda event: event.interval)
+    return Trace(source, tuple(events), about.get("distributedInfo", {}), devices)
+
+
+def _event(entry: Mapping[str, Any]) -> Event:
+    return Event(
+        name=str(entry["name"]),
+        sort=SORTS.get(str(entry.get("cat", "")).lower(), "other"),
+        begin=nanoseconds(entry["ts"]),
+        duration=nanoseconds(entry["dur"]),
+        process=entry.get("pid", 0),
+        thread=entry.get("tid", 0),
+        args=entry.get("args") or {},
+    )
+
+
+def nanoseconds(microseconds: float) -> int:
+    """Chrome's microseconds, which Kineto prints with three decimals, as whole nanoseconds."""
+    return round(microseconds * 1000)
+
+
+def span(events: Iterable[Event]) -> Interval:
+    """From the first begin to the last end, in nanoseconds; nothing at all gives (0, 0)."""
+    events = list(events)
+    if not events:
+        return 0, 0
+    return min(event.begin for event in events), max(event.end for event in events)
+
+
+def covered(events: Iterable[Event]) -> Intervals:
+    """The time in which at least one of the events ran."""
+    return union(event.interval for event in events)
+
+
+def sums_by_name(events: Iterable[Event], words: Iterable[str]) -> tuple[NameSum, ...]:
+    """What each name that contains one of the words sums to, whatever its sort: the trap, spelled out.
+
+    Words are compared in lower case. The largest sum comes first.
+    """
+    words = [word.lower() for word in words]
+    sums: dict[tuple[str, Sort], list[int]] = {}
+    for event in events:
+        if any(word in event.name.lower() for word in words):
+            sums.setdefault((event.name, event.sort), []).append(event.duration)
+    rows = [NameSum(name, sort, len(times), sum(times)) for (name, sort), times in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.total, row.name, row.sort)))
+
+
+def sum_collectives(trace: Trace) -> tuple[CollectiveSum, ...]:
+    """Each executed collective counted once, alike ones together, in the order they first ran."""
+    sums: dict[tuple[str, int, str, int, int], list[int]] = {}
+    for event in trace.collectives:
+        sizes = int(event.args.get("In msg nelems", 0)), int(event.args.get("Out msg nelems", 0))
+        key = (event.kind, int(event.args.get("Group size", 0)), str(event.args.get("dtype", "")), *sizes)
+        sums.setdefault(key, []).append(event.duration)
+    return tuple(CollectiveSum(*key, len(times), sum(times)) for key, times in sums.items())
+
+
+def differing_work(one: Trace, other: Trace) -> tuple[tuple[CollectiveSum, ...], tuple[CollectiveSum, ...]]:
+    """The collectives of each trace that the other has no like of, in kind, group, sizes and number.
+
+    A ratio of times between traces that differ compares two pieces of work, not two ways to do one.
+    """
+    ours, theirs = sum_collectives(one), sum_collectives(other)
+    return _without_likes(ours, theirs), _without_likes(theirs, ours)
+
+
+def _without_likes(
+    rows: Iterable[CollectiveSum], others: Iterable[CollectiveSum]
+) -> tuple[CollectiveSum, ...]:
+    likes = {replace(row, total=0) for row in others}
+    return tuple(row for row in rows if replace(row, total=0) not in likes)
+
+
+def executed_time(trace: Trace) -> int:
+    """Nanoseconds in which at least one collective ran, each moment counted once."""
+    return measure(covered(trace.collectives))

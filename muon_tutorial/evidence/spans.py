@@ -1,0 +1,62 @@
+"""Stretches of time as sorted, disjoint intervals, in whole nanoseconds. Sums come out exact.
+
+A sum of durations counts twice what overlaps; the measure of a union does not. Knows nothing of traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[int, int]  # begin and end, in nanoseconds
+Intervals = tuple[Interval, ...]  # sorted, disjoint, none empty
+
+
+def union(pieces: Iterable[Interval]) -> Intervals:
+    """The time that any of the pieces covers.
+
+    >>> union([(5, 9), (0, 2), (1, 3), (4, 4)])
+    ((0, 3), (5, 9))
+    """
+    joined: list[Interval] = []
+    for begin, end in sorted(piece for piece in pieces if piece[0] < piece[1]):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+def intersect(left: Intervals, right: Intervals) -> Intervals:
+    """The time that both cover.
+
+    >>> intersect(((0, 3), (5, 9)), ((2, 6),))
+    ((2, 3), (5, 6))
+    """
+    both, here, there = [], 0, 0
+    while here < len(left) and there < len(right):
+        begin, end = max(left[here][0], right[there][0]), min(left[here][1], right[there][1])
+        if begin < end:
+            both.append((begin, end))
+        if left[here][1] < right[there][1]:
+            here += 1
+        else:
+            there += 1
+    return tuple(both)
+
+
+def subtract(left: Intervals, right: Intervals) -> Intervals:
+    """The time that ``left`` covers and ``right`` does not.
+
+    >>> subtract(((0, 3), (5, 9)), ((2, 6),))
+    ((0, 2), (6, 9))
+    """
+    if not left:
+        return ()
+    edges = [left[0][0], *(edge for piece in right for edge in piece), left[-1][1]]
+    gaps = tuple((begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end)
+    return intersect(left, gaps)
+
+
+def measure(pieces: Intervals) -> int:
+    """Nanoseconds covered."""
+    return sum(end - begin for begin, end in pieces)

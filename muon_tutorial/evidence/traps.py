@@ -1,0 +1,94 @@
+"""Four small traces, made by hand, one for each way in which a trace is misread. Chrome's JSON as plain data.
+
+Times are in microseconds, as the format wants them. ``read`` them with ``kineto.parse_trace``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Document = dict[str, Any]
+
+_HOST, _STREAM, _SIDE_STREAM = 100, 7, 20
+_KERNEL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def counted_four_times() -> Document:
+    """One all_gather of 10 ms. Its four forms sum, by name, to 20.3 ms: two of them only launched it."""
+    return _document(*_all_gather(begin=1000, duration=10_000))
+
+
+def launch_for_execution() -> Document:
+    """An optimizer step whose call returns after 1 ms, while its 60 ms of work run on a GPU that is busy for
+    100 ms; the whole loop's annotation on the CPU says 91 ms, since it does not wait for the end."""
+    return _document(
+        _event("user_annotation", "Full_Training_Step", 0, 91_000, _HOST, _HOST),
+        _event("kernel", "gemm (forward and backward)", 500, 40_000, 0, _STREAM),
+        _event("user_annotation", "Muon_Step", 90_000, 1_000, _HOST, _HOST),
+        _event("gpu_user_annotation", "Optimizer.step#Muon.step", 40_500, 60_000, 0, _STREAM),
+        _event("kernel", "gemm (Newton-Schulz)", 40_500, 60_000, 0, _STREAM),
+    )
+
+
+def spinning(overlapped: bool) -> Document:
+    """The same step twice: 20 ms of compute, and two all_gathers of 5 ms each whose peers are ready at 20 ms.
+
+    Not overlapped, both are issued after the compute: 10 ms of kernels, 30 ms in all. Overlapped, both are
+    issued at once, on streams of their own, and spin until the peers arrive: 50 ms of kernels, 25 ms in all.
+    """
+    compute = _event("kernel", "gemm", 0, 20_000, 0, _STREAM)
+    if not overlapped:
+        return _document(compute, *_all_gather(20_000, 5_000), *_all_gather(25_000, 5_000))
+    return _document(
+        compute,
+        *_all_gather(0, 25_000, stream=_SIDE_STREAM),
+        *_all_gather(0, 25_000, stream=_SIDE_STREAM + 1),
+    )
+
+
+def different_work(optimizer: str) -> Document:
+    """``"adamw"`` all-reduces a gradient of 1,000,000 fp32 elements; ``"muon"`` starts from a gradient that
+    is averaged already, and gathers 1,000,000 bf16 elements. Fewer milliseconds, of another job."""
+    if optimizer == "muon":
+        return _document(*_all_gather(0, 5_000))
+    sizes = {"Collective name": "allreduce", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000}
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    return _document(
+        _event("kernel", name, 0, 15_000, 0, _STREAM, sizes | {"Group size": 2, "dtype": "Float"})
+    )
+
+
+def _all_gather(begin: float, duration: float, stream: int = _STREAM) -> tuple[Document, ...]:
+    sizes = {"Collective name": "all_gather", "In msg nelems": 500_000, "Out msg nelems": 1_000_000}
+    args = sizes | {"Group size": 2, "dtype": "BFloat16", "Process Group Ranks": "[0, 1]"}
+    return (
+        _event("cpu_op", "c10d::allgather_", begin - 200, 200, _HOST, _HOST),
+        _event("user_annotation", "nccl:all_gather", begin - 150, 100, _HOST, _HOST),
+        _event("kernel", _KERNEL, begin, duration, 0, stream, args),
+        _event("gpu_user_annotation", "nccl:all_gather", begin, duration, 0, stream),
+    )
+
+
+def _event(
+    category: str,
+    name: str,
+    begin: float,
+    duration: float,
+    process: int,
+    thread: int,
+    args: Document | None = None,
+) -> Document:
+    times = {"ts": float(begin), "dur": float(duration)}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": process,
+        "tid": thread,
+        **times,
+        "args": args or {},
+    }
+
+
+def _document(*events: Document) -> Document:
+    return {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": list(events)}
