@@ -476,11 +476,11 @@ def test_schedulers_move_the_learning_rate(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("lr", [torch.tensor(0.3), torch.tensor([0.3])], ids=["scalar", "one element"])
+@pytest.mark.parametrize("lr", [torch.tensor(0.7), torch.tensor([0.7])], ids=["scalar", "one element"])
 def test_a_tensor_learning_rate_takes_the_single_process_bits(
     strategy: str, dtype: torch.dtype, lr: Tensor
 ) -> None:
-    """0.3 is not a binary fraction: a detour over a float would round differently."""
+    """A detour over a float would round 0.7·sqrt(33/6) differently."""
     case = replace(UNEVEN, dtype=dtype)
     ranks, stock = Ranks.seated(DP2_TP2, strategy, case), Stock(case, lr=lr.clone())
     for muon in ranks.muons:
@@ -563,6 +563,28 @@ def test_the_matrices_of_one_parameter_may_lie_in_several_buckets(
         alone.step()
     assert torch.equal(params[0], params[2])
     assert torch.equal(params[1], params[2])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_state_of_several_matrices_in_one_parameter_continues_in_several_buckets(strategy: str) -> None:
+    made = torch.Generator().manual_seed(0)
+    grads = [torch.randint(-31, 32, (12, 8), generator=made) * 2.0**-6 for _ in range(4)]
+    alone = Muon([nn.Parameter(torch.ones(12, 8))], parts=(3, 4, 5))
+    world, builder = LocalWorld(DP2), partial(STRATEGIES[strategy], bucket_bytes=128)
+    params = [nn.Parameter(torch.ones(12, 8)) for _ in range(2)]
+    muons = [Muon([p], parts=(3, 4, 5), strategy=builder, mesh=world.seat(r)) for r, p in enumerate(params)]
+    (whole,) = alone.param_groups[0]["params"]
+    for step, grad in enumerate(grads):
+        if step == 2:
+            for param, muon in zip(params, muons, strict=True):
+                param.data.copy_(whole.data)
+                muon.load_state_dict(alone.state_dict())
+        for param in (whole, *params):
+            param.grad = grad.clone()
+        alone.step()
+        if step >= 2:
+            world.run([muon.program() for muon in muons])
+    assert all(torch.equal(param, whole) for param in params)
 
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
