@@ -35,7 +35,7 @@ from muon_tutorial.training.folder import RunFolder, unused
 from muon_tutorial.training.records import RunResult
 from muon_tutorial.training.report import describe_verdict, loss_figure, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
-from muon_tutorial.worlds.launch import TorchrunSeat, join_torchrun, joined_by_torchrun
+from muon_tutorial.worlds.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 DEFAULT_DP = 2
@@ -116,7 +116,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
     except TrainingError as error:
         return _complain(str(error), FAILED) if seat.rank == 0 else FAILED
     finally:
-        job.leave()
+        leave_torchrun()
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ and writes it to the run folder. Under torchrun rank 0 does both itself.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 
 from muon_tutorial.errors import UsageError
@@ -98,17 +96,6 @@ def run_seated(rank: int, settings: TrainSettings, folder: RunFolder | None, con
             return train_rank(rank, settings, lambda record: None)
         show = stack.enter_context(showing_progress(console, _title(settings), settings.steps))
         return train_rank(rank, settings, _keeper(folder, "metrics.jsonl", show))
-
-
-def leave() -> None:
-    """Leave the group that torchrun's processes joined, if it still stands.
-
-    Groups that reference cycles keep alive would be torn down as the interpreter ends, where Gloo aborts: 3
-    of 12 runs of two ranks ended with SIGABRT before these were collected here.
-    """
-    gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def run_beside(result: RunResult, folder: RunFolder, console: Console) -> Beside:

@@ -23,10 +23,18 @@ from .launching.records import Job
 from .launching.report import describe, describe_unfinished, first_failure
 from .launching.shipping import cell_labels, cell_sources, pack, unpack_error
 from .launching.starting import FITTING, Method, started
-from .launching.torchrun import VARIABLES, TorchrunSeat, join_torchrun, joined_by_torchrun
+from .launching.torchrun import VARIABLES, TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
 from .launching.watching import Run
 
-__all__ = ["TorchrunSeat", "join_torchrun", "joined_by_torchrun", "launch", "report_phase", "warm_up"]
+__all__ = [
+    "TorchrunSeat",
+    "join_torchrun",
+    "joined_by_torchrun",
+    "launch",
+    "leave_torchrun",
+    "report_phase",
+    "warm_up",
+]
 
 Output = Literal["stream", "quiet"] | Callable[[int, str], None]
 

