@@ -67,9 +67,7 @@ def assert_equal_to_single_process(found: list[list[Tensor]], case: Case, grid: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
 @pytest.mark.parametrize("strategy", VARIANTS)
-def test_in_process_equals_single_process(
-    strategy: str, sizes: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int], dtype: torch.dtype) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
     found = in_process(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), grid)
     assert_equal_to_single_process(found, case, grid)
@@ -90,7 +88,10 @@ def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8])
-def test_real_processes_equal_single_process_and_the_in_process_world(world_size: int) -> None:
+def test_real_processes_equal_single_process_and_the_in_process_world(
+    world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # its checks would take most of the time
     grids = [Grid.of(dp=dp, tp=tp) for dp, tp in GRIDS if dp * tp == world_size]
     jobs = [
         (replace(UNEVEN, dtype=dtype), strategy, grid)
