@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -306,3 +308,30 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
 def torchrun(processes: int, *options: str) -> subprocess.CompletedProcess:
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     return python(*start, "scripts/distributed_muon.py", *options)
+
+
+@pytest.mark.live
+def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "muon_tutorial",
+        "train",
+        *MODEL,
+        "--steps",
+        "200",
+        "--dp",
+        "2",
+        "--tp",
+        "2",
+    ]
+    run = psutil.Popen([*command, "--out", str(tmp_path / "run")], cwd=ROOT, stderr=subprocess.DEVNULL)
+    heard: set[str] = set()
+    while run.poll() is None:
+        for process in (run, *run.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                sockets = process.net_connections(kind="inet")
+                heard |= {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    assert run.returncode == 0
+    assert heard, "no rank was seen listening: the test looked past them"
+    assert all(ipaddress.ip_address(address).is_loopback for address in heard), heard
