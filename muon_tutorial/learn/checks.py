@@ -6,12 +6,22 @@ Knows answers and messages. Refuses to know notebooks: what a check returns says
 
 from __future__ import annotations
 
+import math
 import textwrap
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Judge = Callable[..., str | None]
+
+
+class OpenAnswerError(Exception):
+    """A function of the reader's still returns ``...``."""
+
+
+class MistakeError(Exception):
+    """What is wrong with an answer, as a sentence; a judge may raise it in place of returning it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +60,51 @@ class Exercise:
     hints: Sequence[str] = ()
     praise: str = ""
     tries: int = field(default=0, init=False)
+    accepted: Any = field(default=..., init=False)
 
     def check(self, *answers: Any) -> Verdict:
         """Judge the answers of the exercise's stub, in its order."""
         if any(_is_open(answer) for answer in answers):
             return Verdict(None, "Replace ... with yours, or go on without.")
-        wrong = self.judge(*answers)
+        try:
+            wrong = self.judge(*answers)
+        except OpenAnswerError:
+            return Verdict(None, "Replace ... with yours, or go on without.")
+        except MistakeError as mistake:
+            wrong = str(mistake)
         if wrong is None:
+            self.accepted = answers[0] if len(answers) == 1 else answers
             return Verdict(True, self.praise)
         self.tries += 1
         hint = f" Hint: {self.hints[min(self.tries, len(self.hints)) - 1]}" if self.hints else ""
         return Verdict(False, wrong + hint)
+
+    def accepted_or(self, reference: Any) -> Any:
+        """The answer that passed, or the reference, said aloud, where none has."""
+        if self.accepted is ...:
+            print("No right answer yet: from here on, the reference is used.")
+            return reference
+        return self.accepted
+
+
+def value_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the reader's function returns.
+
+    Raises:
+        OpenAnswerError: it returns ``...``.
+        MistakeError: it is no function, or it raised; says in which line.
+    """
+    if not callable(function):
+        raise MistakeError("Give a function.")
+    try:
+        value = function(*arguments)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        where = f" In: {frames[0].line}" if frames and frames[0].line else ""
+        raise MistakeError(f"The function raised {type(error).__name__}: {error}.{where}") from error
+    if value is ...:
+        raise OpenAnswerError
+    return value
 
 
 def _is_open(answer: Any) -> bool:
@@ -75,18 +119,29 @@ def answer_or(reference: Any, answer: Any) -> Any:
     return reference
 
 
-def numbers(expected: Mapping[str, float], why: Mapping[str, str]) -> Exercise:
+def numbers(expected: Mapping[str, float], why: Mapping[str, str], within: float = 0.0) -> Exercise:
     """A quiz answered by numbers: ``expected`` by name, and ``why`` for each, said where the answer is wrong.
+
+    ``within`` is how far an answer may be off, as a part of the expected number.
 
     >>> numbers({"legs": 4}, {"legs": "Count a cat's."}).check({"legs": 5})
     Not yet. legs: 5 is not it. Count a cat's.
     """
 
     def judge(answers: Mapping[str, Any]) -> str | None:
-        wrong = [name for name, value in expected.items() if answers.get(name, ...) not in (value, ...)]
+        wrong = [name for name in expected if not _is_near(answers.get(name, ...), expected[name], within)]
         said = [f"{name}: {answers[name]} is not it. {why[name]}" for name in wrong]
         left = [name for name in expected if answers.get(name, ...) is ...]
         said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(expected) else []
         return " ".join(said) or None
 
     return Exercise(judge, praise="Each of these you have measured above.")
+
+
+def _is_near(answer: Any, expected: float, within: float) -> bool:
+    if answer is ...:
+        return True
+    try:
+        return math.isclose(answer, expected, rel_tol=within, abs_tol=0.0)
+    except (TypeError, ValueError):
+        return False

@@ -6,9 +6,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 def cores() -> int:
@@ -26,6 +29,17 @@ def private_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside: the same bits on any number of cores, and no two threads on one of them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

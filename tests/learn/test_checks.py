@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.checks import Exercise, answer_or, numbers
+from muon_tutorial.learn.checks import Exercise, answer_or, numbers, value_of
 
 
 def no_negative(value: int) -> str | None:
@@ -53,3 +53,43 @@ def test_numbers_judges_each_answer_by_name(answers: dict, passed: bool | None, 
     verdict = numbers({"a": 1, "b": 2}, {"a": "count a", "b": "count b"}).check(answers)
     assert verdict.passed is passed
     assert says in verdict.message
+
+
+def doubles(function: object) -> str | None:
+    return None if value_of(function, 2) == 4 else "2 + 2 is 4."  # type: ignore[arg-type]
+
+
+def fails(number: int) -> float:
+    return number / 0
+
+
+@pytest.mark.parametrize(
+    ("function", "passed", "says"),
+    [
+        (lambda number: 2 * number, True, ""),
+        (lambda number: number, False, "2 + 2 is 4."),
+        (lambda number: ..., None, "Replace"),
+        (fails, False, "ZeroDivisionError: division by zero. In: return number / 0"),
+        (lambda: 4, False, "TypeError"),
+        (4, False, "Give a function."),
+    ],
+)
+def test_a_function_is_judged_by_what_it_returns(function: object, passed: bool | None, says: str) -> None:
+    verdict = Exercise(doubles).check(function)
+    assert verdict.passed is passed
+    assert says in verdict.message
+
+
+def test_the_reference_is_used_until_an_answer_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    exercise = Exercise(no_negative)
+    exercise.check(-1)
+    assert exercise.accepted_or(5) == 5
+    assert "reference" in capsys.readouterr().out
+    exercise.check(1)
+    assert exercise.accepted_or(5) == 1
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("answer", "passed"), [(100, True), (100.9, True), (102, False), ("100", False)])
+def test_numbers_may_be_off_by_a_part(answer: object, passed: bool) -> None:
+    assert numbers({"a": 100}, {"a": "count"}, within=0.01).check({"a": answer}).passed is passed
