@@ -1,0 +1,285 @@
+"""Bytes that were asked for against the formulas that predict them, and the same on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import (
+    STRATEGIES,
+    Grid,
+    Ledger,
+    LiveWorld,
+    LocalWorld,
+    Muon,
+    Plan,
+    Shard,
+    build_mesh,
+    launch,
+)
+from muon_tutorial.engine.collective import Collective, Label
+from muon_tutorial.evidence.ledger import Row, ring_bytes
+from muon_tutorial.plan.bucket import Bucket, Entry
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
+from muon_tutorial.worlds.shadow import requests_of
+
+from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
+from ..worlds.requests import KINDS, PARTS, ROOT, SPLITS, Ask
+
+EVEN = Case(
+    shapes=((48, 8), (24, 24), (8, 48), (96, 16)),
+    cuts=(Shard(0), Shard(1), Shard(1), Shard(0)),
+    steps=1,
+)
+"""What 2, 3 and 4 divide, so that nothing is padded."""
+
+GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
+WIRE = 2  # bytes of a bfloat16
+every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, Row]]]:
+    """The plan, and each rank's rows of one step by phase."""
+    ledger = Ledger()
+    world = LocalWorld(grid, observers=[ledger])
+    ranks = [one_rank(case, builder, world.seat(rank)) for rank in grid.ranks]
+    for rank, (params, _) in enumerate(ranks):
+        give_gradients(params, next(whole_gradients(case)), case, grid.at(rank))
+    world.run([muon.program() for _, muon in ranks])
+    plan = ranks[0][1].plan
+    assert plan is not None
+    return plan, [{row.phase: row for row in ledger.rows(rank)} for rank in grid.ranks]
+
+
+def ring(rows: dict[str, Row], phase: str) -> int:
+    return rows[phase].ring if phase in rows else 0
+
+
+def received(rows: dict[str, Row], phase: str) -> int:
+    return rows[phase].received if phase in rows else 0
+
+
+def held_by_a_tp_rank(case: Case, grid: Grid) -> int:
+    """N: the matrices' elements on one tensor-parallel rank."""
+    return sum(rows * columns for rows, columns in case.shapes) // grid.size("tp")
+
+
+@both_dtypes
+@every_grid
+def test_zero1_moves_what_the_formulas_say(grid: Grid, dtype: torch.dtype) -> None:
+    """ρN·g for the gradients, 2ρN for the momentum on the wire, ρN·p for the parameters; ρ = (D − 1)/D."""
+    _, ranks = counted(replace(EVEN, dtype=dtype), zero1, grid)
+    dp, n, size = grid.size("dp"), held_by_a_tp_rank(EVEN, grid), dtype.itemsize
+    share = (dp - 1) * n // dp
+    for rows in ranks:
+        assert ring(rows, "gradient reduce_scatter") == share * size
+        assert ring(rows, "dp gather") == share * WIRE
+        assert ring(rows, "parameter all_gather") == share * size
+
+
+@every_grid
+def test_like_for_like_muon_moves_a_quarter_more_than_zero1_adamw(grid: Grid) -> None:
+    """The paper's 1.25 = (4 + 2 + 4)/(4 + 4), without tensor parallelism's own gather."""
+    _, ranks = counted(EVEN, zero1, grid)
+    for rows in ranks:
+        adamw = ring(rows, "gradient reduce_scatter") + ring(rows, "parameter all_gather")
+        assert adamw + ring(rows, "dp gather") == 1.25 * adamw
+
+
+@pytest.mark.parametrize("bucket_bytes", [400, 25_000_000])
+@every_grid
+def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, bucket_bytes: int) -> None:
+    plan, ranks = counted(UNEVEN, partial(zero1, bucket_bytes=bucket_bytes), grid)
+    sizes = [bucket.length(bucket.handed, grid.at(0)) for bucket in plan.buckets]
+    dp = grid.size("dp")
+    for rows in ranks:
+        assert ring(rows, "gradient reduce_scatter") == sum((dp - 1) * size // dp for size in sizes) * 4
+        assert ring(rows, "dp gather") == sum((dp - 1) * size // dp for size in sizes) * WIRE
+
+
+@pytest.mark.parametrize("builder", [zero1, partial(zero1, gather="boundary")], ids=["all", "boundary"])
+@pytest.mark.parametrize("case", [EVEN, UNEVEN], ids=["even", "uneven"])
+@every_grid
+def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
+    grid: Grid, case: Case, builder: Builder
+) -> None:
+    """2·(T − 1)·n received for each matrix that this rank's slice intersects."""
+    plan, ranks = counted(case, builder, grid)
+    for at, rows in zip(places(grid), ranks, strict=True):
+        touched = [entry for bucket, entry in entries(plan) if bucket.works_on(entry, at)]
+        due = sum((grid.size("tp") - 1) * entry.size for entry in touched) * WIRE
+        assert received(rows, "tp gather") == due
+        if grid.size("tp") > 1:
+            assert rows["tp gather"].collectives == len(touched)
+
+
+@every_grid
+def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
+    """2·Σ(elements of m − own piece) over the matrices m that this rank straddles.
+
+    A rank works with its tensor-parallel group also where its own, shorter piece does not reach its slice.
+    """
+    plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", bucket_bytes=400), grid)
+    for at, rows in zip(places(grid), ranks, strict=True):
+        missing = 0
+        for bucket in plan.buckets:
+            for held in bucket.holdings(at):
+                if bucket.works_on(held.entry, at):
+                    missing += held.entry.matrix.box(at).numel - held.numel
+        assert received(rows, "dp gather") == missing * WIRE
+
+
+@pytest.mark.parametrize("back", ["all_reduce", "all_gather"])
+@every_grid
+def test_round_robin_returns_updates_at_twice_or_once_the_buffer(grid: Grid, back: Any) -> None:
+    """2ρN·2 for the all_reduce of a buffer that is zero elsewhere; the all_gather halves it."""
+    plan, ranks = counted(EVEN, partial(round_robin, back=back), grid)
+    dp = grid.size("dp")
+    size = sum(bucket.length(bucket.handed, grid.at(0)) for bucket in plan.buckets)
+    passes = 2 if back == "all_reduce" else 1
+    for rows in ranks:
+        assert ring(rows, f"updates {back}") == passes * (dp - 1) * size * WIRE // dp
+        assert ring(rows, "gradient reduce_scatter") == ring(rows, "parameter all_gather") == 0
+
+
+@every_grid
+def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
+    """Over all ranks, each way: a whole matrix less the owner's own piece, and one copy to each replica."""
+    plan, ranks = counted(EVEN, owner, grid)
+    out = back = 0
+    for _, entry in entries(plan):
+        home = grid.at(entry.workers.start)
+        pieces = [entry.matrix.box(at).numel for at in places(grid)]
+        out += entry.matrix.numel - pieces[home.rank]
+        back += sum(pieces) - pieces[home.rank]
+    assert sum(received(rows, "gather to owners") for rows in ranks) == out * WIRE
+    assert sum(received(rows, "scatter from owners") for rows in ranks) == back * WIRE
+    assert sum(ring(rows, "gather to owners") for rows in ranks) == out * WIRE
+    assert sum(ring(rows, "scatter from owners") for rows in ranks) == back * WIRE
+
+
+def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
+    _, ranks = counted(EVEN, STRATEGIES["replicated"], Grid.of(dp=4))
+    flags = 2 * len(EVEN.shapes) * 4  # one float for presence and one for finiteness
+    for rows in ranks:
+        assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": flags}
+
+
+def places(grid: Grid) -> list[Coordinate]:
+    return [grid.at(rank) for rank in grid.ranks]
+
+
+def entries(plan: Plan) -> list[tuple[Bucket, Entry]]:
+    return [(bucket, entry) for bucket in plan.buckets for entry in bucket.entries]
+
+
+# One collective at a time
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_group_sends_is_what_it_receives(kind: Any) -> None:
+    for splits in SPLITS.values():
+        ledger = Ledger()
+        for rank in range(PARTS):
+            ledger(Ask(kind, 4, splits=splits).request(rank), Grid.of(dp=PARTS).at(rank))
+        (row,) = ledger.rows()
+        assert row.ring == row.received
+        assert row.collectives == PARTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        ("all_gather", (32, 32, 32)),
+        ("reduce_scatter", (32, 32, 32)),
+        ("gather", (16, 0, 16)),
+        ("scatter", (0, 32, 0)),
+        ("all_to_all", (16, 16, 16)),
+    ],
+)
+def test_bytes_of_one_collective_by_hand(kind: Any, sent: tuple[int, ...]) -> None:
+    """Three ranks, pieces of four floats (two by two for all_to_all), the root in the middle."""
+    assert ROOT == 1
+    requests = [Ask(kind, 4).request(rank) for rank in range(PARTS)]
+    assert tuple(ring_bytes(r, Grid.of(dp=PARTS).at(rank)) for rank, r in enumerate(requests)) == sent
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_a_ring_all_reduce_passes_the_tensor_around_almost_twice(parts: int) -> None:
+    grid, mine = Grid.of(dp=parts), torch.zeros(12)
+    request = Collective("all_reduce", ("dp",), mine.dtype, mine, 12, Label("sum"))
+    assert {ring_bytes(request, at) for at in places(grid)} == {2 * (parts - 1) * 48 // parts}
+
+
+def test_rows_are_sums_by_phase_of_one_rank_or_of_all() -> None:
+    ledger, grid = Ledger(), Grid.of(dp=2)
+    for phase, size in (("out", 4), ("back", 2), ("out", 6)):
+        for at in places(grid):
+            mine = torch.zeros(size, dtype=torch.bfloat16)
+            ledger(Collective("all_gather", ("dp",), mine.dtype, mine, 2 * size, Label(phase, "x")), at)
+    one, both = ledger.rows(1), ledger.rows()
+    assert [(row.phase, row.collectives, row.payload, row.ring) for row in one] == [
+        ("out", 2, 20, 20),
+        ("back", 1, 4, 4),
+    ]
+    assert [(row.phase, row.payload) for row in both] == [("out", 40), ("back", 8)]
+    ledger.clear()
+    assert ledger.rows() == []
+
+
+# The same bytes on every world
+
+GRID = Grid.of(dp=2, tp=2)
+EVERY = {name: partial(builder, bucket_bytes=400) for name, builder in STRATEGIES.items()}
+
+
+def on_one_of_four(rank: int) -> dict[str, list[Row]]:
+    """What this real rank's steps asked for, by strategy."""
+    mesh, found = build_mesh(GRID), {}
+    for name, builder in EVERY.items():
+        ledger = Ledger()
+        world = LiveWorld(mesh, observers=[ledger])
+        params, muon = one_rank(UNEVEN, builder, world)
+        step(params, muon, world.at)
+        muon.step()
+        found[name] = ledger.rows()
+    return found
+
+
+def step(params: Sequence[torch.Tensor], muon: Muon, at: Coordinate) -> None:
+    give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, at)
+
+
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, list[Row]]]:
+    return launch(on_one_of_four, 4)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", EVERY)
+def test_real_ranks_ask_for_the_same_bytes_as_ranks_in_one_process(
+    four: list[dict[str, list[Row]]], name: str
+) -> None:
+    _, ranks = counted(UNEVEN, EVERY[name], GRID)
+    for rank, rows in enumerate(ranks):
+        assert four[rank][name] == list(rows.values())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_rank_without_data_asks_for_the_same_bytes(name: str) -> None:
+    _, ranks = counted(UNEVEN, EVERY[name], GRID)
+    world = LocalWorld(GRID)
+    for at, rows in zip(places(GRID), ranks, strict=True):
+        ledger = Ledger()
+        params, muon = one_rank(UNEVEN, EVERY[name], world.seat(at.rank))
+        step(params, muon, at)
+        for request in requests_of(muon.program()):
+            ledger(request, at)
+        assert ledger.rows() == list(rows.values())
