@@ -328,7 +328,7 @@ def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
     run = psutil.Popen([*command, "--out", str(tmp_path / "run")], cwd=ROOT, stderr=subprocess.DEVNULL)
     heard: set[str] = set()
     while run.poll() is None:
-        time.sleep(0.1)
+        time.sleep(0.7)
         for process in (run, *run.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
                 sockets = process.net_connections(kind="inet")
