@@ -8,6 +8,7 @@
     │   ├── ConfigError         a DistributedConfig, or one of its functions, broke its contract
     │   ├── TextError           a training text that cannot be read
     │   ├── TraceError          a profiler's trace that cannot be read, or does not hold what was asked
+    │   ├── CheckpointError     a checkpoint that cannot be written or read, or does not fit
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
     ├── TrainingError           a training run whose loss is not finite any more
@@ -56,6 +57,10 @@ class TextError(UsageError):
 
 class TraceError(UsageError):
     """A profiler's trace cannot be read, or does not hold what was asked of it."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint cannot be written or read, or does not fit the model, the optimizer or the other ranks."""
 
 
 class RunFolderError(UsageError):

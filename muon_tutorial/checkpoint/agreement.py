@@ -1,0 +1,117 @@
+"""What ranks tell each other around a checkpoint: complaints before all else, then what they hold.
+
+Moves no tensors: names, shapes and checksums alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import CheckpointError, TutorialError
+from ..worlds.live import gather_objects
+
+T = TypeVar("T")
+S = TypeVar("S")
+Offset = tuple[int, ...]
+
+_REMEDY = (
+    "Parameters that are not the same (experts, pipeline stages) need names of their own: pass rename=. "
+    "A plain one that tensor parallelism cut must say so by partition_dim and partition_sizes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What ranks compare of a tensor: shape and dtype of the whole; by offset, each box's shape and sum."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: Mapping[Offset, tuple[tuple[int, ...], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a rank is about to save."""
+
+    folder: str
+    groups: dict[str, dict[str, Any]]
+    outlines: dict[str, Outline]
+
+
+def together(make: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
+    """Make something on every rank, and let all know everyone's second part; or fail together.
+
+    Raises:
+        TutorialError: what ``make`` raised on this rank.
+        CheckpointError: it raised on another one.
+    """
+    made: tuple[T, S] | None = None
+    error: TutorialError | None = None
+    try:
+        made = make()
+    except TutorialError as caught:
+        error = caught
+    mine = ("" if error is None else str(error), made and made[1])
+    found: list[tuple[str, Any]] = gather_objects(mine) if dist.is_initialized() else [mine]
+    if error is not None:
+        raise error
+    for rank, (complaint, _) in enumerate(found):
+        if complaint:
+            raise CheckpointError(f"rank {rank}: {complaint}")
+    assert made is not None
+    return made[0], [shared for _, shared in found]
+
+
+def outline(whole: Tensor, pieces: Mapping[Offset, Tensor]) -> Outline:
+    """Describe a tensor by the pieces of it that are here."""
+    boxes = {offset: (tuple(piece.shape), _checksum(piece)) for offset, piece in pieces.items()}
+    return Outline(tuple(whole.shape), str(whole.dtype), boxes)
+
+
+def check_alike(summaries: Sequence[Summary]) -> None:
+    """Refuse to save what ranks disagree on.
+
+    Raises:
+        CheckpointError: the same on every rank.
+    """
+    first = _First()
+    for rank, summary in enumerate(summaries):
+        first.compare("the folder", summary.folder, rank)
+        for name, record in summary.groups.items():
+            first.compare(f"the optimizer of {name}", (record["optimizer"], record["state"]), rank)
+            for key, value in record["group"].items():
+                first.compare(f"{key} of {name}", value, rank)
+        for key, found in summary.outlines.items():
+            first.compare(f"the shape and dtype of {key}", (found.shape, found.dtype), rank, _REMEDY)
+            for offset, box in found.boxes.items():
+                first.compare_quietly(f"{key}, from {offset} on,", box, rank, _REMEDY)
+
+
+class _First:
+    """The first rank that said something, by what it was about."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[int, Any]] = {}
+
+    def compare(self, what: str, value: Any, rank: int, remedy: str = "") -> None:
+        first, its = self._said.setdefault(what, (rank, value))
+        if its != value:
+            text = f"{what} is {its} on rank {first} and {value} on rank {rank}. {remedy}"
+            raise CheckpointError(text.rstrip(". "))
+
+    def compare_quietly(self, what: str, value: Any, rank: int, remedy: str) -> None:
+        first, its = self._said.setdefault(what, (rank, value))
+        if its != value:
+            raise CheckpointError(f"{what} differs between ranks {first} and {rank}. {remedy}")
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,165 @@
+"""From a folder to a model and its optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+from ..hybrid import MuonWithAdamW
+from .agreement import together
+from .saving import FORMAT, boxed, model_entries
+from .survey import Member, Rename, Saveable, Survey, as_before, parts_of, take_survey
+
+if TYPE_CHECKING:
+    from .boxed import Boxed
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], model: nn.Module, optimizer: Saveable, *, rename: Rename | None = None
+) -> dict[str, Any]:
+    """Load what ``save_checkpoint`` saved, under any strategy and on any grid; returns its ``extra``.
+
+    Must be called by all ranks of the default process group; also without one, in a single process. The
+    model's parameters are overwritten in place, the optimizer's state and hyperparameters replaced. What does
+    not fit is found before anything is changed; a file that cannot be read may leave the model half loaded.
+
+    Args:
+        rename: from the model's name of a parameter to the one it was saved under.
+
+    Raises:
+        CheckpointError: there is no such checkpoint; it lacks an entry, or has a parameter that no rank's
+            model has; or a shape, dtype or optimizer differs. Raised on all ranks, with the name.
+    """
+    from .boxed import read
+
+    def prepare() -> tuple[Filling, set[str]]:
+        saved = _open(Path(path))
+        survey = take_survey(model, optimizer, rename)
+        return _filling(saved, survey), survey.names
+
+    filling, names = together(prepare)
+    _check_nothing_is_left(filling.saved, names)
+    read(filling.saved.folder, dict(filling.entries))
+    states = {str(kind): _state_dict(part, filling) for kind, part in parts_of(optimizer).items()}
+    optimizer.load_state_dict(states if isinstance(optimizer, MuonWithAdamW) else states.popitem()[1])
+    return filling.saved.extra
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """What a checkpoint holds, without its tensors' data."""
+
+    folder: Path
+    entries: Mapping[str, Any]
+    groups: Mapping[str, dict[str, Any]]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filling:
+    """What a load fills on this rank: entries, among them the state each parameter is to get."""
+
+    saved: Saved
+    entries: dict[str, Boxed]
+    states: dict[Tensor, dict[str, Tensor]]
+    names: dict[Tensor, str]
+
+
+def _open(folder: Path) -> Saved:
+    from .boxed import read, read_metadata
+
+    entries = read_metadata(folder).state_dict_metadata
+    objects: dict[str, Any] = {"format": None, "groups": None, "extra": None}
+    if not objects.keys() <= entries.keys():
+        raise CheckpointError(f"{folder} was not written by save_checkpoint: it has no entry 'format'")
+    read(folder, objects, alone=True)
+    if objects["format"] != FORMAT:
+        raise CheckpointError(f"{folder} has the format {objects['format']}; this version reads {FORMAT}")
+    return Saved(folder, entries, objects["groups"], objects["extra"])
+
+
+def _filling(saved: Saved, survey: Survey) -> Filling:
+    """Everything to be filled, checked."""
+    entries = model_entries(survey)
+    for key, entry in entries.items():
+        dtype = _saved_dtype(saved, key, entry.shape)
+        if dtype != entry.dtype:
+            raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
+    states = {member.param: _blank_state(saved, member) for member in survey.members}
+    for member in survey.members:
+        for name, tensor in states[member.param].items():
+            entries[member.key(name)] = boxed(tensor, member.place(name))
+    _check_groups(saved, survey.members)
+    return Filling(saved, entries, states, {member.param: member.name for member in survey.members})
+
+
+def _saved_dtype(saved: Saved, key: str, shape: Iterable[int]) -> torch.dtype:
+    """The dtype of a saved tensor, whose shape must fit."""
+    found = saved.entries.get(key)
+    if found is None:
+        raise CheckpointError(f"{saved.folder} has no entry {key}")
+    if tuple(found.size) != tuple(shape):
+        raise CheckpointError(f"{key} was saved with shape {tuple(found.size)} and has {tuple(shape)} here")
+    return found.properties.dtype
+
+
+def _blank_state(saved: Saved, member: Member) -> dict[str, Tensor]:
+    """Tensors for the saved state to be read into: of its own dtype, cut as this rank keeps them."""
+    record = saved.groups.get(member.name)
+    if record is None:
+        raise CheckpointError(f"{saved.folder} has no state of {member.name}: no optimizer stepped it")
+    if record["optimizer"] != member.kind:
+        raise CheckpointError(
+            f"{member.name} was stepped by {record['optimizer']} when it was saved, by {member.kind} here"
+        )
+    return {
+        entry: member.blank(entry, _saved_dtype(saved, member.key(entry), member.place(entry).shape))
+        for entry in record["state"]
+    }
+
+
+def _check_groups(saved: Saved, members: Sequence[Member]) -> None:
+    """Refuse to put parameters into one group that were saved with different hyperparameters."""
+    first: dict[int, str] = {}
+    for member in members:
+        other = first.setdefault(id(member.group), member.name)
+        ours, its = (saved.groups[name]["group"] for name in (member.name, other))
+        wrong = [key for key in {*ours, *its} if ours.get(key) != its.get(key)]
+        if wrong:
+            raise CheckpointError(
+                f"{other} and {member.name} share a group here, and were saved with {wrong[0]} "
+                f"{its.get(wrong[0])!r} and {ours.get(wrong[0])!r}"
+            )
+
+
+def _check_nothing_is_left(saved: Saved, names: Sequence[set[str]]) -> None:
+    """Refuse a checkpoint with a parameter that no rank's model has."""
+    models = [key.removeprefix("model.") for key in saved.entries if key.startswith("model.")]
+    left = sorted({*models, *saved.groups} - set().union(*names))
+    if left:
+        raise CheckpointError(f"{saved.folder} holds {left[0]}, which no rank's model has")
+
+
+def _state_dict(optimizer: torch.optim.Optimizer, filling: Filling) -> dict[str, Any]:
+    """What was loaded for one optimizer, as its ``load_state_dict`` takes it."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    index = {param: place for place, param in enumerate(params)}
+    return {
+        "state": {index[param]: state for param, state in filling.states.items() if param in index and state},
+        "param_groups": [_group(group, filling, index) for group in optimizer.param_groups],
+    }
+
+
+def _group(group: Mapping[str, Any], filling: Filling, index: Mapping[Tensor, int]) -> dict[str, Any]:
+    """A group with the hyperparameters that its parameters were saved with."""
+    names = [filling.names[param] for param in group["params"]]
+    saved = filling.saved.groups[names[0]]["group"] if names else {}
+    loaded = {key: as_before(value, group.get(key)) for key, value in saved.items()}
+    return {**group, **loaded, "params": [index[param] for param in group["params"]]}

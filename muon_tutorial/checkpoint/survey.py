@@ -1,0 +1,232 @@
+"""What there is to save of a model and its optimizer on this rank, under which names, and where it lies.
+
+Knows parameters, plans and names. Refuses to know files, and asks nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..errors import CheckpointError
+from ..hybrid import MuonWithAdamW
+from ..matrices import describe_matrices
+from ..muon import Muon
+from ..plan.bucket import stored_boxes
+from ..plan.grid import Coordinate, Grid
+from ..plan.layout import Box
+from ..plan.matrix import held_box
+from ..stepping import Stepper
+from ..worlds.local import Seat
+
+Kind = Literal["muon", "adamw"]
+Saveable = Muon | MuonWithAdamW | torch.optim.AdamW
+Rename = Callable[[str], str]
+
+ADAMW_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+# What torch.compile and activation checkpointing put into names.
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where what a rank holds lies in the whole tensor: boxes, in the order of its elements."""
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    def pieces(self, local: Tensor) -> dict[tuple[int, ...], Tensor]:
+        """The tensor behind each box by its offset, sharing storage with ``local``; empty boxes have none."""
+        boxes = [box for box in self.boxes if box.numel or not math.prod(self.shape)]
+        if len(boxes) == 1 and boxes[0].shape == tuple(local.shape):
+            return {boxes[0].offset: local}
+        runs = local.split([box.numel for box in boxes]) if boxes else ()
+        return {box.offset: run.view(box.shape) for box, run in zip(boxes, runs, strict=True)}
+
+
+SCALAR = Place((), (Box((), ()),))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A parameter of the optimizer: who steps it, in which group, and where it and its momentum lie."""
+
+    name: str
+    kind: Kind
+    param: Tensor
+    group: dict[str, Any]
+    state: Mapping[str, Any]
+    own: Place
+    kept: Place
+
+    def key(self, entry: str) -> str:
+        """The checkpoint's name for one tensor of the state."""
+        return f"optimizer.{self.name}.{entry}"
+
+    def place(self, entry: str) -> Place:
+        """Where one tensor of the state lies."""
+        return {"momentum_buffer": self.kept, "step": SCALAR}.get(entry, self.own)
+
+    def blank(self, entry: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Zeros in the form in which this rank keeps one tensor of the state."""
+        param = self.param.detach()
+        like = torch.zeros(()) if entry == "step" else param
+        return torch.zeros_like(self.state.get(entry, like), dtype=dtype)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as it is saved. Muon's always has a momentum, AdamW's what it has."""
+        if self.kind == "muon":
+            saved = self.state.get("momentum_buffer")
+            return {"momentum_buffer": self.blank("momentum_buffer") if saved is None else saved}
+        return {entry: self.state[entry] for entry in ADAMW_STATE if entry in self.state}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What ``groups`` says of the parameter."""
+        kept = {key: _as_numbers(value) for key, value in self.group.items() if not key.startswith("param")}
+        return {"optimizer": self.kind, "state": tuple(self.tensors), "group": kept}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """What there is to save or load on this rank: parameters and buffers by name, and the optimizer's."""
+
+    tensors: dict[str, tuple[Tensor, Place]]
+    buffers: set[str]
+    members: list[Member]
+
+    @property
+    def names(self) -> set[str]:
+        """All names."""
+        return {*self.tensors, *(member.name for member in self.members)}
+
+
+def take_survey(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> Survey:
+    """Find out what there is.
+
+    Raises:
+        CheckpointError: the optimizer is none that can be saved, or its parameters are not the model's.
+    """
+    parts = parts_of(optimizer)
+    muon = parts.get("muon")
+    steppers = muon.steppers if isinstance(muon, Muon) else []
+    _check_live(muon)
+    at = next((stepper.at for stepper in steppers), Grid((), ()).at(0))
+    names = {param: name for name, param in _named(model.named_parameters(), model, rename)}
+    places = {param: both for stepper in steppers for param, *both in _planned_places(stepper)}
+    places |= {
+        param: [_own_place(name, param, at)] * 2 for param, name in names.items() if param not in places
+    }
+    tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
+    buffers = dict(_named(_persistent_buffers(model), model, rename))
+    tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers.items()}
+    return Survey(tensors, set(buffers), list(_members(parts, names, places)))
+
+
+def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
+    """The optimizer as its Muon and its AdamW.
+
+    Raises:
+        CheckpointError: it is neither of them nor both.
+    """
+    if isinstance(optimizer, MuonWithAdamW):
+        return {"muon": optimizer.muon, "adamw": optimizer.adamw}
+    if isinstance(optimizer, Muon):
+        return {"muon": optimizer}
+    if isinstance(optimizer, torch.optim.AdamW):
+        return {"adamw": optimizer}
+    raise CheckpointError(
+        f"a checkpoint takes a Muon, a MuonWithAdamW or a torch.optim.AdamW, not a {type(optimizer).__name__}"
+    )
+
+
+def as_before(saved: Any, current: Any) -> Any:
+    """A saved hyperparameter as the optimizer has it: a tensor where it has a tensor."""
+    if isinstance(current, Tensor):
+        return torch.full_like(current, saved)
+    if isinstance(current, tuple) and isinstance(saved, tuple) and len(current) == len(saved):
+        return tuple(as_before(its, own) for its, own in zip(saved, current, strict=True))
+    return saved
+
+
+def _as_numbers(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    return tuple(_as_numbers(part) for part in value) if isinstance(value, tuple) else value
+
+
+def _check_live(muon: torch.optim.Optimizer | None) -> None:
+    world = getattr(muon, "world", None)
+    if isinstance(world, Seat) and world.grid.world_size > 1:
+        raise CheckpointError(
+            f"the {world.grid.world_size} ranks of a LocalWorld share one process and cannot save or load "
+            "side by side: launch() real ones"
+        )
+
+
+def _planned_places(stepper: Stepper) -> Iterator[tuple[Tensor, Place, Place]]:
+    """Each parameter of a plan, its own place, and that of its momentum."""
+    for keepsake in stepper.keepsakes.values():
+        matrix = keepsake.holdings[0].entry.matrix
+        whole = matrix.shape if matrix.part is None else matrix.part.shape
+        own = Place(whole, (held_box(whole, matrix.cuts, stepper.at),))
+        in_order = sorted(keepsake.holdings, key=lambda held: held.entry.matrix.index)
+        boxes = tuple(box for held in in_order for box in stored_boxes(held, stepper.at))
+        yield keepsake.slot.param, own, Place(whole, boxes) if keepsake.flat else own
+
+
+def _own_place(name: str, tensor: Tensor, at: Coordinate) -> Place:
+    """The place of a tensor that no plan knows.
+
+    A DTensor says where it lies; a plain one is whole, or says that it was cut by hand over ``tp``.
+    """
+    if isinstance(tensor, DTensor):
+        chunk = tensor.__create_chunk_list__()[0]
+        return Place(tuple(tensor.shape), (Box(tuple(chunk.offsets), tuple(chunk.sizes)),))
+    matrix = describe_matrices([{"params": [tensor], "param_names": [name]}], at, None)[0]
+    return Place(matrix.shape, (held_box(matrix.shape, matrix.cuts, at),))
+
+
+def _named(
+    tensors: Iterable[tuple[str, Tensor]], model: nn.Module, rename: Rename | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a model under the names they are saved by."""
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    for name, tensor in tensors:
+        bare = name.removeprefix("module.") if wrapped else name
+        plain = ".".join(part for part in bare.split(".") if part not in WRAPPERS)
+        yield (rename(plain) if rename else plain), tensor
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that ``state_dict()`` has; activation checkpointing takes its own word out of the names."""
+    saved, word = model.state_dict().keys(), "_checkpoint_wrapped_module."
+    yield from ((name, tensor) for name, tensor in model.named_buffers() if name.replace(word, "") in saved)
+
+
+def _members(
+    parts: Mapping[Kind, torch.optim.Optimizer],
+    names: Mapping[Tensor, str],
+    places: Mapping[Tensor, list[Place]],
+) -> Iterator[Member]:
+    for kind, optimizer in parts.items():
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param not in names:
+                    raise CheckpointError(
+                        f"the optimizer's {_label(group, param)} is no parameter of the model"
+                    )
+                own, kept = places[param]
+                yield Member(names[param], kind, param, group, optimizer.state.get(param, {}), own, kept)
+
+
+def _label(group: Mapping[str, Any], param: Tensor) -> str:
+    labels = group.get("param_names") or [f"tensor of shape {tuple(p.shape)}" for p in group["params"]]
+    return next(label for label, its in zip(labels, group["params"], strict=True) if its is param)
