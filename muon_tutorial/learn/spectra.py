@@ -1,0 +1,105 @@
+"""Pictures of spectra: how loud a matrix is in each of its directions. Pure functions to one ``Picture``.
+
+A ``Curve`` is a name and its values, sorted or not; nothing here computes a singular value.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from .picture import CARD, INK, QUIET, Picture, finish
+
+BLUE, ORANGE, GREEN, PLUM = "#0072b2", "#c04e00", "#00795a", "#8f3f71"
+_FLOOR = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A named spectrum: its values, and how its line is drawn."""
+
+    name: str
+    values: tuple[float, ...]
+    colour: str
+    line: str = "-"
+
+    @classmethod
+    def of(cls, name: str, values: Tensor, colour: str, line: str = "-") -> Curve:
+        """The curve of a 1-D tensor's values, the largest first."""
+        return cls(name, tuple(values.double().sort(descending=True).values.tolist()), colour, line)
+
+    @classmethod
+    def relative(cls, name: str, values: Tensor, colour: str, line: str = "-") -> Curve:
+        """As ``of``, as parts of the largest value."""
+        return cls.of(name, values / values.max(), colour, line)
+
+    def say(self) -> str:
+        """The curve in words."""
+        numbers = (max(self.values), statistics.median(self.values), min(self.values))
+        loudest, middle, quietest = map(say_number, numbers)
+        return f"{self.name}: loudest {loudest}, median {middle}, quietest {quietest}"
+
+
+def say_number(value: float) -> str:
+    """A number with two digits; what is next to nothing is said so."""
+    return "below 0.0001" if value < _FLOOR else f"{value:.2g}"
+
+
+def card(width: int, height: int) -> Figure:
+    """An empty card, in pixels, to put axes on."""
+    return Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
+
+
+def style(axes: Axes, title: str, x: str, y: str) -> Axes:
+    """The look that all plots share."""
+    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
+    axes.set_xlabel(x, fontsize=9, color=QUIET)
+    axes.set_ylabel(y, fontsize=9, color=QUIET)
+    axes.tick_params(labelsize=8.5, colors=QUIET, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.grid(color="#e3e3e3", linewidth=0.7)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def decades(axes: Axes, low: float = _FLOOR, high: float = 1.6) -> None:
+    """A logarithmic scale of loudness, written in plain numbers."""
+    ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 0.1, 1.0) if low <= tick <= high]
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axes.minorticks_off()
+
+
+def plot(axes: Axes, curves: Sequence[Curve]) -> None:
+    """The curves over the number of the direction; values below the picture lie on its floor."""
+    for curve in curves:
+        heights = [max(value, _FLOOR) for value in curve.values]
+        axes.plot(
+            range(1, len(heights) + 1), heights, curve.line, color=curve.colour, linewidth=2, label=curve.name
+        )
+    axes.legend(
+        fontsize=8.5, frameon=True, facecolor=CARD, edgecolor="none", labelcolor=INK, loc="lower left"
+    )
+
+
+def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: str = "loudness") -> Picture:
+    """One panel for each (title, curves), at most three in a row, on one logarithmic scale."""
+    columns, rows = min(3, len(panels)), -(-len(panels) // 3)
+    width, height = (620, 340) if columns == 1 else (max(300 * columns, 620), 60 + 240 * rows)
+    figure = card(width, height)
+    for number, (title, curves) in enumerate(panels):
+        axes = style(figure.add_subplot(rows, columns, number + 1), title, "direction, the loudest first", y)
+        decades(axes)
+        plot(axes, curves)
+    figure.tight_layout()
+    said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
+    return finish(
+        figure, name, "Singular values, the loudest first, on a logarithmic scale. " + " ".join(said)
+    )
