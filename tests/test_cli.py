@@ -325,10 +325,12 @@ def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
         "--tp",
         "2",
     ]
-    run = psutil.Popen([*command, "--out", str(tmp_path / "run")], cwd=ROOT, stderr=subprocess.DEVNULL)
+    run = psutil.Popen(
+        [*command, "--out", str(tmp_path / "run")], cwd=ROOT, stderr=subprocess.DEVNULL, env=quick
+    )
     heard: set[str] = set()
     while run.poll() is None:
-        time.sleep(0.7)
+        time.sleep(0.3)
         for process in (run, *run.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
                 sockets = process.net_connections(kind="inet")
