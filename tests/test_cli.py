@@ -312,25 +312,9 @@ def torchrun(processes: int, *options: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.live
 def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "muon_tutorial",
-        "train",
-        *MODEL,
-        "--steps",
-        "200",
-        "--dp",
-        "2",
-        "--tp",
-        "2",
-    ]
-    run = psutil.Popen(
-        [*command, "--out", str(tmp_path / "run")],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"},
-    )
+    job = [sys.executable, "-m", "muon_tutorial", "train", *TINY, "--steps", "9", "--out", str(tmp_path / "run")]
+    environ = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"}
+    run = psutil.Popen([*job, "--dp", "2", "--tp", "2"], cwd=ROOT, stderr=subprocess.DEVNULL, env=environ)
     heard: set[str] = set()
     while run.poll() is None:
         time.sleep(0.3)
