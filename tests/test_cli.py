@@ -312,9 +312,10 @@ def torchrun(processes: int, *options: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.live
 def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
-    job = [sys.executable, "-m", "muon_tutorial", "train", *TINY, "--steps", "9", "--out", str(tmp_path / "run")]
+    options = ["--steps", "9", "--dp", "2", "--tp", "2", "--out", str(tmp_path / "run")]
+    job = [sys.executable, "-m", "muon_tutorial", "train", *TINY, *options]
     environ = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"}
-    run = psutil.Popen([*job, "--dp", "2", "--tp", "2"], cwd=ROOT, stderr=subprocess.DEVNULL, env=environ)
+    run = psutil.Popen(job, cwd=ROOT, stderr=subprocess.DEVNULL, env=environ)
     heard: set[str] = set()
     while run.poll() is None:
         time.sleep(0.3)
