@@ -47,12 +47,23 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
 
 
 def split_parts(whole: Matrix, parts: Parts, first: int) -> list[Matrix]:
-    """The matrices that a parameter holds, numbered from ``first`` on; ``whole.index`` is the parameter's."""
+    """The matrices that a parameter holds, numbered from ``first`` on; ``whole.index`` is the parameter's.
+
+    Raises:
+        UsageError: the parameter cannot be split so.
+        StrategyError: a cut goes through the dimensions that become columns together.
+    """
     boxes = part_boxes(whole.shape, parts)
     if boxes is None:
         boxes = [Box((0,) * len(whole.shape), whole.shape)]
     names = [whole.name] if len(boxes) == 1 else [f"{whole.name}[part {i}]" for i in range(len(boxes))]
     flat = parts in (None, "flatten")
+    through = [(axis, cut.dim) for axis, cut in whole.cuts if flat and cut.dim > 1]
+    if through:
+        raise StrategyError(
+            f"{whole.name} is cut along dimension {through[0][1]} by {through[0][0]!r}: where dimensions 1 and "
+            "on are columns together, only dimensions 0 and 1 can be cut"
+        )
     return [
         replace(
             whole,

@@ -138,6 +138,16 @@ def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
     assert found[1].name == "group 0, parameter 0[part 1]"
 
 
+@pytest.mark.parametrize("dim", [2, 3])
+def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) -> None:
+    """Its pieces would be no rectangles of rows and columns."""
+    groups: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "flatten"}]
+    with pytest.raises(StrategyError, match=f"parameter 0 is cut along dimension {dim} by 'tp'"):
+        describe_matrices(groups, Grid.of(tp=2).at(0), dim)
+    stacked: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "stack"}]
+    assert describe_matrices(stacked, Grid.of(tp=2).at(0), dim)[0].sides in ((4, 2), (2, 4))
+
+
 # DTensors on real ranks
 
 
