@@ -22,7 +22,7 @@ from . import measure
 from .checks import Exercise, numbers, value_of
 from .picture import INK, QUIET, Picture, finish
 from .small_gpt import GPT_SHAPE, Run
-from .spectra import BLUE, GREEN, ORANGE, PLUM, Curve, card, draw_spectra, style
+from .spectra import BLUE, GREEN, ORANGE, PLUM, Curve, card, decades, draw_spectra, plot, style
 from .widgets import Shell, choice, show, slider
 
 EXAMPLE = "blocks.1.mlp.up.weight"
@@ -192,7 +192,7 @@ def _rotation(angle: float) -> Tensor:
 def _draw_circle(axes: Axes, title: str, matrix: Tensor, directions: Tensor) -> None:
     angles = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
     x, y = (matrix @ torch.stack((angles.cos(), angles.sin()))).tolist()
-    axes.set(xlim=(-1.8, 1.8), ylim=(-1.75, 1.75), aspect="equal")
+    axes.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), aspect="equal")
     axes.axis("off")
     axes.set_title(title, fontsize=10.5, fontweight="bold", color=INK)
     axes.fill(x, y, facecolor="#eaf2f8", edgecolor=INK, linewidth=1.4)
@@ -209,9 +209,17 @@ def _draw_circle(axes: Axes, title: str, matrix: Tensor, directions: Tensor) -> 
 
 
 def picture_of_gradient(G: Tensor) -> Picture:
-    """The spectrum of one gradient."""
+    """The spectrum of one gradient, with the directions that carry half of its energy shaded."""
     curve = Curve.relative("the gradient", torch.linalg.svdvals(G), BLUE)
-    return draw_spectra([(EXAMPLE, [curve])], "lesson01-gradient", y="loudness, of the loudest")
+    half = half_of_energy(G)
+    figure = card(660, 340)
+    axes = style(figure.add_subplot(), EXAMPLE, "direction, the loudest first", _RELATIVE)
+    decades(axes)
+    plot(axes, [curve])
+    axes.axvspan(0.5, half + 0.5, color="#f4b95f", zorder=0)
+    axes.text(half + 1.5, 2e-4, f"the shaded {half} of {len(curve.values)} carry half of the energy", size=9)
+    figure.tight_layout()
+    return finish(figure, "lesson01-gradient", f"{curve.say()}. The first {half} carry half of the energy.")
 
 
 def spectra_of(run: Run, name: str, orthogonalize: Orthogonalize) -> list[Curve]:
@@ -300,7 +308,7 @@ def picture_of_drops(drops: Mapping[str, Drop]) -> Picture:
     axes.set_yticks(list(places), list(drops), color=INK)
     axes.set_xlabel("times what SGD promises", fontsize=9, color=QUIET)
     axes.set_xlim(0, max(*promised, *measured) * 1.45)
-    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="center right")
+    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="upper right")
     said = [
         f"{who}: promised {p:.2f}, measured {m:.2f}"
         for who, p, m in zip(drops, promised, measured, strict=True)

@@ -81,24 +81,35 @@ def plot(axes: Axes, curves: Sequence[Curve]) -> None:
     """The curves over the number of the direction; values below the picture lie on its floor."""
     for curve in curves:
         heights = [max(value, _FLOOR) for value in curve.values]
-        axes.plot(
-            range(1, len(heights) + 1), heights, curve.line, color=curve.colour, linewidth=2, label=curve.name
-        )
-    axes.legend(
-        fontsize=8.5, frameon=True, facecolor=CARD, edgecolor="none", labelcolor=INK, loc="lower left"
+        places = range(1, len(heights) + 1)
+        axes.plot(places, heights, curve.line, color=curve.colour, linewidth=2, label=curve.name)
+
+
+def key(figure: Figure, axes: Axes) -> None:
+    """One legend for the whole card, along its lower edge, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        ncols=len(labels),
+        fontsize=9,
+        frameon=False,
+        labelcolor=INK,
     )
 
 
 def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: str = "loudness") -> Picture:
     """One panel for each (title, curves), at most three in a row, on one logarithmic scale."""
     columns, rows = min(3, len(panels)), -(-len(panels) // 3)
-    width, height = (620, 340) if columns == 1 else (max(300 * columns, 620), 60 + 240 * rows)
+    width, height = (620, 370) if columns == 1 else (max(300 * columns, 620), 80 + 240 * rows)
     figure = card(width, height)
     for number, (title, curves) in enumerate(panels):
         axes = style(figure.add_subplot(rows, columns, number + 1), title, "direction, the loudest first", y)
         decades(axes)
         plot(axes, curves)
-    figure.tight_layout()
+    key(figure, figure.axes[0])
+    figure.tight_layout(rect=(0, 34 / height, 1, 1))
     said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
     return finish(
         figure, name, "Singular values, the loudest first, on a logarithmic scale. " + " ".join(said)

@@ -1,0 +1,235 @@
+# %% [markdown]
+# # 02 · How do five matrix products do it?
+#
+# **Twenty minutes.** At the end you can write one step of Newton–Schulz, foretell where it brings a singular
+# value without any matrix, and bound where all of them end.
+#
+# *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
+#
+# *Previous:* 01, Why orthogonalize a gradient? *Next:* 03, What does a collective move?
+#
+# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+#
+# All lessons begin with the same parameters. This one uses `steps`, here the steps of Newton–Schulz (Muon's
+# usual number is five), and `widgets`.
+
+# %% tags=["parameters"]
+dp: int = 2
+tp: int = 2
+steps: int = 5
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %%
+import torch
+from muon_tutorial.learn import lesson02 as lesson, recordings
+
+# %% [markdown]
+# ## Without an SVD
+#
+# Muon wants the directions of a gradient, all equally loud. An SVD finds the directions one needs, but it is
+# slow, on a GPU most of all. **Newton–Schulz** finds no direction. It multiplies the matrix with itself, a few
+# times over, and the quiet ones come up.
+#
+# The matrix here is a gradient from real training. It was recorded, and comes with the package.
+
+# %%
+recorded = recordings.real_gradient()
+write, guess = lesson.write_step(), lesson.guess_one()
+bound, quiz = lesson.bound_values(steps), lesson.quiz(steps)
+print(recorded)
+lesson.picture_before_after(recorded.matrix, steps)
+
+# %% [markdown]
+# ## Odd powers keep the directions
+#
+# First the matrix is laid on its longer side (then the products are small) and divided by its **Frobenius
+# norm**: the root of the sum of the squares of all its numbers. That is also the root of the sum of the
+# squares of all singular values. So afterwards none of them is above 1.
+
+# %%
+X = recorded.matrix.T / recorded.matrix.norm()
+U, S, Vt = torch.linalg.svd(X, full_matrices=False)
+print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
+
+# %% [markdown]
+# Now look at `X @ X.T @ X`, the matrix to the third power. Put `U S Vᵀ` in place of each `X`. Where two
+# parts meet, `Vᵀ V` and `Uᵀ U` cancel, and `U S³ Vᵀ` is left. The directions are the same. Only the singular
+# values have moved, each to its cube.
+
+# %%
+cubed = X @ X.T @ X
+print("same directions, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @ Vt))
+
+# %% [markdown]
+# The same holds for the fifth power, and for sums of odd powers. So with three numbers `a`, `b`, `c`, the
+# matrix `a X + b X Xᵀ X + c X Xᵀ X Xᵀ X` has the directions of `X`, and a singular value `s` goes to
+#
+# `a * s + b * s**3 + c * s**5`
+#
+# That is one **step**. These are Muon's three numbers.
+
+# %%
+a, b, c = lesson.KELLER_JORDAN
+print(f"a = {a}, b = {b}, c = {c}")
+
+# %% [markdown]
+# ## Predict
+#
+# Take a singular value that is perfect already: exactly 1. Where is it after one step?
+#
+# *Easy · 1 minute · required*
+
+# %% tags=["stub"]
+where = ...  # a number
+
+# %%
+guess.check(where)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# where = a + b + c
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Write one step
+#
+# Multiply as little as you can. With `A = X @ X.T`, a step is `a X + (b A + c A A) X`.
+#
+# *Easy · 5 minutes · required*
+
+# %% tags=["stub"]
+def step(X, a, b, c):
+    A = X @ X.T
+    return ...
+
+# %%
+write.check(step)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def step(X, a, b, c):
+#     A = X @ X.T
+#     return a * X + (b * A + c * A @ A) @ X
+# ```
+#
+# </details>
+
+# %% [markdown]
+# This is all of Newton–Schulz: your step, `steps` times. Is it true that only the singular values have moved?
+# Then `Uᵀ Y V` has them on its diagonal, and nothing beside it.
+
+# %%
+one_step = write.accepted_or(lesson.newton_schulz_step)
+Y = X
+for _ in range(steps):
+    Y = one_step(Y, a, b, c)
+inside = U.T @ Y @ Vt.T
+print("beside the diagonal, at most:", f"{(inside - torch.diag(inside.diag())).abs().max():.0e}")
+
+# %% [markdown]
+# ## Under the microscope
+#
+# No matrix is needed to see what happens. On the left the polynomial, one step after the other, and on it
+# each singular value as a dot: where it began, and where it is now. On the right the same dots, sorted. Move
+# the slider, and choose another spectrum.
+#
+# - A quiet value is multiplied by `a` in each step: it climbs.
+# - A loud one comes down, then up again. It swings about 1 and never settles there.
+# - The green band is where most of them end. Those that began too quiet do not get that far.
+
+# %%
+lesson.microscope(live=widgets)
+
+# %% [markdown]
+# ## Bound the singular values
+#
+# Take all values that begin between 0.01 and 1. Between which two numbers are they after `steps` steps? You
+# need no matrix. Give the tightest bounds, to two digits after the point.
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+lowest, highest = ..., ...
+
+# %%
+bound.check(lowest, highest)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Many starting values, put through the polynomial.
+#
+# ```python
+# s = torch.linspace(0.01, 1, 100_001, dtype=torch.float64)
+# for _ in range(steps):
+#     s = a * s + b * s**3 + c * s**5
+# lowest, highest = s.min().item(), s.max().item()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# A bound is a promise. Does the real gradient keep it? Those that began below 0.01 were promised nothing.
+
+# %%
+print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
+
+# %% [markdown]
+# Is it bad that they do not end at 1? An update needs its directions about equally loud, and a learning rate
+# scales it anyway. So Muon gave up the last bit of exactness, and took the `a` that lifts quiet values
+# fastest.
+#
+# ## Error and time on your machine
+#
+# The way Muon runs it: in bfloat16, numbers of 16 bits, half as many as usual. The distance is that to
+# `U @ Vt`, as a part of its length. More steps cost more time. Do they bring it to zero?
+
+# %% tags=["volatile"]
+rows = lesson.measure_steps(recorded.matrix, steps + 3)
+print(lesson.say_steps(rows, recorded.matrix))
+
+# %% [markdown]
+# ## Optional: other numbers
+#
+# Others have looked for better `a`, `b` and `c`, different ones for each step. Lesson 02 is complete without
+# them. Open the fold to compare four sets of five steps.
+
+# %%
+lesson.Fold("Four sets of coefficients", lesson.picture_of_variants())
+
+# %% [markdown]
+# ## Recap
+#
+# - Odd powers of a matrix keep its directions. A step moves singular values only, each by itself.
+# - Quiet values grow by `a` in each step, and the loud swing about 1.
+# - They end near 1, not at 1. What begins very quiet stays behind.
+# - A step is three matrix products, which every GPU does fast. There is no search for directions.
+#
+# **Quiz.** Answer with numbers. You can measure each of them with one line above. 1% off is near enough.
+#
+# 1. `one`: where is a singular value of exactly 1 after one step?
+# 2. `growth`: a singular value begins at 0.000001. How many times as large is it after `steps` steps?
+# 3. `products`: how many matrix products are `steps` steps?
+
+# %% tags=["stub"]
+answers = {"one": ..., "growth": ..., "products": ...}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# answers = {"one": a + b + c, "growth": a**steps, "products": 3 * steps}
+# ```
+#
+# </details>
