@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..hybrid import MuonWithAdamW
 from .agreement import together
 from .saving import FORMAT, boxed, model_entries
-from .survey import Member, Rename, Saveable, Survey, as_before, parts_of, take_survey
+from .inventory import Member, Rename, Saveable, Inventory, as_before, parts_of, take_inventory
 
 if TYPE_CHECKING:
     from .boxed import Boxed
@@ -41,8 +41,8 @@ def load_checkpoint(
 
     def prepare() -> tuple[Filling, set[str]]:
         saved = _open(Path(path))
-        survey = take_survey(model, optimizer, rename)
-        return _filling(saved, survey), survey.names
+        inventory = take_inventory(model, optimizer, rename)
+        return _filling(saved, inventory), inventory.names
 
     filling, names = together(prepare)
     _check_nothing_is_left(filling.saved, names)
@@ -85,19 +85,19 @@ def _open(folder: Path) -> Saved:
     return Saved(folder, entries, objects["groups"], objects["extra"])
 
 
-def _filling(saved: Saved, survey: Survey) -> Filling:
+def _filling(saved: Saved, inventory: Inventory) -> Filling:
     """Everything to be filled, checked."""
-    entries = model_entries(survey)
+    entries = model_entries(inventory)
     for key, entry in entries.items():
         dtype = _saved_dtype(saved, key, entry.shape)
         if dtype != entry.dtype:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
-    states = {member.param: _blank_state(saved, member) for member in survey.members}
-    for member in survey.members:
+    states = {member.param: _blank_state(saved, member) for member in inventory.members}
+    for member in inventory.members:
         for name, tensor in states[member.param].items():
             entries[member.key(name)] = boxed(tensor, member.place(name))
-    _check_groups(saved, survey.members)
-    return Filling(saved, entries, states, {member.param: member.name for member in survey.members})
+    _check_groups(saved, inventory.members)
+    return Filling(saved, entries, states, {member.param: member.name for member in inventory.members})
 
 
 def _saved_dtype(saved: Saved, key: str, shape: Iterable[int]) -> torch.dtype:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..stepping import local_part
 from .agreement import Summary, check_alike, outline, together
-from .survey import Place, Rename, Saveable, Survey, take_survey
+from .inventory import Place, Rename, Saveable, Inventory, take_inventory
 
 if TYPE_CHECKING:
     from .boxed import Boxed
@@ -50,9 +50,9 @@ def save_checkpoint(
 
     def prepare() -> tuple[dict[str, Any], Summary]:
         _check_fresh(folder)
-        survey = take_survey(model, optimizer, rename)
-        entries = model_entries(survey) | _optimizer_entries(survey)
-        return dict(entries), _summary(folder, survey, entries)
+        inventory = take_inventory(model, optimizer, rename)
+        entries = model_entries(inventory) | _optimizer_entries(inventory)
+        return dict(entries), _summary(folder, inventory, entries)
 
     entries, summaries = together(prepare)
     check_alike(summaries)
@@ -71,22 +71,22 @@ def boxed(tensor: Tensor, place: Place) -> Boxed:
     return Boxed(place.shape, place.pieces(local), local.dtype, local.device)
 
 
-def model_entries(survey: Survey) -> dict[str, Boxed]:
+def model_entries(inventory: Inventory) -> dict[str, Boxed]:
     """The model's parameters and buffers by their names in a checkpoint."""
-    return {f"model.{name}": boxed(tensor, place) for name, (tensor, place) in survey.tensors.items()}
+    return {f"model.{name}": boxed(tensor, place) for name, (tensor, place) in inventory.tensors.items()}
 
 
-def _optimizer_entries(survey: Survey) -> dict[str, Boxed]:
+def _optimizer_entries(inventory: Inventory) -> dict[str, Boxed]:
     return {
         member.key(entry): boxed(tensor, member.place(entry))
-        for member in survey.members
+        for member in inventory.members
         for entry, tensor in member.tensors.items()
     }
 
 
-def _summary(folder: Path, survey: Survey, entries: Mapping[str, Boxed]) -> Summary:
-    groups = {member.name: member.record for member in survey.members}
-    compared = (key for key in entries if key.removeprefix("model.") not in survey.buffers)
+def _summary(folder: Path, inventory: Inventory, entries: Mapping[str, Boxed]) -> Summary:
+    groups = {member.name: member.record for member in inventory.members}
+    compared = (key for key in entries if key.removeprefix("model.") not in inventory.buffers)
     outlines = {key: outline(entries[key], entries[key].pieces) for key in compared}
     return Summary(str(folder.absolute()), groups, outlines)
 

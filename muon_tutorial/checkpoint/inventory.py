@@ -16,13 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
 from ..hybrid import MuonWithAdamW
-from ..matrices import describe_matrices
+from ..matrices import describe_matrices, dtensor_cuts
 from ..muon import Muon
 from ..plan.bucket import stored_boxes
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Box
 from ..plan.matrix import held_box
 from ..stepping import Stepper
+from ..worlds.live import LiveWorld
 from ..worlds.local import Seat
 
 Kind = Literal["muon", "adamw"]
@@ -95,7 +96,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survey:
+class Inventory:
     """What there is to save or load on this rank: parameters and buffers by name, and the optimizer's."""
 
     tensors: dict[str, tuple[Tensor, Place]]
@@ -108,7 +109,7 @@ class Survey:
         return {*self.tensors, *(member.name for member in self.members)}
 
 
-def take_survey(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> Survey:
+def take_inventory(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> Inventory:
     """Find out what there is.
 
     Raises:
@@ -127,7 +128,7 @@ def take_survey(model: nn.Module, optimizer: Saveable, rename: Rename | None) ->
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
     buffers = dict(_named(_persistent_buffers(model), model, rename))
     tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers.items()}
-    return Survey(tensors, set(buffers), list(_members(parts, names, places)))
+    return Inventory(tensors, set(buffers), list(_members(parts, names, places)))
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
@@ -185,11 +186,13 @@ def _planned_places(stepper: Stepper) -> Iterator[tuple[Tensor, Place, Place]]:
 def _own_place(name: str, tensor: Tensor, at: Coordinate) -> Place:
     """The place of a tensor that no plan knows.
 
-    A DTensor says where it lies; a plain one is whole, or says that it was cut by hand over ``tp``.
+    A DTensor's placements say where it lies; a plain one is whole, or says that it was cut by hand over
+    ``tp``. A DTensor's own ``__create_chunk_list__`` is not asked: in torch 2.13 it names wrong rows for
+    uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
-        chunk = tensor.__create_chunk_list__()[0]
-        return Place(tuple(tensor.shape), (Box(tuple(chunk.offsets), tuple(chunk.sizes)),))
+        at = LiveWorld(tensor.device_mesh).at
+        return Place(tuple(tensor.shape), (held_box(tuple(tensor.shape), dtensor_cuts(name, tensor), at),))
     matrix = describe_matrices([{"params": [tensor], "param_names": [name]}], at, None)[0]
     return Place(matrix.shape, (held_box(matrix.shape, matrix.cuts, at),))
 
