@@ -1,0 +1,46 @@
+"""Collectives by hand: rings of messages between neighbours, as a lesson takes them apart.
+
+Nothing but lessons and tests uses them: an optimizer asks for collectives, and ``live`` answers. Each is
+called by all ranks of the default group, with a piece that is equally long on every rank.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def ring_all_gather(mine: Tensor, rank: int, ranks: int) -> list[Tensor]:
+    """Every rank's piece, in rank order: each passes on to the next rank what came last from the one before.
+
+    Must be called by all ranks. Each sends ``ranks − 1`` pieces.
+    """
+    pieces = [torch.empty_like(mine) for _ in range(ranks)]
+    pieces[rank] = mine
+    for step in range(ranks - 1):
+        sending = _start_to_send(pieces[(rank - step) % ranks], (rank + 1) % ranks)
+        dist.recv(pieces[(rank - step - 1) % ranks], (rank - 1) % ranks)
+        sending.wait()
+    return pieces
+
+
+def ring_reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+    """This rank's piece, summed over all ranks; every rank brings all pieces, and they stay as they are.
+
+    Must be called by all ranks. A sum travels on until its owner has it: each sends ``ranks − 1`` pieces.
+    """
+    total = pieces[(rank - 1) % ranks]
+    for step in range(ranks - 1):
+        sending = _start_to_send(total, (rank + 1) % ranks)
+        arrived = torch.empty_like(total)
+        dist.recv(arrived, (rank - 1) % ranks)
+        sending.wait()
+        total = arrived + pieces[(rank - step - 2) % ranks]
+    return total
+
+
+def _start_to_send(tensor: Tensor, to: int) -> dist.Work:
+    work = dist.isend(tensor, to)
+    assert work is not None  # None is for ranks outside the group
+    return work
