@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..hybrid import MuonWithAdamW
 from .agreement import together
+from .inventory import Inventory, Member, Rename, Saveable, as_before, parts_of, take_inventory
 from .saving import FORMAT, boxed, model_entries
-from .inventory import Member, Rename, Saveable, Inventory, as_before, parts_of, take_inventory
 
 if TYPE_CHECKING:
     from .boxed import Boxed

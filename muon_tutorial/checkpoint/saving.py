@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..stepping import local_part
 from .agreement import Summary, check_alike, outline, together
-from .inventory import Place, Rename, Saveable, Inventory, take_inventory
+from .inventory import Inventory, Place, Rename, Saveable, take_inventory
 
 if TYPE_CHECKING:
     from .boxed import Boxed
