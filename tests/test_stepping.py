@@ -12,18 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor import Shard as TorchShard
 from torch.optim.lr_scheduler import StepLR
 
-from muon_tutorial import STRATEGIES, Grid, LiveWorld, LocalWorld, Muon, build_mesh, launch, zero1
+from muon_tutorial import STRATEGIES, Grid, LiveWorld, LocalWorld, Muon, Shard, build_mesh, launch, zero1
 from muon_tutorial.engine.collective import Collective
 from muon_tutorial.errors import GradientError, UsageError
 from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.plan.layout import Placement
+from muon_tutorial.plan.layout import Replicate as Uncut
 from muon_tutorial.plan.strategies import Builder
 
 from .oracle import UNEVEN, Case, give_gradients, one_rank, options, own_part, whole_gradients, whole_matrices
+from .plan.cases import VARIANTS, hand_cuts
 
 SMALL = partial(zero1, bucket_bytes=400)
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (3, 2))]
@@ -608,6 +613,90 @@ def test_empty_matrices_take_part() -> None:
             param.grad = torch.ones_like(param)
     world.run([muon.program() for muon in muons])
     assert all(not torch.equal(own[1], torch.ones(3, 4)) for own in params)
+
+
+# Random cases
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A parameter: its shape, the matrices it holds, and how tp cuts it."""
+
+    shape: tuple[int, ...]
+    parts: Any
+    cut: Placement
+
+    def own(self, whole: Tensor, at: Coordinate) -> Tensor:
+        return own_part(whole.detach(), self.cut, at)
+
+    def param(self, whole: Tensor, at: Coordinate) -> nn.Parameter:
+        """One rank's part, carrying the marks that say so."""
+        made, dim = nn.Parameter(self.own(whole, at)), self.cut.dim if isinstance(self.cut, Shard) else -1
+        made.partition_dim = dim  # type: ignore[attr-defined]
+        if isinstance(self.cut, Shard):
+            made.partition_sizes = self.cut.lengths(self.shape[dim], at.size("tp"))  # type: ignore[attr-defined]
+        return made
+
+
+@st.composite
+def drawn_parameters(draw: st.DrawFn, tp: int) -> Drawn:
+    parts: Any = draw(st.sampled_from((None, None, "rows", "heads", "stack", "flatten")))
+    deep = parts in ("stack", "flatten")
+    shape = tuple(draw(st.lists(st.integers(1, 5 if deep else 12), min_size=2, max_size=4 if deep else 2)))
+    if parts == "rows":
+        parts = (1, shape[0] - 1) if shape[0] > 1 else None
+    elif parts == "heads":
+        parts = draw(st.sampled_from([rows for rows in range(1, shape[0] + 1) if shape[0] % rows == 0]))
+    dim = draw(st.integers(-1, 1 if parts == "flatten" else len(shape) - 1))
+    sizes = draw(hand_cuts(shape[dim], tp))
+    return Drawn(shape, parts, Uncut() if dim < 0 else Shard(dim, draw(st.sampled_from((None, sizes)))))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(
+    data=st.data(),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    bucket_bytes=st.sampled_from((1, 64, 300, 10_000)),
+    window=st.integers(1, 3),
+    nesterov=st.booleans(),
+)
+@settings(deadline=None, max_examples=12)
+def test_any_parameters_on_any_grid_step_as_the_single_process_does(
+    variant: str,
+    data: st.DataObject,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    bucket_bytes: int,
+    window: int,
+    nesterov: bool,
+) -> None:
+    """Fused rows, heads, stacks and convolutions, cut evenly or by hand, in any interleaving, to the bit."""
+    grid = Grid.of(dp=sizes[0], tp=sizes[1])
+    drawn = data.draw(st.lists(drawn_parameters(grid.size("tp")), min_size=1, max_size=4))
+    world, made = LocalWorld.shuffled(grid, seed=0), torch.Generator().manual_seed(0)
+    whole = [nn.Parameter(torch.randn(each.shape, generator=made).to(dtype)) for each in drawn]
+    places = [grid.at(rank) for rank in grid.ranks]
+    own = [[each.param(x, at) for each, x in zip(drawn, whole, strict=True)] for at in places]
+
+    def muon(params: Sequence[nn.Parameter], **settings: Any) -> Muon:
+        groups = [{"params": [p], "parts": each.parts} for p, each in zip(params, drawn, strict=True)]
+        return Muon(groups, lr=0.1, nesterov=nesterov, **settings)
+
+    builder, alone = partial(VARIANTS[variant], bucket_bytes=bucket_bytes), muon(whole)
+    ranks = [
+        muon(params, strategy=builder, mesh=world.seat(rank), window=window)
+        for rank, params in enumerate(own)
+    ]
+    for _ in range(2):
+        for place, (each, x) in enumerate(zip(drawn, whole, strict=True)):
+            x.grad = (torch.randint(-31, 32, each.shape, generator=made) * 2.0**-6).to(dtype)
+            for at, params in zip(places, own, strict=True):
+                params[place].grad = each.own(x.grad, at)
+        alone.step()
+        world.run([each.program() for each in ranks])
+    for at, params in zip(places, own, strict=True):
+        assert all(torch.equal(p, e.own(x, at)) for e, x, p in zip(drawn, whole, params, strict=True))
 
 
 # Real ranks
