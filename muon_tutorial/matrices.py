@@ -127,8 +127,8 @@ def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:
     return tp_dim
 
 
-def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
-    """The axes that cut a DTensor, outermost first.
+def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) -> tuple[Cut, ...]:
+    """The axes that cut a DTensor, outermost first; by the mesh's own names unless told others.
 
     Placements read from left to right, except that a strided shard (FSDP2 over tensor parallelism) lies
     within the shards of the same dimension that stand to its right.
@@ -136,7 +136,7 @@ def dtensor_cuts(name: str, param: DTensor) -> tuple[Cut, ...]:
     Raises:
         StrategyError: a placement is partial, or the mesh has no axis names.
     """
-    names = param.device_mesh.mesh_dim_names
+    names = names or param.device_mesh.mesh_dim_names
     if names is None:
         raise StrategyError(
             f"{name} lies on a mesh without axis names: pass mesh_dim_names to init_device_mesh"

@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .calling import Caller
-from .config import DistributedConfig, Share, checked_assignments
+from .config import DistributedConfig, checked_assignments
 from .engine.collective import Walk
+from .errors import TutorialError
 from .matrices import TpDim, describe_matrices, named_params, split_parts
 from .plan.matrix import Matrix
-from .plan.strategies import Builder, Plan, fingerprint, owner
+from .plan.strategies import BUCKET_BYTES, Builder, Plan, fingerprint, owner
 from .stepping import Slot, Stepper
+from .survey import Share, same_tensors
 from .worlds.live import LiveWorld, check_same, drive, refuse
 from .worlds.local import Seat
 
@@ -72,11 +74,12 @@ class StrategyPlanning:
         return [Leg(stepper, self.world.run)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ConfigPlanning:
     """A ``DistributedConfig``: its helper's plan where it has one, else its functions, called one by one."""
 
     config: DistributedConfig
+    _known: Assigned | None = None
 
     def legs(self, groups: Groups, state: State) -> list[Leg]:
         """One leg a mesh, or one for the user's functions.
@@ -86,47 +89,83 @@ class ConfigPlanning:
             PlanMismatchError: ranks made different plans.
         """
         params = [param for group in groups for param in group["params"]]
+        if self._known is None or not same_tensors(self._known.params, params):
+            self._known = _assign(self.config, params)
         if not self.config.planned:
-            return [self._calling_leg(groups, state, params)]
-        assert self.config.planner is not None
-        shares = self.config.planner.survey(params)
-        return [self._planned_leg(share, groups, state, params) for share in shares]
+            return [self._calling_leg(self._known, groups, state)]
+        return [self._planned_leg(share, self._known, groups, state) for share in self._known.shares]
 
-    def _calling_leg(self, groups: Groups, state: State, params: list[Tensor]) -> Leg:
+    def _calling_leg(self, known: Assigned, groups: Groups, state: State) -> Leg:
         names = _names(groups)
 
         def lines(assignments: dict[int, int]) -> list[str]:
             return [
-                f"{names[index]}: {_described(param)}, to rank {assignments[index]}"
-                for index, param in enumerate(params)
+                f"{name}: {_described(param)}, to rank {assignments[index]}"
+                for index, (name, param) in enumerate(zip(names, known.params, strict=True))
             ]
 
-        assignments = check_same(
-            lambda: checked_assignments(self.config, params), lines, self.config.state.get("agree_group")
-        )
-        caller = Caller(self.config, assignments, names, _slots(groups, state))
+        assignments = check_same(known.assignments, lines, known.state.get("agree_group"))
+        caller = Caller(replace(self.config, state=known.state), assignments, names, _slots(groups, state))
         caller.fill_state()
         return Leg(caller, lambda walk: drive(walk, refuse))
 
-    def _planned_leg(self, share: Share, groups: Groups, state: State, params: list[Tensor]) -> Leg:
+    def _planned_leg(self, share: Share, known: Assigned, groups: Groups, state: State) -> Leg:
         names, slots = _names(groups), _slots(groups, state)
         numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
         members = list(share.matrices)
 
         def make() -> Plan:
-            assignments = checked_assignments(self.config, params)
             matrices: list[Matrix] = []
             for place, index in enumerate(members):
                 whole = replace(share.matrices[index], index=place, name=names[index], group=numbers[index])
                 matrices += split_parts(whole, groups[numbers[index]].get("parts"), first=len(matrices))
+            assignments = known.assignments()
             places = [share.place(assignments[members[matrix.param]]) for matrix in matrices]
-            return owner(matrices, share.seat.grid, assign=places)
+            return owner(matrices, share.seat.grid, assign=places, bucket_bytes=self._bucket_bytes)
 
         plan = _compared(make, share.seat)
-        window = 1 + self.config.prefetch_count if self.config.async_gpu_parallelism else 1
+        window = 1 + self.config.prefetch_count
         stepper = Stepper(plan, share.seat.at, [slots[index] for index in members], window)
         stepper.fill_state()
         return Leg(stepper, share.seat.run)
+
+    @property
+    def _bucket_bytes(self) -> int:
+        """One matrix a bucket where owners are not to work side by side."""
+        return BUCKET_BYTES if self.config.async_gpu_parallelism else 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assigned:
+    """What a config said about these parameters, asked once. ``state`` is this optimizer's own copy."""
+
+    params: Sequence[Tensor]
+    state: dict[str, Any]
+    shares: Sequence[Share]
+    answer: dict[int, int] | TutorialError
+
+    def assignments(self) -> dict[int, int]:
+        """The rank of each parameter.
+
+        Raises:
+            ConfigError: ``assign_fn`` broke its contract on this rank.
+        """
+        if isinstance(self.answer, TutorialError):
+            raise self.answer
+        return self.answer
+
+
+def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
+    """Survey the parameters if a helper can, and ask ``assign_fn``.
+
+    An error on one rank is kept until ranks compare plans, so that all learn of it.
+    """
+    state = dict(config.state)
+    shares = () if config.planner is None else config.planner.survey(params, state).shares
+    try:
+        return Assigned(params, state, shares, checked_assignments(config, params, state))
+    except TutorialError as error:
+        return Assigned(params, state, shares, error)
 
 
 def _compared(make: Callable[[], Plan], world: LiveWorld | Seat) -> Plan:

@@ -1,0 +1,117 @@
+"""Small real models, one for each way of being parallel, with a real backward pass each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+
+class Block(nn.Module):
+    """One residual block; its two weights are what Muon steps."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Mlp(nn.Module):
+    """A few blocks, and a norm that Muon leaves alone."""
+
+    def __init__(self, width: int, hidden: int, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class _Copy(torch.autograd.Function):
+    """Into a tensor-parallel region: as it is; gradients summed on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    """Out of a tensor-parallel region: summed; gradients as they are on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class CutBlock(nn.Module):
+    """A block whose weights are cut by hand, as Megatron's are: ``up`` by rows, ``down`` by columns."""
+
+    def __init__(self, block: Block, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        place, parts = dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self.up = nn.Parameter(block.up.weight.detach().tensor_split(parts, 0)[place].clone())
+        self.down = nn.Parameter(block.down.weight.detach().tensor_split(parts, 1)[place].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.tanh(_Copy.apply(x, self.group) @ self.up.T)
+        return x + _Sum.apply(inner @ self.down.T, self.group)
+
+
+class CutMlp(nn.Module):
+    """``Mlp`` cut by hand over a tensor-parallel group."""
+
+    def __init__(self, mlp: Mlp, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            CutBlock(block, group) for block in mlp.blocks if isinstance(block, Block)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Experts(nn.Module):
+    """Experts spread over a group, one a rank: a router sends each token to one, by its sign and size."""
+
+    def __init__(self, width: int, hidden: int, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.router = nn.Linear(width, dist.get_world_size(group), bias=False)
+        self.expert = Block(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(-1).max(-1)
+        order = chosen.argsort(stable=True)
+        sends = torch.bincount(chosen, minlength=dist.get_world_size(self.group))
+        receives = torch.empty_like(sends)
+        dist.all_to_all_single(receives, sends, group=self.group)
+        there, back = sends.tolist(), receives.tolist()
+        arrived = all_to_all_single_autograd(x[order].contiguous(), back, there, self.group)
+        returned = all_to_all_single_autograd(self.expert(arrived), there, back, self.group)
+        out = torch.zeros_like(x).index_copy(0, order, returned)
+        return x + weights[:, None] * out

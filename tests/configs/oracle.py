@@ -1,0 +1,67 @@
+"""One process with the whole matrices, stepped beside the distributed optimizer on the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from muon_tutorial import calling, stepping
+from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
+
+Whole = Callable[[Tensor, Tensor], Tensor]
+"""``(parameter, what this rank holds of it or of its gradient) -> the whole``. All ranks call alike."""
+
+
+class Oracle:
+    """``torch.optim.Muon`` over copies of the whole parameters, on every rank."""
+
+    def __init__(self, params: Sequence[Tensor], whole: Whole, **options: Any) -> None:
+        self.params, self.whole = list(params), whole
+        self.copies = [torch.nn.Parameter(whole(param, param.detach()).clone()) for param in self.params]
+        self.stock = torch.optim.Muon(self.copies, **options)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step the copies with the gradients that the parameters have now."""
+        for param, copy in zip(self.params, self.copies, strict=True):
+            copy.grad = None if param.grad is None else self.whole(param, param.grad).clone()
+        self.stock.step()
+
+    @torch.no_grad()
+    def differences(self) -> list[str]:
+        """The parameters that are not the copies' equals, to the bit."""
+        pairs = list(zip(self.params, self.copies, strict=True))
+        wholes = [self.whole(param, param.detach()) for param, _ in pairs]
+        return [
+            f"parameter {index} of shape {tuple(copy.shape)}"
+            for index, (found, (_, copy)) in enumerate(zip(wholes, pairs, strict=True))
+            if not torch.equal(found, copy)
+        ]
+
+
+@dataclass(slots=True)
+class Counter:
+    """The shapes that this process orthogonalized, in order."""
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __call__(self, matrix: Tensor, *args: Any) -> Tensor:
+        self.shapes.append(tuple(matrix.shape))
+        return zeropower_via_newtonschulz(matrix, *args)
+
+
+@contextmanager
+def counted() -> Iterator[Counter]:
+    """Count what the optimizer orthogonalizes in this process."""
+    counter = Counter()
+    with (
+        patch.object(stepping, "zeropower_via_newtonschulz", counter),
+        patch.object(calling, "zeropower_via_newtonschulz", counter),
+    ):
+        yield counter
