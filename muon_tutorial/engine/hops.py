@@ -7,14 +7,13 @@ leads out has its opposite beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..plan.exchange import Exchange, Spot
+from ..plan.exchange import Exchange, Parcels, Spot
 from ..plan.grid import Coordinate
 from ..plan.layout import Box, Hop, Move, Owned, Partial, Placement, Replicate, Shard, shard_box
 from .collective import Collective, Label, Walk
@@ -41,15 +40,10 @@ def asks(hop: Move) -> bool:
 
 
 def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    group = at.size(*exchange.axes)
-    silent = exchange.silent or group == 1
-    places = (at.position(*exchange.axes),) if silent else exchange.partners(at)
-    peers = [at.peer(place, *exchange.axes) for place in places]
-    leaving = [exchange.parcels(at, peer) for peer in peers]
-    coming = [exchange.parcels(peer, at) for peer in peers]
-    sends, receives = _weigh(leaving, places, group), _weigh(coming, places, group)
-    boxes = [view(x, here)[box.seen_from(here.box).slices] for parcel in leaving for here, _, box in parcel]
-    send = torch.cat([x.new_empty(0), *(box.reshape(-1) for box in boxes)])
+    silent = exchange.silent or at.size(*exchange.axes) == 1
+    leaving, coming = exchange.leaving(at), exchange.coming(at)
+    sends, receives = _weigh(leaving, exchange, at), _weigh(coming, exchange, at)
+    send = _pack(x, _in_order(leaving))
     if silent:
         arrived = send
     else:
@@ -57,18 +51,36 @@ def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate,
             "all_to_all", exchange.axes, dtype, send, sum(receives), label, None, sends, receives
         )
     filled = x.new_zeros(exchange.dst.length(exchange.entries, at))
-    pieces = [(there, box) for parcel in coming for _, there, box in parcel]
-    for flat, (there, box) in zip(arrived.split([box.numel for _, box in pieces]), pieces, strict=True):
-        view(filled, there)[box.seen_from(there.box).slices] = flat.view(box.shape)
+    _unpack(arrived, filled, _in_order(coming))
     return filled
 
 
-def _weigh(parcels: list[list[tuple[Spot, Spot, Box]]], places: Sequence[int], group: int) -> tuple[int, ...]:
+def _pack(x: Tensor, pieces: list[tuple[Spot, Box]]) -> Tensor:
+    """The boxes, flat, one after the other. On the meta device nothing has values, and sizes are all there
+    is."""
+    if x.is_meta:
+        return x.new_empty(sum(box.numel for _, box in pieces))
+    boxes = (view(x, spot)[box.seen_from(spot.box).slices].reshape(-1) for spot, box in pieces)
+    return torch.cat([x.new_empty(0), *boxes])
+
+
+def _unpack(arrived: Tensor, filled: Tensor, pieces: list[tuple[Spot, Box]]) -> None:
+    """The opposite of ``_pack``: the boxes to their places."""
+    if not arrived.is_meta:
+        for flat, (spot, box) in zip(arrived.split([box.numel for _, box in pieces]), pieces, strict=True):
+            view(filled, spot)[box.seen_from(spot.box).slices] = flat.view(box.shape)
+
+
+def _weigh(parcels: Parcels, exchange: Exchange, at: Coordinate) -> tuple[int, ...]:
     """Elements for each position of the group; none where there is no parcel."""
-    weights = [0] * group
-    for place, parcel in zip(places, parcels, strict=True):
-        weights[place] = sum(box.numel for _, _, box in parcel)
+    weights = [0] * at.size(*exchange.axes)
+    for place, parcel in parcels.items():
+        weights[place] = sum(box.numel for _, box in parcel)
     return tuple(weights)
+
+
+def _in_order(parcels: Parcels) -> list[tuple[Spot, Box]]:
+    return [piece for place in sorted(parcels) for piece in parcels[place]]
 
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:

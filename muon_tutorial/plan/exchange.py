@@ -57,11 +57,15 @@ class Slices:
     def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
         """What the rank's slice holds of each matrix: the slice intersected with the matrix's own
         elements."""
-        mine = self._slice(at)
+        start = self._slice(at).offset[0]
         for entry in entries:
-            piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
-            held = mine.overlap(piece)
-            yield Spot(entry, held.offset[0] - mine.offset[0] if held.numel else 0, held.seen_from(piece))
+            box = self.box(entry, at)
+            yield Spot(entry, entry.offset + box.offset[0] - start if box.numel else 0, box)
+
+    def box(self, entry: Entry, at: Coordinate) -> Box:
+        """The interval of the matrix' flat piece that the rank's slice holds."""
+        piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
+        return self._slice(at).overlap(piece).seen_from(piece)
 
     def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
         """Elements of the rank's slice."""
@@ -87,7 +91,11 @@ class Pieces:
 
     def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
         """What the rank's buffer holds of each matrix, in order."""
-        return _in_line((entry, entry.matrix.box(at)) for entry in entries)
+        return _in_line((entry, self.box(entry, at)) for entry in entries)
+
+    def box(self, entry: Entry, at: Coordinate) -> Box:
+        """The box of the matrix that the rank holds."""
+        return entry.matrix.box(at)
 
     def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
         """Elements of the rank's buffer."""
@@ -118,11 +126,11 @@ class Whole:
 
     def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
         """What the rank's buffer holds of each matrix, in order."""
-        return _in_line((entry, self._box(entry, at)) for entry in entries)
+        return _in_line((entry, self.box(entry, at)) for entry in entries)
 
     def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
         """Elements of the rank's buffer."""
-        return sum(self._box(entry, at).numel for entry in entries)
+        return sum(self.box(entry, at).numel for entry in entries)
 
     def sends(self, entry: Entry, at: Coordinate, to: Coordinate) -> bool:
         """The owner sends to all; a keeper to itself alone."""
@@ -132,13 +140,18 @@ class Whole:
         """Positions of the rank's group over ``axes`` that may hold the matrix: its workers."""
         return entry.workers if axes == self.axes else range(at.size(*axes))
 
-    def _box(self, entry: Entry, at: Coordinate) -> Box:
+    def box(self, entry: Entry, at: Coordinate) -> Box:
+        """The whole of it at a worker, nothing elsewhere."""
         shape = entry.matrix.shape if self.frame == "matrix" else (entry.matrix.box(at).numel,)
         works = at.position(*self.axes) in entry.workers
         return Box((0,) * len(shape), shape if works else (0,) * len(shape))
 
 
 Layout = Virtual | Slices | Pieces | Whole
+
+
+Parcels = dict[int, list[tuple[Spot, Box]]]
+"""By position in a group: spots of one's own buffer, and the box of each that travels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +175,35 @@ class Exchange:
             return self.src.workers == "keepers"
         return isinstance(self.src, Pieces) and not any(entry.matrix.cuts for entry in self.entries)
 
-    def partners(self, at: Coordinate) -> tuple[int, ...]:
-        """The positions of the group that this rank may have something for, or from; no other one has.
+    def leaving(self, at: Coordinate) -> Parcels:
+        """What this rank sends: by position in the group, from which spots which boxes, in order."""
+        parcels: Parcels = {}
+        for here in self._spots(self.src, at):
+            for place in self.dst.holders(here.entry, self.axes, at):
+                to = at.peer(place, *self.axes)
+                if self.src.sends(here.entry, at, to):
+                    _add(parcels, place, here, self.dst.box(here.entry, to))
+        return parcels
 
-        A rank exchanges with few of thousands, so that not all of them need to be asked.
-        """
-        out = (self.dst.holders(entry, self.axes, at) for entry in self._held(self.src, at))
-        back = (self.src.holders(entry, self.axes, at) for entry in self._held(self.dst, at))
-        return tuple(sorted({place for places in (*out, *back) for place in places}))
+    def coming(self, at: Coordinate) -> Parcels:
+        """What this rank receives: by position in the group, to which spots which boxes, in order."""
+        parcels: Parcels = {}
+        for here in self._spots(self.dst, at):
+            for place in self.src.holders(here.entry, self.axes, at):
+                other = at.peer(place, *self.axes)
+                if self.src.sends(here.entry, other, at):
+                    _add(parcels, place, here, self.src.box(here.entry, other))
+        return parcels
 
-    def _held(self, layout: Slices | Pieces | Whole, at: Coordinate) -> list[Entry]:
-        return [spot.entry for spot in layout.spots(self.entries, at) if spot.box.numel]
+    def _spots(self, layout: Slices | Pieces | Whole, at: Coordinate) -> list[Spot]:
+        """The spots that hold anything: a rank shares few matrices with few ranks, of thousands."""
+        return [spot for spot in layout.spots(self.entries, at) if spot.box.numel]
 
-    def parcels(self, at: Coordinate, to: Coordinate) -> list[tuple[Spot, Spot, Box]]:
-        """What one rank sends to another, in order: from which spot, to which spot, which box."""
-        spots = zip(self.src.spots(self.entries, at), self.dst.spots(self.entries, to), strict=True)
-        shared = ((here, there, here.box.overlap(there.box)) for here, there in spots if here.box.numel)
-        return [
-            (here, there, box)
-            for here, there, box in shared
-            if box.numel and self.src.sends(here.entry, at, to)
-        ]
+
+def _add(parcels: Parcels, place: int, here: Spot, there: Box) -> None:
+    box = here.box.overlap(there)
+    if box.numel:
+        parcels.setdefault(place, []).append((here, box))
 
 
 def _in_line(boxes: Iterable[tuple[Entry, Box]]) -> Iterator[Spot]:

@@ -84,7 +84,7 @@ class Matrix:
 
     def box(self, at: Coordinate) -> Box:
         """The box of the matrix that the parameter on this rank holds; of no elements where it holds none."""
-        return self._mine(at).seen_from(self._place())
+        return self._held(at) if self.part is None else self._mine(at).seen_from(self._place())
 
     def slices(self, at: Coordinate) -> tuple[slice, ...]:
         """Where that box lies in the parameter as this rank holds it."""
