@@ -111,7 +111,14 @@ def _judge_muon(G: Tensor, value: object) -> str | None:
         return "This is G itself, its singular values as they were."
     if (values - 1).abs().max() > 1e-3:
         return f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}; all of them should be 1."
+    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
+    if any(torch.allclose(value, wrong, atol=1e-4) for wrong in _twice_transposed(U, Vt)):
+        return "Vt is transposed already. U @ Vt.T turns it round once more."
     return "All its singular values are 1, but its directions are not those of G."
+
+
+def _twice_transposed(U: Tensor, Vt: Tensor) -> list[Tensor]:
+    return [U @ Vt.T] if Vt.shape[0] == Vt.shape[1] else []
 
 
 def _size(matrix: Tensor) -> str:
@@ -168,7 +175,7 @@ def picture_of_circle(loud: float = 1.6, quiet: float = 0.25) -> Picture:
     """The circle of all inputs of length 1, and what two updates make of it: an ellipse, and a circle."""
     turn_in, turn_out = _rotation(0.5), _rotation(1.2)
     update = turn_out @ torch.diag(torch.tensor([loud, quiet], dtype=torch.float64)) @ turn_in.T
-    figure = card(760, 290)
+    figure = card(840, 310)
     panels = {
         "All inputs of length 1": torch.eye(2, dtype=torch.float64),
         "What a gradient makes of them": update,
@@ -202,7 +209,7 @@ def _draw_circle(axes: Axes, title: str, matrix: Tensor, directions: Tensor) -> 
             "", (right, up), (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 2.4}
         )
         length = math.hypot(right, up)
-        beyond = 1 + 0.24 / length
+        beyond = 1 + 0.34 / length
         axes.text(
             right * beyond, up * beyond, f"{label}\n{length:.2g}", size=9, ha="center", va="center", color=INK
         )

@@ -5,9 +5,11 @@ Everything but the timings is float64: the same pictures on every machine.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from matplotlib.axes import Axes
@@ -64,7 +66,8 @@ def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
     return a * X + (b * A + c * A @ A) @ X
 
 
-def spectra() -> dict[str, Tensor]:
+@functools.cache
+def spectra() -> Mapping[str, Tensor]:
     """Singular values to put under the microscope, each divided by its Frobenius norm."""
     generator = torch.Generator().manual_seed(0)
     gaussian = torch.randn(64, 256, generator=generator, dtype=torch.float64)
@@ -76,7 +79,7 @@ def spectra() -> dict[str, Tensor]:
         "square": torch.linalg.svdvals(square),
         "steep": steep,
     }
-    return {name: values / values.norm() for name, values in found.items()}
+    return MappingProxyType({name: values / values.norm() for name, values in found.items()})
 
 
 SPECTRA = {
@@ -266,14 +269,13 @@ def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
         markersize=5,
         alpha=0.7,
     )
-    axes.set(xscale="log", xlim=(_START, 1.15), ylim=(0, 1.3))
-    axes.set_xticks([1e-4, 1e-3, 1e-2, 0.1, 1], ["0.0001", "0.001", "0.01", "0.1", "1"])
-    axes.minorticks_off()
+    _scale(axes)
 
 
 def _draw_dots(axes: Axes, starts: Tensor, ends: Tensor) -> None:
     places = list(range(1, len(starts) + 1))
-    axes.plot(places, starts.tolist(), color=QUIET, linewidth=1.2, linestyle=":", label="before")
+    axes.plot(places, starts.tolist(), color=QUIET, linewidth=1.4, linestyle=":")
+    axes.text(len(places), 0.05 + starts[-8].item(), "before", size=8.5, color=QUIET, ha="right")
     axes.axhspan(0.68, 1.2, color="#e3f1ea", zorder=0)
     axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
     axes.plot(places, ends.sort(descending=True).values.tolist(), "o", color=BLUE, markersize=5, alpha=0.7)
@@ -323,25 +325,25 @@ VARIANTS: dict[str, tuple[Sequence[tuple[float, float, float]], str]] = {
 
 def picture_of_variants() -> Picture:
     """Where five steps bring a value, for four published sets of coefficients."""
-    figure = card(700, 390)
-    axes = style(
-        figure.add_subplot(), "Five steps, four sets of coefficients", "where a value began", "where it ends"
-    )
+    figure = card(860, 470)
     x = torch.logspace(math.log10(_START), 0, 1201, dtype=torch.float64)
     said = []
     for number, (name, (triples, colour)) in enumerate(VARIANTS.items()):
         y = polynomial(x, SCOPE_STEPS, triples)
-        axes.plot(
-            x.tolist(), y.tolist(), ("-", "--", "-.", ":")[number], color=colour, linewidth=1.8, label=name
-        )
+        axes = style(figure.add_subplot(2, 2, number + 1), name, "where a value began", "where it ends")
+        axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
+        axes.plot(x.tolist(), y.tolist(), color=colour, linewidth=1.4)
+        _scale(axes)
         common = y[x >= QUIET_START]
         said.append(f"{name}: from {QUIET_START} on, between {common.min():.2f} and {common.max():.2f}")
-    axes.set(xscale="log", xlim=(_START, 1.1), ylim=(0, 1.3))
-    axes.set_xticks([1e-4, 1e-3, 1e-2, 0.1, 1], ["0.0001", "0.001", "0.01", "0.1", "1"])
-    axes.minorticks_off()
-    axes.legend(fontsize=9, frameon=False, labelcolor=INK, loc="lower right")
     figure.tight_layout()
     return finish(figure, "lesson02-variants", f"Where five steps bring a singular value. {'; '.join(said)}.")
+
+
+def _scale(axes: Axes) -> None:
+    axes.set(xscale="log", xlim=(_START, 1.15), ylim=(0, 1.3))
+    axes.set_xticks([1e-4, 1e-3, 1e-2, 0.1, 1], ["0.0001", "0.001", "0.01", "0.1", "1"])
+    axes.minorticks_off()
 
 
 class Fold:
@@ -392,6 +394,13 @@ def say_steps(rows: Sequence[Row], G: Tensor) -> str:
     lines = ["steps   distance from U Vᵀ   time"]
     lines += [f"{row.steps:>5}   {row.error:>18.2f}   {row.seconds * 1e3:.2f} ms" for row in rows]
     return "\n".join([*lines, f"  SVD   {0:>18.2f}   {svd * 1e3:.2f} ms"])
+
+
+def only_values_moved(X: Tensor, Y: Tensor) -> bool:
+    """Whether ``Y`` has the directions of ``X``: between them, it is diagonal."""
+    U, _, Vt = torch.linalg.svd(X, full_matrices=False)
+    inside = U.T @ Y @ Vt.T
+    return torch.allclose(inside, torch.diag(inside.diag()), atol=1e-9)
 
 
 def say_bounds(X: Tensor, Y: Tensor, bounds: Bounds) -> str:

@@ -28,9 +28,9 @@ from muon_tutorial.learn import lesson02 as lesson, recordings
 # %% [markdown]
 # ## Without an SVD
 #
-# Muon wants the directions of a gradient, all equally loud. An SVD finds the directions one needs, but it is
-# slow, on a GPU most of all. **Newton–Schulz** finds no direction. It multiplies the matrix with itself, a few
-# times over, and the quiet ones come up.
+# Muon wants the directions of a gradient, all equally loud. An SVD looks for the directions, and is slow for
+# large matrices, as lesson 01 has measured. **Newton–Schulz** looks for none. It multiplies the matrix with
+# itself, and the quiet directions come up. The five of the title are its steps. Each is three products.
 #
 # The matrix here is a gradient from real training. It was recorded, and comes with the package.
 
@@ -124,25 +124,25 @@ write.check(step)
 
 # %% [markdown]
 # This is all of Newton–Schulz: your step, `steps` times. Is it true that only the singular values have moved?
-# Then `Uᵀ Y V` has them on its diagonal, and nothing beside it.
+# Then `U.T @ Y @ Vt.T` has them on its diagonal, and zeros everywhere else.
 
 # %%
 one_step = write.accepted_or(lesson.newton_schulz_step)
 Y = X
 for _ in range(steps):
     Y = one_step(Y, a, b, c)
-inside = U.T @ Y @ Vt.T
-print("beside the diagonal, at most:", f"{(inside - torch.diag(inside.diag())).abs().max():.0e}")
+print("only singular values have moved:", lesson.only_values_moved(X, Y))
 
 # %% [markdown]
 # ## Under the microscope
 #
-# No matrix is needed to see what happens. On the left the polynomial, one step after the other, and on it
-# each singular value as a dot: where it began, and where it is now. On the right the same dots, sorted. Move
-# the slider, and choose another spectrum.
+# No matrix is needed to see what happens. The curve is the polynomial, put into itself once for each step.
+# On it, each singular value is a dot: from left to right where it began, upwards where it is now. Follow one
+# dot from step to step. With a running kernel there are a slider and other spectra to choose from: the
+# recorded gradient, random matrices, and a steep one.
 #
 # - A quiet value is multiplied by `a` in each step: it climbs.
-# - A loud one comes down, then up again. It swings about 1 and never settles there.
+# - A loud one comes down, then up again. It swings about 1 and does not settle there.
 # - The green band is where most of them end. Those that began too quiet do not get that far.
 
 # %%
@@ -152,7 +152,7 @@ lesson.microscope(live=widgets)
 # ## Bound the singular values
 #
 # Take all values that begin between 0.01 and 1. Between which two numbers are they after `steps` steps? You
-# need no matrix. Give the tightest bounds, to two digits after the point.
+# can read it off the picture, or compute it. Give the tightest bounds, to two digits after the point.
 #
 # *Medium · 6 minutes · required*
 
@@ -183,14 +183,15 @@ bound.check(lowest, highest)
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 
 # %% [markdown]
-# Is it bad that they do not end at 1? An update needs its directions about equally loud, and a learning rate
-# scales it anyway. So Muon gave up the last bit of exactness, and took the `a` that lifts quiet values
-# fastest.
+# Is it bad that they do not end at 1? An update needs its directions only about equally loud. So the three
+# numbers were chosen with a large `a`, which lifts quiet values fast. The price is that the loud ones swing
+# ([Keller Jordan's post](https://kellerjordan.github.io/posts/muon/) tells how they were found).
 #
 # ## Error and time on your machine
 #
-# The way Muon runs it: in bfloat16, numbers of 16 bits, half as many as usual. The distance is that to
-# `U @ Vt`, as a part of its length. More steps cost more time. Do they bring it to zero?
+# Muon runs it in **bfloat16**: numbers of 16 bits in place of 32, of about three digits. The distance is the
+# norm of the difference from `U @ Vt`, as a part of the norm of `U @ Vt`. Each step costs time. Do more steps
+# bring the distance to zero?
 
 # %% tags=["volatile"]
 rows = lesson.measure_steps(recorded.matrix, steps + 3)
@@ -199,8 +200,8 @@ print(lesson.say_steps(rows, recorded.matrix))
 # %% [markdown]
 # ## Optional: other numbers
 #
-# Others have looked for better `a`, `b` and `c`, different ones for each step. Lesson 02 is complete without
-# them. Open the fold to compare four sets of five steps.
+# Others have looked for better `a`, `b` and `c`, with other numbers in each of the five steps. The lesson is
+# complete without them. Open the fold to compare: who lifts the quiet ones fastest, who swings least?
 
 # %%
 lesson.Fold("Four sets of coefficients", lesson.picture_of_variants())
@@ -210,8 +211,8 @@ lesson.Fold("Four sets of coefficients", lesson.picture_of_variants())
 #
 # - Odd powers of a matrix keep its directions. A step moves singular values only, each by itself.
 # - Quiet values grow by `a` in each step, and the loud swing about 1.
-# - They end near 1, not at 1. What begins very quiet stays behind.
-# - A step is three matrix products, which every GPU does fast. There is no search for directions.
+# - Five steps bring most of them near 1, and not to 1. What begins very quiet stays behind.
+# - A step is three matrix products, what GPUs are built for. There is no search for directions.
 #
 # **Quiz.** Answer with numbers. You can measure each of them with one line above. 1% off is near enough.
 #

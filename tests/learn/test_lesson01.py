@@ -1,0 +1,144 @@
+"""Lesson 01: its checkers know right from wrong, its promise holds, its widget is drawn everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from muon_tutorial import split_parameters
+from muon_tutorial.learn import lesson01, small_gpt
+from muon_tutorial.learn.picture import Picture
+from muon_tutorial.learn.small_gpt import GPT_SHAPE, Run
+from muon_tutorial.learn.widgets import Shell
+
+STEPS = (0, 3)
+
+
+@pytest.fixture(scope="module", params=STEPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    return small_gpt.train(request.param, seed=request.param)
+
+
+def svd_muon(G: Tensor) -> Tensor:
+    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
+    return U @ Vt
+
+
+def with_full_matrices(G: Tensor) -> Tensor:
+    U, _, Vt = torch.linalg.svd(G)
+    return U[:, : Vt.shape[0]] @ Vt
+
+
+def wrongly_transposed(G: Tensor) -> Tensor:
+    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
+    return U @ Vt.T
+
+
+def of_other_directions(G: Tensor) -> Tensor:
+    return svd_muon(G + 1)
+
+
+def test_u_vt_passes() -> None:
+    assert lesson01.write_muon().check(svd_muon)
+
+
+WRONG: list[tuple[Callable[[Tensor], Any], str]] = [
+    (lambda G: G, "This is G itself"),
+    (lambda G: -svd_muon(G), "sign"),
+    (lambda G: G / G.norm(), "all of them should be 1"),
+    (lambda G: 2 * svd_muon(G), "go from 2.00 to 2.00"),
+    (lambda G: svd_muon(G).T, "so must its update be"),
+    (lambda G: torch.linalg.svd(G, full_matrices=False), "must return a matrix"),
+    (wrongly_transposed, "transposed already"),
+    (with_full_matrices, "RuntimeError"),
+    (of_other_directions, "its directions are not those of G"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), WRONG)
+def test_wrong_updates_are_told_what_is_wrong_with_them(function: Callable[[Tensor], Any], says: str) -> None:
+    verdict = lesson01.write_muon().check(function)
+    assert verdict.passed is False
+    assert says in verdict.message
+
+
+def test_an_update_that_is_left_open_is_not_judged() -> None:
+    assert lesson01.write_muon().check(lambda G: ...).passed is None
+
+
+SPECTRA = [((9.0, 1.0, 1.0, 1.0), 1), ((1.0, 1.0, 1.0, 1.0), 2), ((3.0, 2.0, 2.0, 2.0), 2)]
+
+
+@pytest.mark.parametrize(("spectrum", "half"), SPECTRA)
+def test_the_guess_counts_the_directions_with_half_of_the_energy(
+    spectrum: tuple[float, ...], half: int
+) -> None:
+    G = torch.diag(torch.tensor(spectrum, dtype=torch.float64))
+    assert lesson01.guess_half(G).check(half)
+    more = lesson01.guess_half(G).check(half + 1)
+    assert more.passed is False
+    assert "Fewer will do" in more.message
+    for odd in (0, 5, 1.5, "two"):
+        assert "whole number from 1 to 4" in lesson01.guess_half(G).check(odd).message
+    if half > 1:
+        assert "It takes more: the loudest 1 carry" in lesson01.guess_half(G).check(half - 1).message
+
+
+def test_the_quiz_knows_right_from_wrong(run: Run) -> None:
+    G = run.gradients[lesson01.EXAMPLE]
+    S = torch.linalg.svdvals(G)
+    _, rest = split_parameters(run.model)
+    right = {"sum": 64, "times": (S[0] / S.median()).item(), "left_out": sum(p.numel() for _, p in rest)}
+    assert lesson01.quiz(run, G).check(right)
+    for name, wrong, says in [("sum", 1, "adds 1"), ("times", 1, "S.median"), ("left_out", 98_304, "rest")]:
+        verdict = lesson01.quiz(run, G).check({**right, name: wrong})
+        assert verdict.passed is False
+        assert says in verdict.message
+
+
+def test_no_update_promises_more_than_the_exact_one_and_a_small_step_keeps_it(run: Run) -> None:
+    drops = lesson01.loss_drops(run, svd_muon)
+    best = drops["Muon, exact"].promised
+    assert all(drop.promised <= best * (1 + 1e-5) for drop in drops.values())
+    assert all(abs(drop.measured - drop.promised) < 0.1 * best for drop in drops.values())
+
+
+def test_training_gives_the_same_bits_again_on_any_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    one = small_gpt.train(2, 0)
+    torch.set_num_threads(threads + 1)
+    two = small_gpt.train(2, 0)
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+    assert all(torch.equal(one.gradients[name], two.gradients[name]) for name in one.gradients)
+
+
+def test_every_position_of_its_widget_can_be_drawn(run: Run) -> None:
+    shell = lesson01.explore(run, svd_muon)
+    assert isinstance(shell, Shell)
+    seen = set()
+    for layer in range(GPT_SHAPE.layers):
+        for matrix in lesson01.KINDS:
+            shell.controls["layer"].value, shell.controls["matrix"].value = layer, matrix
+            assert "<img " in shell.canvas.value
+            assert f"blocks.{layer}.{lesson01.KINDS[matrix]}.weight" in shell.canvas.value
+            seen.add(shell.canvas.value)
+    assert len(seen) == GPT_SHAPE.layers * len(lesson01.KINDS)
+
+
+def test_its_pictures_say_what_they_show(run: Run) -> None:
+    G = run.gradients[lesson01.EXAMPLE]
+    drawn: list[tuple[Picture, str]] = [
+        (lesson01.picture_of_circle(), "both have length 1"),
+        (lesson01.picture_of_gradient(G), "carry half of the energy"),
+        (lesson01.picture_of_all_updates(run, svd_muon), "Muon, exact: loudest 1, median 1, quietest 1"),
+        (lesson01.picture_of_drops(lesson01.loss_drops(run, svd_muon)), "SGD: promised 1.00"),
+        (lesson01.picture_of_rows(run), "Lengths of the embedding update's rows"),
+    ]
+    for picture, says in drawn:
+        assert says in picture.alt
+        assert picture.width <= 900

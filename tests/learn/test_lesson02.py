@@ -1,0 +1,162 @@
+"""Lesson 02: its checkers know right from wrong, its polynomial is the matrices', every position is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from muon_tutorial.learn import lesson02
+from muon_tutorial.learn.picture import Picture
+from muon_tutorial.learn.recordings import real_gradient
+from muon_tutorial.learn.widgets import Shell
+
+STEPS = (1, 2, 5, 7)
+
+
+def right_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
+    A = X @ X.T
+    return a * X + (b * A + c * A @ A) @ X
+
+
+def change_in_place(X: Tensor, a: float, b: float, c: float) -> Tensor:
+    new = right_step(X, a, b, c)
+    return X.copy_(new)
+
+
+def test_the_right_step_passes_in_any_form() -> None:
+    assert lesson02.write_step().check(right_step)
+    assert lesson02.write_step().check(lambda X, a, b, c: a * X + b * X @ X.T @ X + c * X @ X.T @ X @ X.T @ X)
+
+
+WRONG: list[tuple[Callable[..., Any], str]] = [
+    (lambda X, a, b, c: a * X + (b * (X @ X.T) + c * (X @ X.T) * (X @ X.T)) @ X, "A * A squares each number"),
+    (lambda X, a, b, c: a * X + b * X @ X.T @ X, "with c, is missing"),
+    (lambda X, a, b, c: right_step(X, 0, b, c), "a * X, is missing"),
+    (lambda X, a, b, c: right_step(X, a, c, b), "changed places"),
+    (lambda X, a, b, c: a * X + b * X**3 + c * X**5, "cubes each number"),
+    (lambda X, a, b, c: a * X + b * X @ X.T, "The function raised RuntimeError"),
+    (lambda X, a, b, c: X @ X.T, "so must the result be"),
+    (lambda X, a, b, c: 2 * right_step(X, a, b, c), "are not those of"),
+    (change_in_place, "has changed X itself"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), WRONG)
+def test_wrong_steps_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
+    verdict = lesson02.write_step().check(function)
+    assert verdict.passed is False
+    assert says in verdict.message
+
+
+def test_a_step_that_is_left_open_is_not_judged() -> None:
+    assert lesson02.write_step().check(lambda X, a, b, c: ...).passed is None
+
+
+@pytest.mark.parametrize(
+    ("where", "passed", "says"),
+    [(0.701, True, ""), (0.7, True, ""), (1, False, "only if"), (1.2, False, "1.2"), ("1", False, "number")],
+)
+def test_the_guess_knows_where_one_goes(where: object, passed: bool, says: str) -> None:
+    verdict = lesson02.guess_one().check(where)
+    assert verdict.passed is passed
+    assert says in verdict.message
+
+
+def the_solution(steps: int) -> tuple[float, float]:
+    a, b, c = lesson02.KELLER_JORDAN
+    s = torch.linspace(0.01, 1, 100_001, dtype=torch.float64)
+    for _ in range(steps):
+        s = a * s + b * s**3 + c * s**5
+    return s.min().item(), s.max().item()
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_bounds_know_right_from_wrong(steps: int) -> None:
+    low, high = the_solution(steps)
+    assert lesson02.bound_values(steps).check(low, high)
+    assert lesson02.bound_values(steps).check(round(low, 2), round(high, 2))
+    wrong: list[tuple[Any, Any, str]] = [
+        (low + 0.05, high, "A value that begins at"),
+        (low, high - 0.05, f"above {high - 0.05:g}"),
+        (low - 0.05, high, "lowest can be larger"),
+        (low, high + 0.05, "highest can be smaller"),
+        ("low", high, "Give two numbers."),
+    ]
+    for lowest, highest, says in wrong:
+        verdict = lesson02.bound_values(steps).check(lowest, highest)
+        assert verdict.passed is False
+        assert says in verdict.message
+    assert lesson02.bound_values(steps).check(low, ...).passed is None
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_quiz_knows_right_from_wrong(steps: int) -> None:
+    right = {"one": 0.701, "growth": 3.4445**steps, "products": 3 * steps}
+    assert lesson02.quiz(steps).check(right)
+    for name, wrong, says in [("one", 1, "s = 1"), ("growth", 9, "multiplies"), ("products", steps, "@")]:
+        verdict = lesson02.quiz(steps).check({**right, name: wrong})
+        assert verdict.passed is False
+        assert says in verdict.message
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_polynomial_tells_where_the_matrix_goes(steps: int) -> None:
+    G = real_gradient().matrix.T
+    X = Y = G / G.norm()
+    for _ in range(steps):
+        Y = lesson02.newton_schulz_step(Y, *lesson02.KELLER_JORDAN)
+    foretold = lesson02.polynomial(torch.linalg.svdvals(X), steps)
+    assert torch.allclose(torch.linalg.svdvals(Y), foretold.sort(descending=True).values)
+    assert lesson02.only_values_moved(X, Y)
+    assert not lesson02.only_values_moved(X, Y + 0.01)
+
+
+def test_values_that_begin_above_the_quiet_start_keep_the_bounds() -> None:
+    for values in lesson02.spectra().values():
+        assert values.norm().item() == pytest.approx(1)
+        ends = lesson02.polynomial(values[values >= lesson02.QUIET_START], 5)
+        bounds = lesson02.bounds_after(5)
+        assert bounds.lowest - 1e-6 <= ends.min() <= ends.max() <= bounds.highest + 1e-6
+
+
+def test_every_position_of_the_microscope_can_be_drawn() -> None:
+    shell = lesson02.microscope()
+    assert isinstance(shell, Shell)
+    seen = set()
+    for step in range(lesson02.SCOPE_STEPS + 1):
+        for spectrum in lesson02.SPECTRA:
+            shell.controls["step"].value, shell.controls["spectrum"].value = step, spectrum
+            assert "<img " in shell.canvas.value
+            assert lesson02.SPECTRA[spectrum] in shell.canvas.value
+            seen.add(shell.canvas.value)
+    assert len(seen) == (lesson02.SCOPE_STEPS + 1) * len(lesson02.SPECTRA)
+
+
+def test_its_pictures_say_what_they_show() -> None:
+    drawn: list[tuple[Picture, str]] = [
+        (lesson02.picture_before_after(real_gradient().matrix, 5), "after Newton–Schulz, 5 steps"),
+        (lesson02.draw_film(), "After 5 steps"),
+        (lesson02.picture_of_variants(), "YouJiacheng: from 0.01 on"),
+    ]
+    for picture, says in drawn:
+        assert says in picture.alt
+        assert picture.width <= 900
+
+
+def test_a_fold_holds_its_picture_and_says_it_without_html() -> None:
+    picture = Picture("<svg/>", "four curves", 10)
+    fold = lesson02.Fold("Open me", picture)
+    assert fold._repr_html_() == f"<details><summary>Open me</summary>{picture.html}</details>"
+    assert repr(fold) == "four curves"
+
+
+def test_the_measurement_has_a_row_for_each_number_of_steps() -> None:
+    G = real_gradient().matrix
+    rows = lesson02.measure_steps(G, 5, times=1)
+    assert [row.steps for row in rows] == list(range(6))
+    assert rows[5].error < rows[0].error
+    assert len(lesson02.say_steps(rows, G).splitlines()) == 8
