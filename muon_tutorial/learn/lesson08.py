@@ -7,6 +7,7 @@ source code.
 
 from __future__ import annotations
 
+import linecache
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,12 @@ BATCH = 8
 LR = 0.02
 MATRICES = {"up": ("blocks.0.mlp.up", 0), "o": ("blocks.0.attention.o", 1), "down": ("blocks.0.mlp.down", 1)}
 GRIDS = ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3))
+
+BLUEPRINT_LOOP = """def update_loop(param_groups, update):
+    for group in param_groups:
+        for param in params:
+            update(param, group)
+"""
 
 UpdateLoop = Callable[[list[dict], Callable[[Tensor, dict], None]], None]
 Unpack = Callable[[Tensor, DistMeta], Tensor]
@@ -455,12 +462,9 @@ def say_sum(gradients: Mapping[str, Tensor], after: Mapping[str, Tensor], seed: 
     error, ideal = sum_error(gradients, seed, dp), step_alone(exact_gradients(seed, dp), seed)
     change = max(float((after[name] - ideal[name]).abs().max()) for name in MATRICES)
     return (
-        f"gradient numbers                    {error.count}\n"
-        f"of them not the exact mean          {error.rounded}\n"
-        f"largest error                       {error.largest:.1e}\n"
-        f"largest error, in parts of its bound  {error.of_bound:.2f}\n"
-        f"weights that differ after the step  {different_bits(after, ideal)}\n"
-        f"largest difference of a weight      {change:.1e}"
+        f"gradients       {error.count}, of which not the exact mean: {error.rounded}\n"
+        f"largest error   {error.largest:.1e}; in parts of its bound: {error.of_bound:.3f}\n"
+        f"weights         {different_bits(after, ideal)} differ after the step, by at most {change:.1e}"
     )
 
 
@@ -472,6 +476,30 @@ def error_of(work: Callable[..., Any], *arguments: Any) -> str:
         frame = traceback.extract_tb(error.__traceback__)[1]
         return f"{type(error).__name__}: {error}\n  in the line: {frame.line}"
     return "nothing was raised"
+
+
+def blueprint_error() -> str:
+    """What the blueprint's loop raises."""
+    linecache.cache["blueprint"] = len(BLUEPRINT_LOOP), None, BLUEPRINT_LOOP.splitlines(True), "blueprint"
+    names: dict[str, Any] = {}
+    exec(compile(BLUEPRINT_LOOP, "blueprint", "exec"), names)
+    return error_of(names["update_loop"], [{"params": []}], print)
+
+
+def say_home(plan: Plan, home: Sequence[Tensor]) -> str:
+    """Whose numbers each rank has in its ranges after a walk out and back."""
+    lines = []
+    for rank, flat in enumerate(home):
+        held = [h for bucket in plan.buckets for h in bucket.holdings(plan.grid.at(rank))]
+        names = {int(name) for h in held for name in flat[slice(*h.kept)].tolist()}
+        count = sum(h.numel for h in held)
+        lines.append(f"rank {rank}: {count} numbers, all of them {' and '.join(map(str, sorted(names)))}")
+    return "\n".join(lines)
+
+
+def exercises(plan: Plan) -> tuple[Exercise, Exercise, Exercise, Exercise, Exercise]:
+    """The notebook's exercises in order: mirror, way back, shape, loop, quiz."""
+    return mirror_exercise(plan), way_back_exercise(), unpack_exercise(), loop_exercise(), quiz(plan)
 
 
 def mirror_exercise(plan: Plan) -> Exercise:
@@ -509,10 +537,7 @@ def way_back_exercise() -> Exercise:
     """The way back, from the way out: judged on several grids, on routes of one hop and of two."""
 
     def judge(way_back: Callable[..., Walk]) -> str | None:
-        if not callable(way_back):
-            return "Give a function."
-        if ... in getattr(getattr(way_back, "__code__", None), "co_consts", ()):
-            raise OpenAnswerError
+        _refuse_blanks(way_back)
         return next((wrong for dp, tp in GRIDS if (wrong := _judge_way_back(way_back, dp, tp))), None)
 
     hints = (
@@ -520,6 +545,14 @@ def way_back_exercise() -> Exercise:
         "reversed(route.hops) is the order; hop.inverse is the hop the other way.",
     )
     return Exercise(judge, hints, "The hop that came last goes back first, each the other way.")
+
+
+def _refuse_blanks(function: Any) -> None:
+    """Raise where a stub still has its ``...``, or is no function."""
+    if not callable(function):
+        raise MistakeError("Give a function.")
+    if ... in getattr(getattr(function, "__code__", None), "co_consts", ()):
+        raise OpenAnswerError
 
 
 def _judge_way_back(way_back: Callable[..., Walk], dp: int, tp: int) -> str | None:
@@ -569,6 +602,7 @@ def unpack_exercise() -> Exercise:
     """The blueprint's second bug: what lies flat in the bucket, as the matrix it is."""
 
     def judge(unpack: Unpack) -> str | None:
+        _refuse_blanks(unpack)
         for dp, tp in GRIDS:
             plan = plan_of(dp, tp)
             for at in map(plan.grid.at, plan.grid.ranks):
@@ -604,8 +638,7 @@ def loop_exercise() -> Exercise:
     """The blueprint's first bug: every parameter once, with its own group."""
 
     def judge(update_loop: UpdateLoop) -> str | None:
-        if ... in getattr(getattr(update_loop, "__code__", None), "co_consts", ()):
-            raise OpenAnswerError
+        _refuse_blanks(update_loop)
         groups: list[dict] = [{"params": ["up", "o"], "lr": 0.1}, {"params": [], "lr": 0.2}]
         groups.append({"params": ["down"], "lr": 0.3})
         due = [(param, group["lr"]) for group in groups for param in group["params"]]
