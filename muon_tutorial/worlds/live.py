@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,10 @@ from .launching.phase import report_phase
 from .launching.timeouts import group_timeout, new_groups_time_out
 
 T = TypeVar("T")
+
+Moment = Literal["issued", "done", "waiting", "answered"]
+Follow = Callable[[Moment], None]
+Observer = Callable[[Collective, Coordinate], Follow | None]
 
 # The names before torch 2.13 warn there; the new ones do not exist before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -119,14 +123,32 @@ class _Ticket:
     request: Collective
     received: Tensor
     work: dist.Work | None
+    followers: list[Follow]
+
+    def tell(self, moment: Moment) -> None:
+        for follow in self.followers:
+            follow(moment)
+
+    def wait(self) -> Tensor:
+        """The answer, once it is there."""
+        if self.work is not None:
+            self.tell("waiting")
+            self.work.wait()
+            self.tell("answered")
+        return self.received
 
 
 @dataclass(slots=True, eq=False)
 class LiveWorld:
-    """This process' seat on a mesh of real processes. ``observers`` see each request as it is issued."""
+    """This process' seat on a mesh of real processes.
+
+    ``observers`` see each request just before it is issued. One that wants to follow it returns a function of
+    the moments to come: ``issued`` (the call returned), ``done`` (the backend finished; told from a thread of
+    its own, and not at all by some), and, where the rank went on meanwhile, ``waiting`` and ``answered``.
+    """
 
     mesh: DeviceMesh
-    observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
+    observers: list[Observer] = field(default_factory=list)
     at: Coordinate = field(init=False)
     _groups: dict[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -153,12 +175,17 @@ class LiveWorld:
 
     def _issue(self, request: Collective, async_op: bool) -> _Ticket:
         report_phase(str(request.label))
-        for observer in self.observers:
-            observer(request, self.at)
-        received = torch.empty(request.receive, dtype=request.dtype, device=self._device(request))
         group = self.group(request.axes)
+        followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
+        received = torch.empty(request.receive, dtype=request.dtype, device=self._device(request))
         work = _CALLS[request.kind](request, received, group, async_op)
-        return _Ticket(request, received, work)
+        ticket = _Ticket(request, received, work, followers)
+        ticket.tell("issued")
+        if work is None:
+            ticket.tell("done")
+        elif followers:
+            _when_done(work, lambda: ticket.tell("done"))
+        return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """The process group over one axis or several; one over several is made when first asked for.
@@ -196,6 +223,15 @@ class LiveWorld:
         )
 
 
+def _when_done(work: dist.Work, tell: Callable[[], None]) -> None:
+    """Have ``tell`` called when the backend is done; never, where it cannot say (Gloo's reduce_scatter)."""
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        return
+    future.add_done_callback(lambda _: tell())
+
+
 def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
     """Walk a generator to its end on real processes; ``issue`` answers collectives, calls are made here."""
     answer = None
@@ -229,10 +265,6 @@ def _begin(turn: object, issue: Callable[[Collective, bool], _Ticket], async_op:
 def _finish(ticket: Any) -> Any:
     """The answer behind a ticket: a collective's tensor, what a handle's ``wait()`` returns, or the thing
     itself."""
-    if isinstance(ticket, _Ticket):
-        if ticket.work is not None:
-            ticket.work.wait()
-        return ticket.received
     return ticket.wait() if hasattr(ticket, "wait") and not isinstance(ticket, Tensor) else ticket
 
 
