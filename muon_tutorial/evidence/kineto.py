@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import TraceError
-from .spans import Interval, Intervals, measure, union
+from .spans import Interval, Intervals, measure, subtract, union
 
 Sort = Literal["kernel", "memory", "launch", "runtime", "gpu annotation", "cpu annotation", "other"]
 
@@ -47,7 +47,7 @@ KINDS = {
     "scatter": r"scatter",
     "reduce": r"reduce",
 }
-COMMUNICATION = re.compile(r"^(nccl|rccl)|^(gloo|nccl|c10d)::?|record_param_comms", re.IGNORECASE)
+COMMUNICATION = re.compile(r"^(nccl|rccl|gloo:|_?c10d(_functional)?::)|record_param_comms", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,35 @@ class Trace:
 
     @property
     def collectives(self) -> list[Event]:
-        """Each collective once, as what executed it: its kernel, or on the CPU the backend's own event."""
+        """Each collective once, as what executed it: its kernel, or on the CPU the backend's own event.
+
+        Gloo's sends and receives are no collectives; they only post, on the caller's thread.
+        """
         if kernels := [event for event in self.of("kernel") if event.communicates]:
             return kernels
-        return [event for event in self.of("cpu annotation") if event.name.startswith("gloo:")]
+        return [event for event in self.of("cpu annotation") if event.name.startswith("gloo:") and event.kind]
 
     @property
-    def compute(self) -> list[Event]:
-        """What computed: kernels that do not communicate, and memory operations; on the CPU, operators."""
+    def compute(self) -> Intervals:
+        """When it computed: kernels that do not communicate, and memory operations.
+
+        Without a GPU, operators that are not the backend's own, less the time in operators that communicate:
+        those can lie inside others, and wait.
+        """
         if ran := self.executed:
-            return [event for event in ran if not event.communicates]
+            return covered(event for event in ran if not event.communicates)
+        return subtract(covered(event for event in self._called if not event.communicates), self.blocked)
+
+    @property
+    def blocked(self) -> Intervals:
+        """When a thread of the program was inside an operator that communicates. Empty with a GPU, where
+        those only launch."""
+        return () if self.executed else covered(event for event in self._called if event.communicates)
+
+    @property
+    def _called(self) -> list[Event]:
         backend = {event.thread for event in self.collectives}
-        return [e for e in self.of("launch") if not e.communicates and e.thread not in backend]
+        return [event for event in self.of("launch") if event.thread not in backend]
 
 
 @dataclass(frozen=True, slots=True)

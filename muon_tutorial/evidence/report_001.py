@@ -133,7 +133,7 @@ def digest(trace: Trace) -> Digest:
         steps=launch.count,
         gpu_span=end - begin,
         busy=measure(covered(trace.executed)),
-        computing=measure(covered(trace.compute)),
+        computing=measure(trace.compute),
         communicating=measure(covered(trace.collectives)),
         full_step=_only(trace.of("cpu annotation"), "Muon_Full_Training_Step", "AdamW_Full_Training_Step"),
         launch=launch,

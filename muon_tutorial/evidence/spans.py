@@ -5,6 +5,7 @@ A sum of durations counts twice what overlaps; the measure of a union does not. 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 Interval = tuple[int, int]  # begin and end, in nanoseconds
@@ -55,6 +56,16 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
     edges = [left[0][0], *(edge for piece in right for edge in piece), left[-1][1]]
     gaps = tuple((begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end)
     return intersect(left, gaps)
+
+
+def clip(pieces: Intervals, begin: int, end: int) -> Intervals:
+    """What of the pieces lies between two instants.
+
+    >>> clip(((0, 3), (5, 9)), 2, 6)
+    ((2, 3), (5, 6))
+    """
+    first = max(0, bisect_left(pieces, (begin, begin)) - 1)
+    return intersect(pieces[first : bisect_left(pieces, (end, end))], ((begin, end),))
 
 
 def measure(pieces: Intervals) -> int:

@@ -109,10 +109,11 @@ def test_gloo_collectives_are_their_backends_events_and_compute_is_the_other_thr
             event("user_annotation", "gloo:all_reduce", 6, 1),
             event("cpu_op", "aten::copy_", 6, 1.5),
             event("cpu_op", "aten::mm", 5, 4),
+            event("user_annotation", "gloo:send", 5, 9),
         ]
     )
     assert [(e.kind, e.duration) for e in trace.collectives] == [("all_reduce", 2500)]
-    assert [e.name for e in trace.compute] == ["aten::mm"]
+    assert trace.compute == ((4000, 6500),)
     assert trace.executed == []
 
 
@@ -138,3 +139,14 @@ def test_a_missing_or_torn_file_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"[]" * 1000)[:-12])
     with pytest.raises(TraceError, match="torn"):
         read_trace(path)
+
+
+def test_an_operator_that_waits_inside_another_is_no_compute() -> None:
+    document = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "ts": begin, "dur": dur, "pid": 5, "tid": 5}
+        for name, begin, dur in [
+            ("autograd::engine::evaluate_function", 0, 10),
+            ("_c10d_functional::wait_tensor", 2, 7),
+        ]
+    ]
+    assert parse_trace(document).compute == ((0, 2000), (9000, 10_000))

@@ -1,0 +1,204 @@
+"""Where the wall time of a run went, rank by rank: computing, communicating, waiting, or neither.
+
+One clock for all ranks is what tells transfer from waiting: a collective can move nothing before the last
+member of its group has asked for it. Until then a rank waits for that member, whatever its kernel or its call
+looks like from inside; after that, communication is in progress. Pure data; times are whole nanoseconds, so
+that the parts of a span sum to it exactly.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .kineto import Trace, span
+from .spans import Intervals, intersect, measure, subtract, union
+
+State = Literal["compute", "communication", "waiting", "unsplit", "neither"]
+STATES: tuple[State, ...] = ("compute", "communication", "waiting", "unsplit", "neither")
+ITEM_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One collective as one rank lived it, from its own request to its own end. Nanoseconds and bytes.
+
+    ``group`` holds the ranks that take part, ``turn`` is how many collectives of that group this rank asked
+    for before: both together say which flights of other ranks are the same collective. Where ``group`` is
+    empty, nobody can say. ``payload`` is what the rank handed over, ``ring`` what it sends on a ring.
+    """
+
+    rank: int
+    kind: str
+    phase: str
+    subject: str
+    group: tuple[int, ...]
+    turn: int
+    issued: int
+    done: int
+    payload: int = 0
+    ring: int = 0
+
+    @property
+    def label(self) -> str:
+        """Phase and subject, as requests print them."""
+        return f"{self.phase} of {self.subject}" if self.subject else self.phase
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's recorded span, when it computed, its flights, and when it was ``blocked`` in an operator
+    that communicates, whichever collective that served. Nanoseconds."""
+
+    rank: int
+    begin: int
+    end: int
+    compute: Intervals
+    flights: tuple[Flight, ...]
+    blocked: Intervals = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What some ranks of a run did, on one clock."""
+
+    ranks: tuple[RankTimes, ...]
+
+    @property
+    def begin(self) -> int:
+        """When the first of the ranks began."""
+        return min(times.begin for times in self.ranks)
+
+    @property
+    def end(self) -> int:
+        """When the last of the ranks ended."""
+        return max(times.end for times in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A rank's span in nanoseconds: its five parts sum to it.
+
+    ``compute`` is all time in which the rank computed, also between a collective's request and its end: that
+    much is ``overlapped``. ``communication`` and ``waiting`` are what is left of collectives in progress, and
+    of those whose last member had not asked yet. ``unsplit`` is time in collectives whose other members were
+    not recorded: transfer or waiting, nobody can say. ``neither`` is the rest: Python, launches, an idle GPU.
+    """
+
+    rank: int
+    span: int
+    compute: int
+    communication: int
+    waiting: int
+    unsplit: int
+    neither: int
+    overlapped: int
+
+    def share(self, state: State) -> float:
+        """A part's share of the span."""
+        part: int = getattr(self, state)
+        return part / self.span if self.span else 0.0
+
+
+def split(timeline: Timeline) -> tuple[Split, ...]:
+    """The wall time of each rank, taken apart."""
+    asked = last_asked(timeline)
+    return tuple(_split_rank(times, asked) for times in timeline.ranks)
+
+
+def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:
+    """For each rank, which state holds when: disjoint, and together the rank's span."""
+    asked = last_asked(timeline)
+    return {times.rank: _paint_rank(times, asked) for times in timeline.ranks}
+
+
+def last_asked(timeline: Timeline) -> Mapping[tuple[tuple[int, ...], int], int]:
+    """When the last member asked, for each (group, turn) of which all members were recorded."""
+    asked: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
+    for times in timeline.ranks:
+        for flight in times.flights:
+            asked.setdefault((flight.group, flight.turn), {})[flight.rank] = flight.issued
+    return {key: max(when.values()) for key, when in asked.items() if key[0] and set(key[0]) == set(when)}
+
+
+def _split_rank(times: RankTimes, asked: Mapping[tuple[tuple[int, ...], int], int]) -> Split:
+    states = _paint_rank(times, asked)
+    moving = union((flight.issued, flight.done) for flight in times.flights)
+    return Split(
+        rank=times.rank,
+        span=times.end - times.begin,
+        **{state: measure(states[state]) for state in STATES},
+        overlapped=measure(intersect(states["compute"], moving)),
+    )
+
+
+def _paint_rank(times: RankTimes, asked: Mapping[tuple[tuple[int, ...], int], int]) -> dict[State, Intervals]:
+    parts = [
+        part for flight in times.flights for part in _parts(flight, asked.get((flight.group, flight.turn)))
+    ]
+    wanted: dict[State, Intervals] = {"compute": times.compute}
+    for state in ("communication", "waiting", "unsplit"):
+        wanted[state] = union(part for found, part in parts if found == state)
+    wanted["unsplit"] = union([*wanted["unsplit"], *times.blocked])
+    left: Intervals = union([(times.begin, times.end)])
+    painted: dict[State, Intervals] = {}
+    for state, intervals in wanted.items():
+        painted[state] = intersect(left, intervals)
+        left = subtract(left, intervals)
+    return painted | {"neither": left}
+
+
+def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, int]]]:
+    """A flight as waiting and communication. A rank that was done before the last member asked (it only sent)
+    did not wait for it."""
+    if asked is None:
+        return [("unsplit", (flight.issued, flight.done))]
+    if asked > flight.done:
+        return [("communication", (flight.issued, flight.done))]
+    return [("waiting", (flight.issued, asked)), ("communication", (asked, flight.done))]
+
+
+def timeline_of(traces: Mapping[int, Trace]) -> Timeline:
+    """A timeline from traces made elsewhere, by rank. Their clocks must agree, as those of one machine do.
+
+    Spans run over what executed: on a GPU from the first to the last thing it did, without one over all
+    events. Collectives are matched by group and order where the profiler noted the group.
+    """
+    return Timeline(tuple(_rank_times(rank, trace) for rank, trace in sorted(traces.items())))
+
+
+def _rank_times(rank: int, trace: Trace) -> RankTimes:
+    begin, end = span(trace.executed or trace.events)
+    return RankTimes(rank, begin, end, trace.compute, tuple(_flights(rank, trace)), trace.blocked)
+
+
+def _flights(rank: int, trace: Trace) -> Iterable[Flight]:
+    turns: dict[tuple[int, ...], int] = {}
+    for event in trace.collectives:
+        group = _ranks(event.args.get("Process Group Ranks", ""))
+        turn = turns.get(group, 0)
+        turns[group] = turn + 1
+        elements, item = int(event.args.get("In msg nelems", 0)), event.args.get("dtype", "")
+        payload = elements * ITEM_BYTES.get(str(item), 0)
+        yield Flight(rank, event.kind, event.kind, "", group, turn, event.begin, event.end, payload)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """The ranks Kineto prints; it shortens long lists with dots, and then nobody can say."""
+    try:
+        return tuple(int(rank) for rank in ast.literal_eval(text))
+    except (SyntaxError, TypeError, ValueError):
+        return ()
+
+
+def split_markdown(splits: Sequence[Split]) -> str:
+    """A table with a row for each rank: milliseconds and shares of its span."""
+    head = "| rank | span, ms | " + " | ".join(STATES) + " | compute during a collective |"
+    lines = [head, "|---" * (len(STATES) + 3) + "|"]
+    for row in splits:
+        shares = " | ".join(f"{row.share(state):.1%}" for state in STATES)
+        overlapped = row.overlapped / row.span if row.span else 0.0
+        lines.append(f"| {row.rank} | {row.span / 1e6:.2f} | {shares} | {overlapped:.1%} |")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""Record some steps of a real training run, every rank, into one file that Perfetto opens.
+
+python scripts/trace_run.py --dp 2 --strategy zero1 --steps 3 --folder runs/trace
+
+Writes into the folder: trace.json.gz (open it at ui.perfetto.dev or chrome://tracing), split.md (where each
+rank's time went), timeline.svg, and a file for each rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.errors import TutorialError
+from muon_tutorial.evidence.timeline_picture import describe_timeline
+from muon_tutorial.evidence.trace import Tape, record
+from muon_tutorial.training.loop import build_trainer, train_step
+from muon_tutorial.training.settings import TrainSettings
+
+
+def steps(rank: int, tape: Tape, settings: TrainSettings, warmup: int) -> None:
+    """Train ``warmup`` steps, then record the rest. Must be called by all ranks."""
+    trainer = build_trainer(settings)
+    for step in range(warmup):
+        train_step(trainer, step, checked=False)
+    trainer.world.observers.append(tape)
+    trainer.counted.observers.append(tape)
+    with tape:
+        for step in range(warmup, settings.steps):
+            with tape.label(f"step {step}"):
+                train_step(trainer, step, checked=False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Record, and print the split and where the files are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dp", type=int, default=2)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--strategy", default="zero1")
+    parser.add_argument("--steps", type=int, default=3, help="steps to record")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before the recording")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--folder", type=Path, default=Path("runs/trace"))
+    chosen = vars(parser.parse_args(arguments))
+    folder, warmup = chosen.pop("folder"), chosen.pop("warmup")
+    try:
+        settings = TrainSettings(**{**chosen, "steps": chosen["steps"] + warmup})
+        recording = record(steps, settings.world_size, folder, args=(settings, warmup))
+    except TutorialError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(recording.markdown, describe_timeline(recording.timeline), f"Open {recording.merged}", sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
