@@ -106,14 +106,24 @@ def _plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cu
 def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
     """The dimension along which tensor parallelism cut a plain parameter, or None.
 
-    The parameter's own ``partition_dim`` goes first; a negative one means not cut. See ``plain_tp_dim`` for
-    parameters that lie among DTensors.
+    The parameter's own ``partition_dim`` goes first, as Megatron sets it: a negative one means not cut. See
+    ``plain_tp_dim`` for parameters that lie among DTensors.
+
+    Raises:
+        StrategyError: ``tp_dim`` leaves the parameter out, or counts from the end.
     """
-    dim = getattr(param, "partition_dim", None)
-    if dim is None:
-        chosen = tp_dim.get(index) if isinstance(tp_dim, Mapping) else tp_dim
-        dim = chosen(index, param) if callable(chosen) else chosen
-    return None if dim is None or dim < 0 else dim
+    own = getattr(param, "partition_dim", None)
+    if own is not None:
+        return None if own < 0 else own
+    if isinstance(tp_dim, Mapping) and index not in tp_dim:
+        raise StrategyError(
+            f"tp_dim says nothing of parameter {index}: give None for one that tp does not cut"
+        )
+    chosen = tp_dim[index] if isinstance(tp_dim, Mapping) else tp_dim
+    dim = chosen(index, param) if callable(chosen) else chosen
+    if dim is not None and dim < 0:
+        raise StrategyError(f"tp_dim gives parameter {index} to dimension {dim}: count from 0, or give None")
+    return dim
 
 
 def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:

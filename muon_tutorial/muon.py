@@ -130,6 +130,7 @@ class Muon(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
+        self._refuse_while_ready("add_param_group")
         super().add_param_group(param_group)
         try:
             _check_matrices(param_group, index=len(self.param_groups) - 1)
@@ -157,6 +158,13 @@ class Muon(torch.optim.Optimizer):
         self._gradients_ready = True
         params = [param for param, _ in self._params_and_groups()]
         return None if max_norm is None else torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
+
+    def _refuse_while_ready(self, name: str) -> None:
+        if self.__dict__.get("_gradients_ready"):
+            raise UsageError(
+                f"{name}() between ready_gradients() and step() would lose what was readied: "
+                "call it after step(), or after zero_grad()"
+            )
 
     @property
     def gradients_ready(self) -> bool:
@@ -275,6 +283,7 @@ class Muon(torch.optim.Optimizer):
         Momentum keeps its dtype, or takes the parameter's where that is wider: nothing is rounded. (The stock
         method rounds fp32 momentum to a bf16 parameter's dtype.)
         """
+        self._refuse_while_ready("load_state_dict")
         # Registered last, so that it sees what the user's own hooks made of the state.
         parts = [group.get("parts") for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(_hide_tensors)

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from muon_tutorial import Coordinate, Grid, Muon, Shard, build_mesh, launch
 from muon_tutorial.errors import GradientError, StrategyError, UsageError
-from muon_tutorial.matrices import describe_matrices
+from muon_tutorial.matrices import TpDim, describe_matrices
 from muon_tutorial.plan.matrix import Cut, Matrix
 
 Groups = list[dict[str, Any]]
@@ -347,3 +347,12 @@ def test_tensor_parallel_modules_step_as_the_single_process_does(four: list[dict
         stock.step()
     for found in four:
         assert all(torch.equal(a, b) for a, b in zip(found["stepped"], net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tp_dim", "says"), [({0: 1}, "says nothing of parameter 1"), (-1, "to dimension -1")]
+)
+def test_a_tp_dim_that_leaves_a_parameter_open_is_refused(tp_dim: TpDim, says: str) -> None:
+    group = {"params": [torch.ones(4, 4), torch.ones(4, 4)]}
+    with pytest.raises(StrategyError, match=says):
+        describe_matrices([group], Grid.of(tp=2).at(0), tp_dim)

@@ -810,3 +810,16 @@ def test_readied_gradients_are_not_reduced_again(two: list[dict[str, Any]]) -> N
 def test_empty_pieces_on_real_ranks_take_part(two: list[dict[str, Any]]) -> None:
     assert torch.equal(two[0]["empty"], two[1]["empty"])
     assert not torch.equal(two[0]["empty"], torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("call", ["add_param_group", "load_state_dict"])
+def test_what_would_lose_readied_gradients_is_refused(call: str) -> None:
+    param = torch.nn.Parameter(torch.ones(3, 3))
+    muon = Muon([param], strategy="zero1", mesh=LocalWorld(Grid.of(dp=1)).seat(0))
+    state, param.grad = muon.state_dict(), torch.full((3, 3), 100.0)
+    muon.ready_gradients(max_norm=1.0)
+    more = {"add_param_group": {"params": [torch.nn.Parameter(torch.ones(2, 2))]}, "load_state_dict": state}
+    with pytest.raises(UsageError, match=rf"{call}\(\) between ready_gradients\(\) and step\(\)"):
+        getattr(muon, call)(more[call])
+    muon.step()
+    getattr(muon, call)(more[call])

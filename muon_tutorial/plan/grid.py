@@ -91,6 +91,9 @@ class Coordinate(Mapping[str, int]):
         stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
         return self.rank // stride % self.grid.size(axis)
 
+    def __contains__(self, axis: object) -> bool:
+        return axis in self.grid.axes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.grid.axes)
 
