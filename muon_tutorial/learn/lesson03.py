@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ Algorithm = Callable[[Any, int, int], Any]
 Bring = Callable[[int, int], Any]
 NUMEL = 1024
 ITEM = 4
-PATIENCE = 5.0
+PATIENCE = 8.0
+_CELL = re.compile(r"Cell In\[\d+\], line")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,9 @@ def say_failure(error: RankFailedError) -> str:
     own = [place for place, line in enumerate(report) if line.strip().startswith("Cell In")]
     yours = report[own[-1] : own[-1] + 2] if own else []
     start = report.index("The other ranks:") if "The other ranks:" in report else len(report)
-    return "\n".join([type(error).__name__, textwrap.fill(report[0], 96), *yours, *report[start:]])
+    lines = [type(error).__name__, report[0], *yours, *report[start:]]
+    shown = (_CELL.sub("your cell, line", line) for line in lines)
+    return "\n".join(textwrap.fill(line, 96, subsequent_indent="    ") for line in shown)
 
 
 def predict(ranks: int) -> Exercise:
@@ -230,6 +234,10 @@ def judge_ring(run: Run) -> str | None:
 def _judge_stuck(run: Run) -> str | None:
     if not any(report.stuck for report in run.reports):
         return None
+    dropped = [sum(note.verb == "sent" and note.stop is None for note in r.notes) for r in run.reports]
+    if max(dropped) > 1:
+        many = f"Rank {dropped.index(max(dropped))} has not waited for {max(dropped)} of its isends."
+        return f"{many} A handle dropped before its wait() may drop its message, too, and its receiver waits."
     last = {rank: report.notes[-1] for rank, report in enumerate(run.reports) if report.notes}
     if len(last) == run.ranks and all(note.verb == "sent" and note.stop is None for note in last.values()):
         return "The ranks wait for each other: all are in send(), and nobody receives. isend() does not wait."

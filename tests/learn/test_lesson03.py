@@ -1,0 +1,267 @@
+"""Lesson 03: its ring moves what it says, and its checkers say what is wrong with a ring, on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from muon_tutorial import launch
+from muon_tutorial.errors import RankFailedError
+from muon_tutorial.learn import lesson03
+from muon_tutorial.learn.widgets import Shell
+
+pytestmark = pytest.mark.live
+SIZES = [2, 3, 4]
+
+
+def all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
+    return lesson03.ring_all_gather(lesson03.ring_reduce_scatter(pieces, rank, ranks), rank, ranks)
+
+
+def ring(mine: Tensor, rank: int, ranks: int, sent: Callable, came: Callable, rounds: int, wait: bool) -> Any:
+    """A ring whose parts can be wrong: which piece goes and comes in a step, how often, and the wait."""
+    pieces = [torch.zeros_like(mine) for _ in range(ranks)]
+    pieces[rank] = mine
+    for step in range(rounds):
+        sending: Any = dist.isend(pieces[sent(rank, step) % ranks], (rank + 1) % ranks)
+        dist.recv(pieces[came(rank, step) % ranks], (rank - 1) % ranks)
+        if wait:
+            sending.wait()
+    return pieces
+
+
+def right_sent(rank: int, step: int) -> int:
+    return rank - step
+
+
+def right_came(rank: int, step: int) -> int:
+    return rank - step - 1
+
+
+def solution(mine: Tensor, rank: int, ranks: int) -> Any:
+    return ring(mine, rank, ranks, right_sent, right_came, ranks - 1, True)
+
+
+def always_its_own(mine: Tensor, rank: int, ranks: int) -> Any:
+    return ring(mine, rank, ranks, lambda r, step: r, right_came, ranks - 1, True)
+
+
+def one_round_too_many(mine: Tensor, rank: int, ranks: int) -> Any:
+    return ring(mine, rank, ranks, right_sent, right_came, ranks, True)
+
+
+def one_round_too_few(mine: Tensor, rank: int, ranks: int) -> Any:
+    return ring(mine, rank, ranks, right_sent, right_came, ranks - 2, True)
+
+
+def never_waits(mine: Tensor, rank: int, ranks: int) -> Any:
+    return ring(mine, rank, ranks, right_sent, right_came, ranks - 1, False)
+
+
+def an_empty_buffer(mine: Tensor, rank: int, ranks: int) -> Any:
+    return ring(mine, rank, ranks, lambda r, step: r - step - 1, right_came, ranks - 1, True)
+
+
+def wrong_order(mine: Tensor, rank: int, ranks: int) -> Any:
+    return list(reversed(solution(mine, rank, ranks)))
+
+
+def joined(mine: Tensor, rank: int, ranks: int) -> Any:
+    return torch.cat(solution(mine, rank, ranks))
+
+
+def sends_first(mine: Tensor, rank: int, ranks: int) -> Any:
+    dist.send(mine, (rank + 1) % ranks)
+    return solution(mine, rank, ranks)
+
+
+def receives_first(mine: Tensor, rank: int, ranks: int) -> Any:
+    dist.recv(torch.empty_like(mine), (rank - 1) % ranks)
+    return solution(mine, rank, ranks)
+
+
+def a_plain_error(mine: Tensor, rank: int, ranks: int) -> Any:
+    return [mine][ranks]
+
+
+def says(function: Callable, ranks: int, timeout: float = 5.0) -> str:
+    verdict = lesson03.check_ring(ranks, timeout=timeout).check(function)
+    assert verdict.passed is False
+    return verdict.message
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_solution_and_the_reference_pass(ranks: int) -> None:
+    exercise = lesson03.check_ring(ranks)
+    assert exercise.check(solution)
+    assert exercise.accepted is solution
+    assert lesson03.check_ring(ranks).check(lesson03.ring_all_gather)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, who holds it already"),
+        (one_round_too_many, "sends piece 1 to rank 1, who holds it already"),
+        (one_round_too_few, "Rank 0 returned no piece at place 1: that buffer was never filled"),
+        (an_empty_buffer, "Round 1: rank 0 sends a buffer that holds no piece yet"),
+        (wrong_order, "at place 0. Pieces stand in the order of ranks"),
+        (joined, "pieces; rank 0 returned Tensor"),
+        (a_plain_error, "IndexError"),
+    ],
+)
+def test_a_wrong_ring_is_told_what_is_wrong_with_it(wrong: Callable, message: str, ranks: int) -> None:
+    assert message in says(wrong, ranks)
+
+
+def test_ranks_that_wait_for_each_other_are_told() -> None:
+    assert "all are in send(), and nobody receives" in says(sends_first, 3, timeout=1.5)
+    assert "rank 0 waits to receive from rank 2" in says(receives_first, 3, timeout=1.5)
+
+
+def test_a_handle_that_is_never_waited_for_is_named() -> None:
+    message = says(never_waits, 4, timeout=3.0)
+    assert "has not waited for" in message or "returns without wait()" in message
+
+
+def test_a_message_to_a_stranger_is_no_ring() -> None:
+    def to_everybody(mine: Tensor, rank: int, ranks: int) -> list[Tensor]:
+        others = [other for other in range(ranks) if other != rank]
+        sendings: list[Any] = [dist.isend(mine, other) for other in others]
+        pieces = [torch.empty_like(mine) for _ in range(ranks)]
+        pieces[rank] = mine
+        for other in others:
+            dist.recv(pieces[other], other)
+        for sending in sendings:
+            sending.wait()
+        return pieces
+
+    assert "In a ring it sends to rank 1 only" in says(to_everybody, 3)
+
+
+def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
+    def stub(mine: Tensor, rank: int, ranks: int) -> Any:
+        return ...
+
+    assert lesson03.check_ring(2).check(stub).passed is None
+    assert lesson03.run_gather(stub, 2).messages_sent(0) == 1
+    assert "reference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_counted_bytes_are_the_formulas_and_the_halves_are_equal(ranks: int) -> None:
+    gather, total = lesson03.run_gather(solution, ranks), lesson03.run_sum(all_reduce, ranks)
+    for rank in range(ranks):
+        assert gather.bytes_sent(rank) == lesson03.ring_formula("all_gather", ranks)
+        assert (
+            total.bytes_sent(rank)
+            == lesson03.ring_formula("all_reduce", ranks)
+            == 2 * gather.bytes_sent(rank)
+        )
+        half = total.bytes_sent(rank, last=ranks - 1)
+        assert half == lesson03.ring_formula("reduce_scatter", ranks) == gather.bytes_sent(rank)
+    said = lesson03.say_bytes(gather, total).split("\n")
+    assert len({line.split()[-1] for line in said[1:]} & {line.split()[-2] for line in said[1:]}) == 2
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_every_position_of_its_widget_can_be_drawn(ranks: int) -> None:
+    total = lesson03.run_sum(all_reduce, ranks)
+    shell = lesson03.explore_sum(total)
+    assert isinstance(shell, Shell)
+    seen = set()
+    for last in range(2 * (ranks - 1) + 1):
+        shell.controls["last"].value = last
+        assert "<img " in shell.canvas.value
+        seen.add(shell.canvas.value)
+    assert len(seen) == 2 * (ranks - 1) + 1
+    assert shell.still is not None
+    assert f"Round {2 * (ranks - 1)}: rank 0 sends" in shell.still.alt
+
+
+def test_the_sum_is_torchs_own() -> None:
+    assert launch(_same_as_torchs, 3) == [True] * 3
+
+
+def _same_as_torchs(rank: int) -> bool:
+    pieces = lesson03.my_pieces(rank, 3)
+    whole = torch.cat(pieces)
+    dist.all_reduce(whole)
+    return torch.equal(torch.cat(all_reduce(pieces, rank, 3)), whole)
+
+
+def test_pictures_mark_what_is_wrong() -> None:
+    right = lesson03.gather_story(lesson03.run_gather(solution, 3))
+    assert right.wrong is None
+    wrong = lesson03.gather_story(lesson03.run_gather(always_its_own, 3))
+    assert wrong.wrong is not None
+    assert wrong.wrong.round == 2
+    stuck = lesson03.picture_of_gather(lesson03.run_gather(sends_first, 3, timeout=1.5))
+    assert stuck.alt.count("nobody receives it") == 3
+    clock = lesson03.picture_of_clock(lesson03.run_gather(solution, 3))
+    assert clock.alt.count("sends piece") == 6
+
+
+def test_the_same_run_gives_the_same_ladder() -> None:
+    one, two = (lesson03.picture_of_gather(lesson03.run_gather(solution, 4)) for _ in range(2))
+    assert one.svg == two.svg
+
+
+def test_everybody_sends_first_ends_in_a_named_error() -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch(_send_first, 2, timeout=1.5)
+    assert lesson03.say_failure(caught.value).startswith("RankFailedError\nno rank failed by itself")
+
+
+def _send_first(rank: int) -> None:
+    dist.send(torch.ones(1), 1 - rank)
+    dist.recv(torch.ones(1), 1 - rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (lambda ranks: (ranks - 1, (ranks - 1) * 4096), None),
+        (lambda ranks: (ranks, ranks * 4096), "home again"),
+        (lambda ranks: (ranks + 3, 4096), "more than anybody lacks"),
+        (lambda ranks: (ranks - 1, (ranks - 1) * 1024), "each takes 4 bytes"),
+        (lambda ranks: (ranks - 1, 7), "7 is not"),
+        (lambda ranks: ("many", 7), "whole numbers"),
+    ],
+)
+def test_predictions_are_judged(answers: Callable, says: str | None, ranks: int) -> None:
+    verdict = lesson03.predict(ranks).check(*answers(ranks))
+    assert verdict.passed is (says is None)
+    assert (says or "") in verdict.message
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+def test_the_quiz_knows_right_from_wrong(ranks: int) -> None:
+    quiz, half = lesson03.quiz(ranks), ranks - 1
+    assert quiz.check({"rounds": 2 * half, "share": 0.5, "bytes": 2 * half * 4096})
+    assert "last rung" in quiz.check({"rounds": half, "share": 0.5, "bytes": 2 * half * 4096}).message
+    assert "Divide" in quiz.check({"rounds": 2 * half, "share": 1, "bytes": 2 * half * 4096}).message
+    assert "bytes_sent" in quiz.check({"rounds": 2 * half, "share": 0.5, "bytes": half * 4096}).message
+
+
+def test_a_wire_is_fitted_through_exact_times() -> None:
+    sizes = [4**power for power in range(1, 12)]
+    wire = lesson03.fit_wire(sizes, [5e-5 + size / 2e9 for size in sizes])
+    assert wire.latency == pytest.approx(5e-5)
+    assert wire.bandwidth == pytest.approx(2e9)
+    assert (
+        "latency 50 µs" in lesson03.picture_of_wire(wire, sizes, [wire.seconds(size) for size in sizes]).alt
+    )
+
+
+def test_a_wire_is_never_negative() -> None:
+    wire = lesson03.fit_wire([4, 1024, 4096], [3e-3, 2e-3, 1e-3])
+    assert wire.latency > 0
+    assert wire.bandwidth > 0

@@ -1,0 +1,218 @@
+"""Lesson 07: what a cut does to UVᵀ, and a gather's checker that knows right from wrong on real ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from muon_tutorial.learn import lesson07
+from muon_tutorial.learn.widgets import Shell
+
+GRIDS = [(1, 2), (2, 2), (1, 4)]
+
+
+def found(matrix: str, cut: str, pieces: int) -> lesson07.Comparison:
+    whole = lesson07.matrices()[matrix]
+    return lesson07.compare(lesson07.pieces_alone(whole, lesson07.DIMS[cut], pieces), whole)
+
+
+@pytest.mark.parametrize("matrix", ["real", "Gaussian", "power law"])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_cut_by_columns_every_singular_value_is_the_root_of_tp_and_the_update_wrong(
+    matrix: str, tp: int
+) -> None:
+    result = found(matrix, "columns", tp)
+    assert result.values[0] == pytest.approx(tp**0.5)
+    assert result.values[-1] == pytest.approx(tp**0.5)
+    assert result.cosine < 0.97
+    assert result.at_best > 0.2
+
+
+def test_cut_by_rows_it_is_nearly_harmless_on_independent_numbers_and_on_nothing_else() -> None:
+    assert found("Gaussian", "rows", 4).cosine > 0.97
+    assert found("real", "rows", 4).cosine < 0.72
+    assert found("power law", "rows", 4).cosine < 0.72
+    assert found("Gaussian", "columns", 4).cosine == pytest.approx(0.86, abs=0.01)
+
+
+@pytest.mark.parametrize("cut", ["columns", "rows"])
+def test_one_piece_is_the_whole(cut: str) -> None:
+    result = found("real", cut, 1)
+    assert result.distance < 1e-9
+    assert result.cosine == pytest.approx(1)
+
+
+def test_no_rescaling_brings_the_update_nearer_than_at_best() -> None:
+    whole = lesson07.gradient()
+    update, ideal = lesson07.pieces_alone(whole, 1, 4), lesson07.orthogonal(whole)
+    best = min(((scale * update - ideal).norm() / ideal.norm()).item() for scale in torch.linspace(0, 1, 401))
+    assert lesson07.compare(update, whole).at_best == pytest.approx(best, abs=1e-4)
+
+
+def test_every_position_of_its_widget_can_be_drawn() -> None:
+    shell = lesson07.explore(4)
+    assert isinstance(shell, Shell)
+    seen = set()
+    for matrix, cut, pieces in itertools.product(("real", "Gaussian", "power law"), lesson07.DIMS, (2, 4, 8)):
+        shell.controls["matrix"].value = matrix
+        shell.controls["cut"].value = cut
+        shell.controls["pieces"].value = pieces
+        assert "<img " in shell.canvas.value
+        assert shell.picture is not None
+        assert shell.picture.alt.startswith(f"{matrix}: Cut by {cut} into {pieces}")
+        seen.add(shell.canvas.value)
+    assert len(seen) == 18
+    assert shell.still is not None
+    assert "power law: Cut by rows into 4" in shell.still.alt
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_its_pictures_are_drawn_and_say_their_numbers(tp: int) -> None:
+    panels = lesson07.picture_of_panels(lesson07.gradient(), tp)
+    assert "recorded after 300 steps" in panels.alt
+    assert "Cut by columns into 4: singular values 2.00 to 2.00, cosine 0.77" in panels.alt
+    assert lesson07.picture_of_panels(lesson07.gradient(), tp).svg == panels.svg
+    assert f"cut by rows: each of {tp} places holds {64 // tp}" in lesson07.picture_of_cuts(tp).alt
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_guess_is_judged(tp: int) -> None:
+    guess = lesson07.predict(tp)
+    assert guess.check(tp**0.5, False)
+    assert "right for each piece" in guess.check(1, True).message
+    assert "squares" in guess.check(tp, False).message
+    assert "no singular value but 1" in guess.check(tp**0.5, True).message
+    assert "True or False" in guess.check("large", False).message
+    assert "Run the next cells" in guess.check(17, False).message
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_quiz_knows_right_from_wrong(tp: int) -> None:
+    result = found("real", "columns", tp)
+    right = {"largest": tp**0.5, "cosine": round(result.cosine, 3), "received": (tp - 1) * 64 * 256 // tp}
+    assert lesson07.quiz(tp).check(right)
+    for name, wrong in (("largest", 1.0), ("cosine", 1.0), ("received", 64 * 256)):
+        verdict = lesson07.quiz(tp).check({**right, name: wrong})
+        assert verdict.passed is False
+        assert verdict.message.startswith(f"{name}:")
+
+
+def gathered(piece: Tensor, group: Any) -> list[Tensor]:
+    pieces = [torch.empty_like(piece) for _ in range(group.size())]
+    dist.all_gather(pieces, piece, group=group)
+    return pieces
+
+
+def solution(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.cat(gathered(piece, group), dim=dim)
+
+
+def always_columns(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.cat(gathered(piece, group), dim=1)
+
+
+def always_rows(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.cat(gathered(piece, group), dim=0)
+
+
+def viewed(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.cat(gathered(piece, group), dim=0).view(lesson07.SHAPE)
+
+
+def backwards(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.cat(gathered(piece, group)[::-1], dim=dim)
+
+
+def stacked(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.stack(gathered(piece, group), dim=dim)
+
+
+def alone(piece: Tensor, dim: int, group: Any) -> Any:
+    return piece
+
+
+def everybody(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.cat(gathered(piece, dist.group.WORLD), dim=dim)
+
+
+def unfilled(piece: Tensor, dim: int, group: Any) -> Any:
+    return torch.full(lesson07.SHAPE, -1.0)
+
+
+def a_list(piece: Tensor, dim: int, group: Any) -> Any:
+    return gathered(piece, group)
+
+
+def a_plain_error(piece: Tensor, dim: int, group: Any) -> Any:
+    return [][dim]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_the_solution_and_the_reference_pass(dp: int, tp: int) -> None:
+    assert lesson07.check_gather(dp, tp).check(solution)
+    assert lesson07.check_gather(dp, tp).check(lesson07.gather_whole)
+
+
+WRONG: list[tuple[Callable, str]] = [
+    (always_columns, "Cut by rows, rank 0: the shape is"),
+    (always_rows, "Cut by columns, rank 0: the shape is"),
+    (viewed, "the shape is right, but at row 0, column"),
+    (backwards, "the shape is right, but at row 0, column 0 stands the number of row 0, column"),
+    (stacked, "without a new dimension"),
+    (alone, "nothing was put together"),
+    (unfilled, "was never filled"),
+    (a_list, "return a matrix, not list"),
+    (a_plain_error, "IndexError"),
+]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(2, 2), (1, 4)])
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, message: str, grid: tuple) -> None:
+    verdict = lesson07.check_gather(*grid).check(wrong)
+    assert verdict.passed is False
+    assert message in verdict.message
+
+
+@pytest.mark.live
+def test_a_gather_from_all_ranks_is_told_that_the_line_is_enough() -> None:
+    assert "pieces of all ranks" in lesson07.check_gather(2, 2).check(everybody).message
+
+
+@pytest.mark.live
+def test_pictures_show_the_readers_wrong_run() -> None:
+    right = lesson07.picture_of_gathered(lesson07.run_gather(solution, 1, 2))
+    assert right.alt.count("all in place") == 2
+    wrong = lesson07.picture_of_gathered(lesson07.run_gather(backwards, 1, 2))
+    assert wrong.alt.count("wrong from row 0, column 0") == 2
+    assert "256 × 64" not in wrong.alt
+    tall = lesson07.picture_of_gathered(lesson07.run_gather(always_rows, 1, 2))
+    assert "128 × 128, a wrong shape" in tall.alt
+    assert "no matrix" in lesson07.picture_of_gathered(lesson07.run_gather(a_list, 1, 2)).alt
+
+
+@pytest.mark.live
+def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
+    def stub(piece: Tensor, dim: int, group: Any) -> Any:
+        return ...
+
+    assert lesson07.check_gather(1, 2).check(stub).passed is None
+    assert "all in place" in lesson07.picture_of_gathered(lesson07.run_gather(stub, 1, 2)).alt
+    assert "reference" in capsys.readouterr().out
+
+
+@pytest.mark.live
+def test_costs_are_said_with_what_travels() -> None:
+    from muon_tutorial import launch
+
+    said = lesson07.say_cost(launch(lesson07.cost_of_both, 2, args=(solution, 1, 2, 1)), 2)
+    assert "8,192" in said
+    assert "(32,768 bytes in float32)" in said
