@@ -5,6 +5,7 @@ The only place where data moves between processes, and the only one that knows h
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +28,9 @@ T = TypeVar("T")
 Moment = Literal["issued", "done", "waiting", "answered"]
 Follow = Callable[[Moment], None]
 Observer = Callable[[Collective, Coordinate], Follow | None]
+
+LONG_WAIT = 600.0
+"""Seconds above which the timeout of a group is worth a warning; torch gives Gloo 1,800, NCCL 600."""
 
 # The names before torch 2.13 warn there; the new ones do not exist before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -162,7 +166,7 @@ class LiveWorld:
             raise GridError(f"rank {dist.get_rank()} is not on the mesh {self.mesh}")
         self.at = grid.at(grid.rank(dict(zip(grid.axes, positions, strict=True))))
         for axis in grid.axes:
-            self.group((axis,))
+            _warn_of_patience(axis, self.group((axis,)))
 
     @property
     def grid(self) -> Grid:
@@ -220,6 +224,17 @@ class LiveWorld:
             torch.device(kind)
             if kind == "cpu"
             else torch.device(kind, torch.get_device_module(kind).current_device())
+        )
+
+
+def _warn_of_patience(axis: str, group: dist.ProcessGroup) -> None:
+    """Say so where a group handed in would let ranks wait long for one that is stopped."""
+    seconds = group_timeout(group)
+    if seconds > LONG_WAIT:
+        warnings.warn(
+            f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank would hold "
+            "the others that long; make the mesh with build_mesh(grid, timeout=...), or use launch()",
+            stacklevel=4,
         )
 
 

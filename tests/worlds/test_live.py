@@ -172,3 +172,23 @@ def test_a_step_warns_of_nothing_and_leaves_all_ranks_alike(three: list[dict[str
     first, *others = (found["stepped"] for found in three)
     assert not torch.equal(first[0], torch.eye(3, 4))
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def patience(rank: int) -> list[list[str]]:
+    """What a world says of groups that wait half an hour, and of those that build_mesh made."""
+    said = []
+    long = dist.new_group(timeout=timedelta(minutes=30))
+    patient = DeviceMesh.from_group(long, "cpu", mesh_dim_names=("dp",))
+    for mesh in (patient, build_mesh({"dp": 2})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            LiveWorld(mesh)
+        said.append([str(each.message) for each in caught])
+    return said
+
+
+def test_a_group_handed_in_that_waits_half_an_hour_is_told() -> None:
+    for long, short in launch(patience, 2):
+        assert len(long) == 1
+        assert "axis 'dp' times out after 1800 s" in long[0]
+        assert short == []
