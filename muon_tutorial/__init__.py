@@ -14,6 +14,7 @@ The public surface, by floor:
 
 from __future__ import annotations
 
+from .checkpoint import load_checkpoint, save_checkpoint
 from .config import (
     DistributedConfig,
     create_devicemesh_config,
@@ -67,9 +68,11 @@ __all__ = [
     "create_dtensor_config",
     "create_processgroup_config",
     "launch",
+    "load_checkpoint",
     "owner",
     "replicated",
     "round_robin",
+    "save_checkpoint",
     "split_parameters",
     "zero1",
     "zeropower_via_newtonschulz",
