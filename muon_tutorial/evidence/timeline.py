@@ -171,10 +171,11 @@ def timeline_of(traces: Mapping[int, Trace]) -> Timeline:
 
 def _rank_times(rank: int, trace: Trace) -> RankTimes:
     begin, end = span(trace.executed or trace.events)
-    return RankTimes(rank, begin, end, trace.compute, tuple(_flights(rank, trace)), trace.blocked)
+    return RankTimes(rank, begin, end, trace.compute, tuple(flights_of(rank, trace)), trace.blocked)
 
 
-def _flights(rank: int, trace: Trace) -> Iterable[Flight]:
+def flights_of(rank: int, trace: Trace) -> Iterable[Flight]:
+    """The collectives that a trace executed, each once, on the trace's clock."""
     turns: dict[tuple[int, ...], int] = {}
     for event in trace.collectives:
         group = _ranks(event.args.get("Process Group Ranks", ""))

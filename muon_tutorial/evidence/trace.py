@@ -14,16 +14,18 @@ Every request gets a label on the profiler's track (kind, sizes, phase, matrix o
 on one clock that all ranks of a machine share. Writes a file for each rank, one merged file for Perfetto and
 chrome://tracing, the split of wall time, and a picture. Touches neither the engine nor the collectives.
 
-On a GPU a flight ends when NCCL has enqueued it; the kernels in the merged file show when it ran.
+On a GPU the call that asks for a collective only enqueues it: there, a flight is the kernel's, and gets our
+label where a group's kernels are as many as its requests.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
@@ -42,7 +44,7 @@ from .chrome import merge_documents
 from .kineto import Trace, nanoseconds, parse_trace
 from .ledger import ring_bytes
 from .spans import Intervals, clip, union
-from .timeline import Flight, RankTimes, Split, Timeline, split, split_markdown
+from .timeline import Flight, RankTimes, Split, Timeline, flights_of, split, split_markdown
 from .timeline_picture import draw_timeline
 
 SPAN = "recorded"
@@ -276,7 +278,10 @@ def _times_of(document: Mapping[str, Any]) -> RankTimes:
     flights = [
         Flight(rank=taped["rank"], **{**entry, "group": tuple(entry["group"])}) for entry in taped["flights"]
     ]
-    flights += _unasked(trace, taped["rank"], taped["ahead"], flights)
+    if trace.executed:
+        flights = list(_on_device(trace, taped["rank"], taped["ahead"], flights))
+    else:
+        flights += _unasked(trace, taped["rank"], taped["ahead"], flights)
     return RankTimes(
         rank=taped["rank"],
         begin=taped["begin"],
@@ -293,12 +298,23 @@ def _shifted(intervals: Intervals, ahead: int) -> Intervals:
 
 def _unasked(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
     """Collectives that nobody asked our worlds for, such as PyTorch's own tensor parallelism: the backend's
-    events that begin in none of our flights. On a GPU they stay with the kernels in the merged file."""
+    events that begin in none of our flights."""
     asked = union((flight.issued, flight.done) for flight in flights)
-    for event in [] if trace.executed else trace.collectives:
+    for event in trace.collectives:
         begin, end = event.begin - ahead, event.end - ahead
         if not clip(asked, begin, begin + 1):
             yield Flight(rank, event.kind, UNASKED, "", (), 0, begin, end)
+
+
+def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
+    """What the kernels executed, on the machine's clock, with our labels where they fit one to one."""
+    ran = list(flights_of(rank, trace))
+    asked = {(flight.group, flight.turn): flight for flight in flights}
+    kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)
+    for flight in ran:
+        known = flight.group and kernels[flight.group] == requests[flight.group]
+        label = asked[flight.group, flight.turn] if known else flight
+        yield replace(label, issued=flight.issued - ahead, done=flight.done - ahead)
 
 
 def _finish_gpu() -> None:

@@ -13,6 +13,7 @@ import torch
 from muon_tutorial import Muon
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
+from muon_tutorial.evidence import traps
 from muon_tutorial.evidence.chrome import check_document
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.evidence.trace import Recording, Tape, merge, record
@@ -163,3 +164,32 @@ def follow_requests(rank: int) -> dict[str, list[Moment]]:
 
 def iter_of(request: Collective) -> Walk:
     return (yield request)
+
+
+def test_on_a_gpu_flights_are_the_kernels_with_our_labels(tmp_path: Path) -> None:
+    """By hand, as no GPU is needed to read a trace of one: rank 1 asks 20 ms late, rank 0's kernel spins."""
+    for rank, start in enumerate((1000, 21_000)):
+        document = traps.counted_four_times()
+        kernel = next(event for event in document["traceEvents"] if event["cat"] == "kernel")
+        kernel["ts"], kernel["dur"] = start, 31_000 - start
+        asked = {
+            "kind": "all_gather",
+            "phase": "dp gather",
+            "subject": "bucket 0",
+            "group": [0, 1],
+            "turn": 0,
+        }
+        enqueued = {"issued": 0, "done": 10_000, "payload": 8, "ring": 8}
+        taped = {"rank": rank, "begin": 0, "end": 40_000_000, "ahead": 500_000, "flights": [asked | enqueued]}
+        packed = gzip.compress(json.dumps(document | {"taped": taped}).encode())
+        (tmp_path / f"rank_{rank}.json.gz").write_bytes(packed)
+    recording = merge(tmp_path)
+    flights = [times.flights[0] for times in recording.timeline.ranks]
+    assert [flight.label for flight in flights] == ["dp gather of bucket 0"] * 2
+    assert [(flight.issued, flight.done) for flight in flights] == [
+        (500_000, 30_500_000),
+        (20_500_000, 30_500_000),
+    ]
+    early, late = recording.splits
+    assert (early.waiting, early.communication) == (20_000_000, 10_000_000)
+    assert (late.waiting, late.communication) == (0, 10_000_000)
