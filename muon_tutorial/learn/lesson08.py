@@ -327,9 +327,11 @@ def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> str:
             if wrong := _wrong(one, other):
                 return "\n".join([*lines, f"{phase:24} {wrong}"])
         if len(came) != len(due):
-            how = broke.splitlines()[0] if broke else f"{len(came)} messages, not {len(due)}"
+            how = broke.splitlines()[0] if broke else f"{len(came)} requests, not {len(due)}"
             return "\n".join([*lines, f"{phase:24} stopped: {how}"])
-        said = f"{len(due)} messages, the same bits" if due else "no message; its result travels later"
+        said = (
+            f"{len(due)} requests, the same bits" if due else "nothing is sent; seen when its result travels"
+        )
         lines.append(f"{phase:24} {said}")
     return "\n".join([*lines, f"stopped at the end: {broke}"] if broke else lines)
 
@@ -466,6 +468,28 @@ def say_sum(gradients: Mapping[str, Tensor], after: Mapping[str, Tensor], seed: 
         f"largest error   {error.largest:.1e}; in parts of its bound: {error.of_bound:.3f}\n"
         f"weights         {different_bits(after, ideal)} differ after the step, by at most {change:.1e}"
     )
+
+
+def say_orders(seed: int, texts: int) -> str:
+    """Gradients of several texts, added forwards and backwards in fp32, and the weights that follow."""
+    parts = [local_gradients(seed, place) for place in range(texts)]
+    means = [{name: _added(name, order) / texts for name in MATRICES} for order in (parts, parts[::-1])]
+    stepped = [step_alone(mean, seed) for mean in means]
+    gradient, weight = (
+        max(float((one[name] - other[name]).abs().max()) for name in MATRICES)
+        for one, other in (means, stepped)
+    )
+    return (
+        f"gradients that differ  {different_bits(*means)}, by at most {gradient:.1e}\n"
+        f"weights that differ    {different_bits(*stepped)}, by at most {weight:.1e}"
+    )
+
+
+def _added(name: str, parts: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    total = parts[0][name].clone()
+    for part in parts[1:]:
+        total += part[name]
+    return total
 
 
 def error_of(work: Callable[..., Any], *arguments: Any) -> str:
@@ -666,12 +690,12 @@ def quiz(plan: Plan) -> Exercise:
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     first = recording.diaries[0]
     expected = {
-        "messages": len(first.sent),
+        "requests": len(first.sent),
         "whole": len(recording.workers("o")),
         "different": 0,
     }
     why = {
-        "messages": "Ask len(reports[0].diary.sent).",
+        "requests": "Ask len(reports[0].diary.sent).",
         "whole": "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?",
         "different": "Look at the line that begins with: numbers that differ.",
     }

@@ -32,8 +32,9 @@ from muon_tutorial.learn import lesson08 as lesson, replay
 # ## One step, and its mirror
 #
 # This is a recording of one real step, taken on real processes, of one matrix in a small GPT. Each row is a
-# rank. Each column is a moment; the arrows on top are the seven **phases** between the moments. A colour and
-# a number say which rank *brought* that part. Grey is what a rank does not hold.
+# rank (they stand in a grid: dp counts its lines, tp the places in a line). Each column is a moment. The arrows
+# on top are the seven **phases** between the moments. A colour and a number say which rank *brought* that
+# part. Grey is what a rank does not hold.
 #
 # Read the columns from the left up to the dashed line. Then read them from the right.
 
@@ -43,7 +44,8 @@ mirror, back, shapes, loop, quiz = lesson.exercises(plan)
 replay.explore(replay.load(), live=widgets)
 
 # %% [markdown]
-# Both times you see the same boxes, but for the last: there, everybody has everybody's. These are the phases.
+# Both ways you pass the same boxes. Only the outermost columns differ in colour: on the left each rank has a
+# gradient of its own, on the right all copies along dp have the same parts. These are the phases:
 #
 # | way out | | way back | |
 # |---|---|---|---|
@@ -174,7 +176,7 @@ print(inspect.getsource(scatter))
 # ## A bug: the matrix that was flat
 #
 # The blueprint behind this lesson is a published script of this very step. Its author lists five bugs that
-# she had to find. One sits before phase 3. What travels is flat: one long row of numbers, matrix after
+# had to be found. One sits before phase 3. What travels is flat: one long row of numbers, matrix after
 # matrix. The script cut out its part with `.view(-1)`, which leaves it flat. Newton–Schulz answers:
 
 # %%
@@ -284,8 +286,8 @@ def my_step(job, bucket, at):
     job.write(bucket, fresh)
 
 # %% [markdown]
-# First in the stepping world, beside the package's own step. Each message is compared, bit by bit. If you
-# change something in the cell above, you see here which message goes wrong first.
+# First in the stepping world, beside the package's own step. What each rank asks for is compared, bit by bit.
+# If you change something in the cell above, you see here which rank's request goes wrong first, and where.
 
 # %%
 print(lesson.first_difference(my_step, dp, tp, seed))
@@ -331,11 +333,18 @@ print("numbers that differ:", lesson.different_bits(after, alone))
 print(lesson.say_sum(gradients, after, seed, dp))
 
 # %% [markdown]
-# The weights may differ by far more than the gradients did. Newton–Schulz works in bfloat16, which keeps only
+# Two numbers have only one sum. With more of them the order counts. Here are gradients of eight texts, added
+# forwards and backwards, each followed by one step in one process.
+
+# %% tags=["volatile"]
+print(lesson.say_orders(seed, texts=8))
+
+# %% [markdown]
+# The weights change by far more than the gradients did. Newton–Schulz works in bfloat16, which keeps only
 # 8 bits of each number: where a tiny change crosses one of its rounding edges, it becomes a visible one. That
-# is no mistake of the step. It would happen in one process, too, if you added the gradients in another order.
+# is no mistake of the distributed step. No other process was involved.
 #
-# Try other texts:
+# Now more texts on your ranks. Does the bound hold?
 
 # %% tags=["volatile"]
 texts = range(seed + 1, seed + 1 + steps)
@@ -343,8 +352,10 @@ texts = range(seed + 1, seed + 1 + steps)
 def run_texts(rank):
     return [lesson.job(rank, dp, tp, text).run(my_step) for text in texts]
 
-for text, found in zip(texts, zip(*launch(run_texts, dp * tp, backend=backend))):
-    error = lesson.sum_error(lesson.whole_gradients(plan, found), text, dp)
+runs = launch(run_texts, dp * tp, backend=backend)
+for number, text in enumerate(texts):
+    found = lesson.whole_gradients(plan, [run[number] for run in runs])
+    error = lesson.sum_error(found, text, dp)
     print(f"text {text}: {error.rounded} of {error.count} rounded, {error.of_bound:.3f} of the bound")
 
 # %% [markdown]
@@ -358,12 +369,12 @@ for text, found in zip(texts, zip(*launch(run_texts, dp * tp, backend=backend)))
 #
 # **Quiz.** Answer with numbers.
 #
-# 1. `messages`: how many messages of the seven phases did rank 0 take part in?
+# 1. `requests`: how many requests did rank 0 make in the seven phases? (Its `reports[0].diary` has noted them.)
 # 2. `whole`: on how many ranks is the matrix o whole at Newton–Schulz?
 # 3. `different`: how many weights of your step differ from those of one process with the same gradient?
 
 # %% tags=["stub"]
-answers = {"messages": ..., "whole": ..., "different": ...}
+answers = {"requests": ..., "whole": ..., "different": ...}
 
 # %%
 quiz.check(answers)
@@ -372,9 +383,9 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# messages = len(reports[0].diary.sent)
+# asked = len(reports[0].diary.sent)
 # whole = sum(bool(report.diary.tiles["o"][4]) for report in reports)
-# answers = {"messages": messages, "whole": whole, "different": lesson.different_bits(after, alone)}
+# answers = {"requests": asked, "whole": whole, "different": lesson.different_bits(after, alone)}
 # ```
 #
 # </details>

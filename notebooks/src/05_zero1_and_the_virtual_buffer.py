@@ -1,0 +1,198 @@
+# %% [markdown]
+# # 05 · ZeRO-1 and the virtual buffer
+#
+# **Twenty minutes.** At the end you can say, for any matrix, which numbers of its momentum a rank keeps, and
+# where they lie in its memory. And your own function has found them on real processes.
+#
+# *You need* lesson 03 (what a collective moves). No knowledge of ZeRO.
+#
+# *Previous:* 04, How did the first distributed Muon work? *Next:* 06, The 2-D grid, and what TP cuts.
+#
+# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+
+# %% tags=["parameters"]
+dp: int = 4
+tp: int = 1
+bucket: int = 400
+steps: int = 5
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %%
+import torch
+import torch.distributed as dist
+from muon_tutorial import launch
+from muon_tutorial.learn import lesson05 as lesson
+
+# %% [markdown]
+# ## Three rulers
+#
+# A small model has matrices A to E. Muon keeps a **momentum** of the same size for each. Many ranks train the
+# model together, each on other data. If each kept the whole momentum, all but one copy would be wasted.
+#
+# **ZeRO-1** wastes nothing: every number of the momentum is kept by one rank. But which? See for yourself:
+# three rulers over the same numbers. Colours in the last one are ranks.
+
+# %%
+plan = lesson.plan_of(dp, tp, bucket)
+split, ranges, quiz = lesson.exercises(plan)
+lesson.explore(plan, bucket, live=widgets)
+
+# %% [markdown]
+# From top to bottom:
+#
+# 1. *Matrices.* Written out flat, row after row, one after the other.
+# 2. *Buckets.* What travels together. A **bucket** takes matrices until it is full; one that is too large
+# gets a bucket of its own. It is filled up with **padding** so that dp divides its length.
+# 3. *Slices.* Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1
+# the second, and so on.
+#
+# The cuts know nothing of matrices. A rank owns a *range*, not a matrix. That makes all shares equal, however
+# unequal the matrices are.
+#
+# Nobody ever keeps the whole second ruler. It is an address book, a **virtual buffer**: it says where each
+# number would be if somebody did.
+#
+# ## Predict
+#
+# Which matrices are shared by several ranks, with the numbers `dp` and `bucket` as above?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+shared = ...  # a list of names, such as ["A", "D"]
+
+# %%
+split.check(shared)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Follow the dashed lines up. Or let the plan tell, for the keepers of each matrix:
+#
+# ```python
+# shared = lesson.split_matrices(plan)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## The master plan
+#
+# The package writes this down, a line for each matrix. The blueprint of this method calls the lines
+# `dist_meta`. Every rank reads the same plan, and finds its own part without asking anyone. A range `a to b`
+# starts with number a and ends just before b, as in Python.
+
+# %%
+for rank in range(0, dp * tp, tp):
+    print(f"rank {rank}:", lesson.say_plan(plan, rank), sep="\n", end="\n\n")
+
+# %% [markdown]
+# The third column is the same for all. The last one is not: it says where the matrix lies *in the rank's own
+# slice*. And it can be calculated from the third.
+#
+# ## Find your range
+#
+# Write that calculation. You get `global_range`, where a matrix lies in its bucket; `place`, which slice
+# (0 is the first); and `length`, how long each slice is. Return where the matrix lies in the slice, counted
+# from the start *of the slice*; `(0, 0)` if it does not.
+#
+# *Medium · 7 minutes · required*
+
+# %% tags=["stub"]
+def local_range(global_range, place, length):
+    start, stop = global_range
+    return ...
+
+# %%
+ranges.check(local_range)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# What two ranges share lies between the larger start and the smaller stop.
+#
+# ```python
+# def local_range(global_range, place, length):
+#     start, stop = global_range
+#     begin = place * length
+#     first = max(start, begin) - begin
+#     last = min(stop, begin + length) - begin
+#     return (first, last) if first < last else (0, 0)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Collect a matrix on real processes
+#
+# No rank has the momentum of C to itself, or only one has; your function knows. On each rank, the next cell
+# takes the part of C out of the slice that the rank keeps. Then all parts go to all ranks.
+
+# %%
+local_range = ranges.accepted_or(lesson.local_range)
+meta = plan.dist_meta(plan.grid.at(0))[2]
+
+def collect(place):
+    kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
+    start, stop = local_range(meta.global_range, place, len(kept))
+    parts = [None] * dp
+    dist.all_gather_object(parts, kept[start:stop])
+    return parts
+
+# %%
+collected = launch(collect, dp, backend=backend)
+print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
+print("the whole of it:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
+
+# %% [markdown]
+# This is why lesson 08 has a *dp gather*: Newton–Schulz needs a matrix whole, and ranges cut matrices.
+#
+# ## How large should a bucket be?
+#
+# Move the buttons above the rulers once more. Small buckets: much padding, and many messages. Large ones:
+# nothing can be worked on until a lot has arrived.
+#
+# Now measure it, on the hidden matrices of a small GPT and with the package's own Muon. The columns are those
+# of rank 0: how many buckets, how many messages it takes part in for one step, the padding, and how many
+# numbers of momentum it keeps. The time is that of the slowest rank.
+
+# %% tags=["volatile"]
+costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
+print(lesson.say_buckets(costs))
+
+# %% [markdown]
+# What a rank keeps hardly depends on the bucket. The number of messages does. Each costs time for its start,
+# however small it is; that is the latency you have measured in lesson 03.
+#
+# ## Recap
+#
+# - Momentum is cut by *number*, not by matrix: equal shares for all ranks, in every bucket.
+# - Where a rank's part of a matrix lies is an intersection of two ranges. No message is needed to know it.
+# - The virtual buffer is an address book. Nobody holds it.
+# - Fewer, larger buckets mean fewer messages and less padding.
+#
+# **Quiz.** Answer with numbers, for `dp` and `bucket` as above.
+#
+# 1. `kept`: how many numbers of momentum does rank 0 keep, padding not counted?
+# 2. `padding`: how many numbers of padding are in all buckets together?
+# 3. `buckets`: how many buckets are there if each takes at most 100 numbers?
+
+# %% tags=["stub"]
+answers = {"kept": ..., "padding": ..., "buckets": ...}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# mine = [meta.local_range for meta in plan.dist_meta(plan.grid.at(0))]
+# kept = sum(stop - start for start, stop in mine)
+# buckets = len(lesson.plan_of(dp, tp, 100).buckets)
+# answers = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": buckets}
+# ```
+#
+# </details>
