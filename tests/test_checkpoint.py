@@ -215,7 +215,7 @@ def test_every_way_is_saved_once_and_loaded_once_on_every_grid(tmp_path: Path) -
 @pytest.mark.live
 @pytest.mark.parametrize(
     "home",
-    [(3, 2), pytest.param((1, 1), marks=pytest.mark.slow), pytest.param((1, 4), marks=pytest.mark.slow)],
+    [(3, 2), pytest.param((1, 1), marks=pytest.mark.exhaustive), pytest.param((1, 4), marks=pytest.mark.exhaustive)],
     ids=str,
 )
 def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
@@ -223,7 +223,7 @@ def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> 
     assert check_table(tmp_path, pairs, [(2, 2)], home=home) == len(pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.live
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
