@@ -134,6 +134,6 @@ def _label(axes: Axes, timeline: Timeline, title: str) -> None:
     axes.set_xlim(0, max(1, timeline.end - timeline.begin) / 1e6)
     axes.set_xlabel("milliseconds; below each band, the rank's collectives from request to end", fontsize=8)
     axes.tick_params(labelsize=8)
-    axes.set_title(title, fontsize=10, loc="right")
+    axes.set_title(title, fontsize=10, loc="left", pad=18)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
