@@ -1,13 +1,14 @@
 """One rank's part of a step through a user's own functions: opaque calls, a window of them, in plan order.
 
 Gathered is the Newton–Schulz input, with Nesterov already in, in bfloat16, as the parameter's kind. Every
-answer is checked; an error names the function, the parameter and the rank.
+answer is checked; an error names the function, the parameter and the rank. What is wrong with the first
+answers for a parameter, all ranks learn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,33 +18,42 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .config import DistributedConfig, global_rank
-from .engine.collective import IDLE, Call, Label, Walk
+from .config import DistributedConfig
+from .engine.collective import IDLE, Call, Idle, Label, Walk
 from .engine.pipeline import pipeline
-from .errors import ConfigError, GradientError
+from .errors import ConfigError, GradientError, TutorialError, UsageError
 from .newton_schulz import zeropower_via_newtonschulz
 from .stepping import Slot, as_scalar, local_part
+from .survey import global_rank
 from .update import adjusted_lr, decay_and_add, momentum_update
-from .worlds.live import sum_counts
+from .worlds.live import gather_objects, sum_counts
 
 WIRE = torch.bfloat16
 
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Walks the parameters of one rank through a config's functions. ``names`` and ``slots`` go by index."""
+    """Walks the parameters of one rank through a config's functions. ``names`` and ``slots`` go by index.
+
+    ``shapes`` are those of the full matrices, and ``settled`` the parameters whose first answers were right
+    on all ranks.
+    """
 
     config: DistributedConfig
     assignments: dict[int, int]
     names: Sequence[str]
     slots: Sequence[Slot]
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for name, slot in zip(self.names, self.slots, strict=True):
             parts = slot.group.get("parts")
             if parts not in (None, "flatten", "stack"):
-                raise ConfigError(f"{name}: parts={parts!r} needs a strategy or a helper's config")
+                raise ConfigError(
+                    f"{name}: parts={parts!r} needs a strategy or a helper's config; functions of your own "
+                    "are given whole parameters"
+                )
 
     @property
     def window(self) -> int:
@@ -56,9 +66,18 @@ class Caller:
         return len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum, of its own kind and shape."""
-        for slot in self.slots:
-            slot.state.setdefault("momentum_buffer", torch.zeros_like(slot.param.detach()))
+        """Give every parameter its momentum, of its own kind and shape.
+
+        Raises:
+            UsageError: a loaded momentum has another shape.
+        """
+        for name, slot in zip(self.names, self.slots, strict=True):
+            buffer = slot.state.setdefault("momentum_buffer", torch.zeros_like(slot.param.detach()))
+            if buffer.shape != slot.param.shape:
+                raise UsageError(
+                    f"{name}: a loaded momentum of shape {tuple(buffer.shape)} does not fit the parameter "
+                    f"that rank {global_rank()} holds, {tuple(slot.param.shape)}"
+                )
 
     def forget(self) -> None:
         """Nothing is kept between steps but the momentum."""
@@ -70,17 +89,15 @@ class Caller:
 
     def _step(self, index: int) -> Walk:
         slot, owner = self.slots[index], self.assignments[index]
-        ns_input = self._momentum(slot)
-        gathering = self._call("gather_fn", index, ns_input, owner)
-        full = yield Call(gathering, Label("gather_fn", self.names[index]))
-        full = self._checked_full(index, full)
-        update = None if full is None else self._orthogonalized(full, slot.group)
-        # A turn of its own: all owners in the window compute before any of them waits to send.
-        yield IDLE if index in self.shapes else self._share_shape(index, full)
-        answer = yield Call(
-            self._call("redistribute_fn", index, update, owner), Label("redistribute_fn", self.names[index])
-        )
-        self._apply(index, self._checked_part(index, answer))
+        full = yield self._call("gather_fn", index, self._momentum(slot), owner)
+        trouble = self._trouble_with_full(index, full)
+        update = None if full is None or trouble else self._orthogonalized(full, slot.group)
+        # A turn of its own: all owners in the window have computed before any of them waits to send.
+        yield self._settle("gather_fn", index, full, trouble)
+        part = yield self._call("redistribute_fn", index, update, owner)
+        yield self._settle("redistribute_fn", index, None, self._trouble_with_part(index, part))
+        self.settled.add(index)
+        self._apply(index, local_part(part))
 
     def _momentum(self, slot: Slot) -> Tensor:
         assert slot.grad is not None
@@ -94,9 +111,12 @@ class Caller:
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
     def _orthogonalized(self, full: Tensor, group: dict) -> Tensor:
+        """Row-major in and out: what a column-major matrix gives differs in bits, and sent as it lies in
+        memory it arrives transposed."""
+        full = full.contiguous()
         flat = full if group.get("parts") == "stack" else full.reshape(full.shape[0], -1)
         update = zeropower_via_newtonschulz(flat, group["ns_steps"], group["ns_coefficients"], group["eps"])
-        return update.reshape(full.shape)
+        return update.reshape(full.shape).contiguous()
 
     def _apply(self, index: int, update: Tensor) -> None:
         slot, shape = self.slots[index], self.shapes[index]
@@ -105,23 +125,11 @@ class Caller:
         adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
         decay_and_add(slot.data, update, lr, adjusted, group["weight_decay"])
 
-    def _share_shape(self, index: int, full: Tensor | None) -> Call:
-        """Let all ranks know the shape of the full matrix, once: the learning rate is scaled by it."""
+    def _call(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Call:
+        return Call(partial(self._ask, name, index, tensor, rank), Label(name, self.names[index]))
 
-        def share() -> None:
-            local = self.slots[index].data
-            shape = torch.zeros(local.ndim, device=local.device) if full is None else torch.tensor(full.shape)
-            shape = shape.to(local.device, torch.float32)
-            if dist.is_initialized():
-                shape = sum_counts(shape, self.config.state.get("agree_group"))
-            self.shapes[index] = tuple(int(length) for length in shape.tolist())
-
-        return Call(share, Label("full shape", self.names[index]))
-
-    def _call(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Callable[[], Any]:
-        return partial(self._guarded, name, index, tensor, rank)
-
-    def _guarded(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Any:
+    def _ask(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Any:
+        """What the user's function answers, with its own copy of the state."""
         slot = self.slots[index]
         state = {
             **self.config.state,
@@ -130,67 +138,118 @@ class Caller:
             "local_shape": tuple(slot.data.shape),
             "dtype": slot.param.dtype,
         }
-        answer = getattr(self.config, name)(tensor, rank, state)
-        if isinstance(answer, dist.Work):
-            raise ConfigError(
-                f"{self._where(name, index)} returned a bare Work, whose wait() returns no tensor: "
-                "return the tensor after waiting, or a handle whose wait() returns it"
-            )
-        return answer
+        try:
+            answer = getattr(self.config, name)(tensor, rank, state)
+        except TutorialError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{self._where(name, index)} raised {what}") from error
+        return _BareWork() if isinstance(answer, dist.Work) else answer
 
-    def _checked_full(self, index: int, answer: Any) -> Tensor | None:
-        owner = self.assignments[index]
+    def _settle(self, name: str, index: int, full: Tensor | None, trouble: str) -> Call | Idle:
+        """Let all ranks know, the first time, what is wrong with an answer, and the full matrix' shape."""
+        if index not in self.settled:
+            return Call(
+                partial(self._share, index, full, trouble), Label(f"check of {name}", self.names[index])
+            )
+        if trouble:
+            raise ConfigError(trouble)
+        return IDLE
+
+    def _share(self, index: int, full: Tensor | None, trouble: str) -> None:
+        mine = trouble, None if full is None or trouble else tuple(full.shape)
+        found = gather_objects(mine, self._group) if dist.is_initialized() else [mine]
+        for text in (trouble, *(text for text, _ in found)):
+            if text:
+                raise ConfigError(text)
+        for _, shape in found:
+            if shape is not None:
+                self.shapes[index] = shape
+
+    def _trouble_with_full(self, index: int, answer: Any) -> str:
+        where, owner = self._where("gather_fn", index), self.assignments[index]
+        if isinstance(answer, _BareWork):
+            return f"{where} {answer}"
         if global_rank() != owner:
-            if answer is not None:
-                raise ConfigError(f"{self._where('gather_fn', index)} must return None off rank {owner}")
-            return None
+            return "" if answer is None else f"{where} must return None off rank {owner}, got {_kind(answer)}"
         if not isinstance(answer, Tensor) or isinstance(answer, DTensor):
-            raise ConfigError(
-                f"{self._where('gather_fn', index)} must return the full plain tensor on its owner, "
-                f"got {_kind(answer)}"
-            )
-        param = self.slots[index].param
+            return f"{where} must return the full plain tensor on its owner, got {_kind(answer)}"
+        param, due = self.slots[index].param, tuple(self.slots[index].data.shape)
         if isinstance(param, DTensor) and answer.shape != param.shape:
-            raise ConfigError(
-                f"{self._where('gather_fn', index)} must return shape {tuple(param.shape)}, "
-                f"got {tuple(answer.shape)}"
-            )
-        return answer
+            return f"{where} must return shape {tuple(param.shape)}, got {tuple(answer.shape)}"
+        if answer.ndim != len(due) or any(mine > all_ for mine, all_ in zip(due, answer.shape, strict=True)):
+            return f"{where} returned shape {tuple(answer.shape)}, which cannot hold this rank's part, {due}"
+        return ""
 
-    def _checked_part(self, index: int, answer: Any) -> Tensor:
-        local = self.slots[index].data
-        part = local_part(answer) if isinstance(answer, Tensor) else None
-        if part is None or part.shape != local.shape:
-            got = _kind(answer) if part is None else f"shape {tuple(part.shape)}"
-            raise ConfigError(
-                f"{self._where('redistribute_fn', index)} must return this rank's part of the update, "
-                f"shape {tuple(local.shape)}; got {got}"
-            )
-        return part
+    def _trouble_with_part(self, index: int, answer: Any) -> str:
+        where, slot = self._where("redistribute_fn", index), self.slots[index]
+        if isinstance(answer, _BareWork):
+            return f"{where} {answer}"
+        due = f"must return this rank's part of the update, shape {tuple(slot.data.shape)}"
+        if not isinstance(answer, Tensor):
+            return f"{where} {due}; got {_kind(answer)}"
+        if isinstance(answer, DTensor) and not _lies_as(answer, slot.param):
+            return f"{where} {due}; got a DTensor that lies as {answer.placements}"
+        part = local_part(answer)
+        return "" if part.shape == slot.data.shape else f"{where} {due}; got shape {tuple(part.shape)}"
 
     def _agree(self) -> list[int]:
         """The parameters that have a gradient, the same on all ranks of ``state["agree_group"]``.
 
         Raises:
-            GradientError: a gradient is missing on some ranks only.
+            GradientError: on all of them, before anything has changed: a gradient is missing on some ranks
+                only, or not finite.
         """
-        mine = torch.tensor([float(slot.grad is not None) for slot in self.slots])
-        if not dist.is_initialized():
-            return mine.nonzero().flatten().tolist()
-        group = self.config.state.get("agree_group")
+        grads = [slot.grad for slot in self.slots]
+        mine = [grad is not None for grad in grads]
+        spoilt = [grad is not None and not bool(grad.isfinite().all()) for grad in grads]
         device = self.slots[0].data.device if self.slots else torch.device("cpu")
-        count, size = sum_counts(mine.to(device), group), dist.get_world_size(group)
-        torn = [index for index, ranks in enumerate(count.tolist()) if 0 < ranks < size]
-        if torn:
-            raise GradientError(
-                f"the gradient of {self.names[torn[0]]} is missing on {size - int(count[torn[0]])} of {size} "
-                "ranks: give it to all ranks or to none, or name the ranks that share parameters in "
-                'state["agree_group"]'
-            )
-        return count.nonzero().flatten().tolist()
+        count, size = torch.tensor([*mine, *spoilt], dtype=torch.float32, device=device), 1
+        if dist.is_initialized():
+            count, size = sum_counts(count, self._group), dist.get_world_size(self._group)
+        holders, bad = count[: len(grads)].tolist(), count[len(grads) :].tolist()
+        self._check_flags(holders, bad, size)
+        return [index for index, ranks in enumerate(holders) if ranks]
+
+    def _check_flags(self, holders: list[float], bad: list[float], size: int) -> None:
+        for name, ranks, wrong in zip(self.names, holders, bad, strict=True):
+            if wrong:
+                raise GradientError(
+                    f"the gradient of {name} holds NaN or infinity on {int(wrong)} of {size} ranks; nothing "
+                    "was changed: skip this step, or mend the loss"
+                )
+            if 0 < ranks < size:
+                raise GradientError(
+                    f"the gradient of {name} is missing on {size - int(ranks)} of {size} ranks: give it to "
+                    'all ranks or to none, or name the ranks that share parameters in state["agree_group"]'
+                )
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return self.config.state.get("agree_group")
 
     def _where(self, name: str, index: int) -> str:
         return f"{name}, for {self.names[index]} on rank {global_rank()},"
+
+
+@dataclass(frozen=True, slots=True)
+class _BareWork:
+    """Stands for a ``dist.Work`` that a user's function returned."""
+
+    def __str__(self) -> str:
+        return (
+            "returned a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a "
+            "handle whose wait() returns it"
+        )
+
+
+def _lies_as(answer: DTensor, param: Tensor) -> bool:
+    return (
+        isinstance(param, DTensor)
+        and answer.device_mesh == param.device_mesh
+        and answer.placements == param.placements
+    )
 
 
 def _kind(answer: Any) -> str:

@@ -18,8 +18,9 @@ from .config import DistributedConfig, checked_assignments
 from .engine.collective import Walk
 from .errors import TutorialError
 from .matrices import TpDim, describe_matrices, named_params, split_parts
+from .plan.bucket import Bucket
 from .plan.matrix import Matrix
-from .plan.strategies import BUCKET_BYTES, Builder, Plan, fingerprint, owner
+from .plan.strategies import Builder, Plan, fingerprint, owner
 from .stepping import Slot, Stepper
 from .survey import Share, same_tensors
 from .worlds.live import LiveWorld, check_same, drive, refuse
@@ -31,10 +32,14 @@ State = Mapping[Tensor, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leg:
-    """One stepper and what runs its walks."""
+    """One stepper and what runs its walks: the seat on a mesh, or nothing where it makes its own calls."""
 
     stepper: Stepper | Caller
-    run: Callable[[Walk], Any]
+    seat: LiveWorld | Seat | None
+
+    def run(self, walk: Walk) -> Any:
+        """Walk a generator of the stepper's to its end."""
+        return drive(walk, refuse) if self.seat is None else self.seat.run(walk)
 
     @property
     def plan(self) -> Plan | None:
@@ -71,7 +76,7 @@ class StrategyPlanning:
         plan = _compared(make, self.world)
         stepper = Stepper(plan, self.world.at, _slots(groups, state), self.window)
         stepper.fill_state()
-        return [Leg(stepper, self.world.run)]
+        return [Leg(stepper, self.world)]
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +112,7 @@ class ConfigPlanning:
         assignments = check_same(known.assignments, lines, known.state.get("agree_group"))
         caller = Caller(replace(self.config, state=known.state), assignments, names, _slots(groups, state))
         caller.fill_state()
-        return Leg(caller, lambda walk: drive(walk, refuse))
+        return Leg(caller, None)
 
     def _planned_leg(self, share: Share, known: Assigned, groups: Groups, state: State) -> Leg:
         names, slots = _names(groups), _slots(groups, state)
@@ -121,18 +126,25 @@ class ConfigPlanning:
                 matrices += split_parts(whole, groups[numbers[index]].get("parts"), first=len(matrices))
             assignments = known.assignments()
             places = [share.place(assignments[members[matrix.param]]) for matrix in matrices]
-            return owner(matrices, share.seat.grid, assign=places, bucket_bytes=self._bucket_bytes)
+            if self.config.async_gpu_parallelism:
+                return owner(matrices, share.seat.grid, assign=places)
+            return _one_by_one(owner(matrices, share.seat.grid, assign=places, bucket_bytes=1))
 
         plan = _compared(make, share.seat)
         window = 1 + self.config.prefetch_count
         stepper = Stepper(plan, share.seat.at, [slots[index] for index in members], window)
         stepper.fill_state()
-        return Leg(stepper, share.seat.run)
+        return Leg(stepper, share.seat)
 
-    @property
-    def _bucket_bytes(self) -> int:
-        """One matrix a bucket where owners are not to work side by side."""
-        return BUCKET_BYTES if self.config.async_gpu_parallelism else 1
+
+def _one_by_one(plan: Plan) -> Plan:
+    """A plan of one matrix a bucket, whose phases say which: owners do not work side by side."""
+
+    def named(bucket: Bucket) -> Bucket:
+        name = bucket.entries[0].matrix.name
+        return replace(bucket, phases=(f"gather {name} to its owner", f"scatter {name} from its owner"))
+
+    return replace(plan, buckets=tuple(named(bucket) for bucket in plan.buckets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

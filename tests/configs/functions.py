@@ -1,0 +1,197 @@
+"""A user's own three functions, plain, with handles, and with bugs: for parameters cut along dimension 0.
+
+``state["shards"]`` says whether ranks hold equal runs of rows; else every rank holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+State = dict[str, Any]
+
+
+def in_turn(params: list[Tensor], state: State) -> dict[int, int]:
+    """Parameter ``i`` to rank ``i % world``."""
+    return {index: index % dist.get_world_size() for index in range(len(params))}
+
+
+def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
+    """Blocking."""
+    if not state["shards"]:
+        return momentum if dist.get_rank() == dst_rank else None
+    pieces = pieces_at(dst_rank, momentum)
+    dist.gather(momentum, pieces, dst=dst_rank)
+    return None if pieces is None else torch.cat(pieces)
+
+
+def redistribute(update: Tensor | None, src_rank: int, state: State) -> Tensor:
+    """Blocking. Buffers are made from the state: without an update, nothing else tells their shape."""
+    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
+    if state["shards"]:
+        dist.scatter(mine, None if update is None else chunks(update), src=src_rank)
+    else:
+        mine = mine if update is None else update
+        dist.broadcast(mine, src=src_rank)
+    return mine
+
+
+def pieces_at(dst_rank: int, momentum: Tensor) -> list[Tensor] | None:
+    """Room for every rank's piece, on the rank that gathers them."""
+    at_home = dist.get_rank() == dst_rank
+    return [torch.empty_like(momentum) for _ in range(dist.get_world_size())] if at_home else None
+
+
+def chunks(update: Tensor) -> list[Tensor]:
+    return [chunk.contiguous() for chunk in update.chunk(dist.get_world_size())]
+
+
+@dataclass
+class Handle:
+    """What ``async_op=True`` gives, with the tensor that it was for."""
+
+    work: dist.Work | None
+    pieces: list[Tensor] | None
+
+    def wait(self) -> Tensor | None:
+        if self.work is not None:
+            self.work.wait()
+        return None if self.pieces is None else torch.cat(self.pieces)
+
+
+def gather_later(momentum: Tensor, dst_rank: int, state: State) -> Handle:
+    """Returns at once."""
+    pieces = pieces_at(dst_rank, momentum)
+    return Handle(dist.gather(momentum, pieces, dst=dst_rank, async_op=True), pieces)
+
+
+def redistribute_later(update: Tensor | None, src_rank: int, state: State) -> Handle:
+    """Returns at once."""
+    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
+    parts = None if update is None else chunks(update)
+    return Handle(dist.scatter(mine, parts, src=src_rank, async_op=True), [mine])
+
+
+def gather_dtensor(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
+    """For DTensors: what anybody would write first."""
+    assert isinstance(momentum, DTensor)
+    full = momentum.full_tensor()
+    return full if dist.get_rank() == dst_rank else None
+
+
+def redistribute_dtensor(update: Tensor | None, src_rank: int, state: State) -> Tensor:
+    """For DTensors cut along dimension 0, unevenly too: broadcast, and keep what is mine as a DTensor."""
+    whole = torch.empty(state["full_shape"], dtype=torch.bfloat16) if update is None else update
+    dist.broadcast(whole, src=src_rank)
+    mesh = state["mesh"]
+    mine = whole.tensor_split(offsets(len(whole), mesh.size()))[mesh.get_local_rank()]
+    return DTensor.from_local(
+        mine, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def offsets(length: int, parts: int) -> list[int]:
+    """Where the runs of a DTensor's cut start, but for the first."""
+    step = -(-length // parts)
+    return [min(length, step * part) for part in range(1, parts)]
+
+
+# What each bug is, and what the error must say of it.
+
+
+def gather_wrong_shape(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
+    full = gather(momentum, dst_rank, state)
+    return None if full is None else full[0]
+
+
+def gather_nothing(momentum: Tensor, dst_rank: int, state: State) -> None:
+    gather(momentum, dst_rank, state)
+
+
+def gather_everywhere(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
+    gather(momentum, dst_rank, state)
+    return momentum
+
+
+def gather_work(momentum: Tensor, dst_rank: int, state: State) -> Any:
+    return dist.gather(momentum, pieces_at(dst_rank, momentum), dst=dst_rank, async_op=True)
+
+
+def gather_wrapped(momentum: Tensor, dst_rank: int, state: State) -> Any:
+    full = gather(momentum, dst_rank, state)
+    return None if full is None else DTensor.from_local(full, state["mesh"], [Shard(0)], run_check=False)
+
+
+def gather_raises(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
+    raise KeyError("tp_group")
+
+
+def redistribute_nothing(update: Tensor | None, src_rank: int, state: State) -> None:
+    redistribute(update, src_rank, state)
+
+
+def redistribute_whole(update: Tensor | None, src_rank: int, state: State) -> Any:
+    redistribute(update, src_rank, state)
+    return update
+
+
+def redistribute_work(update: Tensor | None, src_rank: int, state: State) -> Any:
+    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
+    return dist.scatter(mine, None if update is None else chunks(update), src=src_rank, async_op=True)
+
+
+def redistribute_wrapped(update: Tensor | None, src_rank: int, state: State) -> Any:
+    mine = redistribute(update, src_rank, state)
+    return DTensor.from_local(mine, state["mesh"], [Shard(0)], run_check=False)
+
+
+BROKEN: Mapping[str, tuple[str, str]] = {
+    "gather_wrong_shape": ("gather_fn", "cannot hold this rank's part"),
+    "gather_nothing": ("gather_fn", "must return the full plain tensor on its owner, got None"),
+    "gather_everywhere": ("gather_fn", "must return None off rank 0, got a Tensor"),
+    "gather_work": ("gather_fn", "a bare Work"),
+    "gather_wrapped": ("gather_fn", "must return the full plain tensor on its owner, got a DTensor"),
+    "gather_raises": ("gather_fn", "raised KeyError: 'tp_group'"),
+    "redistribute_nothing": ("redistribute_fn", "this rank's part of the update, shape (4, 5); got None"),
+    "redistribute_whole": ("redistribute_fn", "this rank's part of the update"),
+    "redistribute_work": ("redistribute_fn", "a bare Work"),
+    "redistribute_wrapped": ("redistribute_fn", "got a DTensor that lies as"),
+}
+
+
+def assign_nothing(params: list[Tensor], state: State) -> Any:
+    return None
+
+
+def assign_too_few(params: list[Tensor], state: State) -> dict[int, int]:
+    return {0: 0}
+
+
+def assign_out_of_range(params: list[Tensor], state: State) -> dict[int, int]:
+    return {index: dist.get_world_size() for index in range(len(params))}
+
+
+def assign_differently(params: list[Tensor], state: State) -> dict[int, int]:
+    """A rank that disagrees."""
+    return {index: int(dist.get_rank() == 1) for index in range(len(params))}
+
+
+def assign_raises_on_one(params: list[Tensor], state: State) -> dict[int, int]:
+    if dist.get_rank() == 1:
+        raise RuntimeError("no such host")
+    return in_turn(params, state)
+
+
+WRONG_ASSIGNMENTS: Mapping[str, tuple[str, str]] = {
+    "assign_nothing": ("ConfigError", "must return a dict"),
+    "assign_too_few": ("ConfigError", "missing: [1, 2]"),
+    "assign_out_of_range": ("ConfigError", "gives parameter 0 to rank 2; ranks are 0 to 1"),
+    "assign_differently": ("PlanMismatchError", "to rank 1"),
+    "assign_raises_on_one": ("ConfigError, PlanMismatchError", "no such host"),
+}
