@@ -215,7 +215,11 @@ def test_every_way_is_saved_once_and_loaded_once_on_every_grid(tmp_path: Path) -
 @pytest.mark.live
 @pytest.mark.parametrize(
     "home",
-    [(3, 2), pytest.param((1, 1), marks=pytest.mark.exhaustive), pytest.param((1, 4), marks=pytest.mark.exhaustive)],
+    [
+        (3, 2),
+        pytest.param((1, 1), marks=pytest.mark.exhaustive),
+        pytest.param((1, 4), marks=pytest.mark.exhaustive),
+    ],
     ids=str,
 )
 def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
