@@ -6,6 +6,8 @@ called by all ranks of the default group, with a piece that is equally long on e
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,7 +21,7 @@ def ring_all_gather(mine: Tensor, rank: int, ranks: int) -> list[Tensor]:
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
     for step in range(ranks - 1):
-        sending = _start_to_send(pieces[(rank - step) % ranks], (rank + 1) % ranks)
+        sending: Any = dist.isend(pieces[(rank - step) % ranks], (rank + 1) % ranks)
         dist.recv(pieces[(rank - step - 1) % ranks], (rank - 1) % ranks)
         sending.wait()
     return pieces
@@ -32,15 +34,9 @@ def ring_reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
     """
     total = pieces[(rank - 1) % ranks]
     for step in range(ranks - 1):
-        sending = _start_to_send(total, (rank + 1) % ranks)
+        sending: Any = dist.isend(total, (rank + 1) % ranks)
         arrived = torch.empty_like(total)
         dist.recv(arrived, (rank - 1) % ranks)
         sending.wait()
         total = arrived + pieces[(rank - step - 2) % ranks]
     return total
-
-
-def _start_to_send(tensor: Tensor, to: int) -> dist.Work:
-    work = dist.isend(tensor, to)
-    assert work is not None  # None is for ranks outside the group
-    return work
