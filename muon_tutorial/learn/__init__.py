@@ -4,9 +4,12 @@
 picture        one self-contained ``<img>`` with words for those who cannot see it
 holdings       who holds which boxes of a matrix, from a plan
 figures        pure functions from such data to a picture
+spectra        pictures of singular values
 widgets        thin shells: core controls over a picture
 checks         exercises: what is wrong with this answer, and a hint
 measure        cores, memory and seconds of this machine
+small_gpt      a small GPT, trained for a few steps: where real gradients come from
+recordings     data recorded from real runs, shipped with the package
 guards         what notebook runners let pass, caught
 lesson00       what notebook 00 imports; one such module a lesson
 =============  =============================================================================================

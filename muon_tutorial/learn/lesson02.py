@@ -255,7 +255,7 @@ def _say_step(step: int) -> str:
 
 
 def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
-    x = torch.logspace(math.log10(_START), 0, 1201, dtype=torch.float64)
+    x = _starts()
     band = Rectangle((_START, 0.68), 1, 0.52, facecolor="#e3f1ea", edgecolor="none", zorder=0)
     axes.add_patch(band)
     axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
@@ -326,7 +326,7 @@ VARIANTS: dict[str, tuple[Sequence[tuple[float, float, float]], str]] = {
 def picture_of_variants() -> Picture:
     """Where five steps bring a value, for four published sets of coefficients."""
     figure = card(860, 470)
-    x = torch.logspace(math.log10(_START), 0, 1201, dtype=torch.float64)
+    x = _starts()
     said = []
     for number, (name, (triples, colour)) in enumerate(VARIANTS.items()):
         y = polynomial(x, SCOPE_STEPS, triples)
@@ -338,6 +338,12 @@ def picture_of_variants() -> Picture:
         said.append(f"{name}: from {QUIET_START} on, between {common.min():.2f} and {common.max():.2f}")
     figure.tight_layout()
     return finish(figure, "lesson02-variants", f"Where five steps bring a singular value. {'; '.join(said)}.")
+
+
+def _starts() -> Tensor:
+    """Points for a curve: close where it swings most."""
+    quiet = torch.logspace(math.log10(_START), -1, 241, dtype=torch.float64)
+    return torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))
 
 
 def _scale(axes: Axes) -> None:

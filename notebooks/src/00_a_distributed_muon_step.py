@@ -6,7 +6,8 @@
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
 #
-# *Previous:* none, this is the first. *Next:* 01, Why orthogonalize a gradient?
+# *Previous:* none, this is the first. *Next:* [01, Why orthogonalize a
+# gradient?](01_why_orthogonalize.ipynb)
 #
 # *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
 #

@@ -7,7 +7,8 @@
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.
 #
-# *Previous:* 00, What does a distributed Muon step look like? *Next:* 02, How do five matrix products do it?
+# *Previous:* [00, What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
+# *Next:* [02, How do five matrix products do it?](02_five_matrix_products.ipynb)
 #
 # *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
 #
@@ -147,11 +148,12 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## What is it good for?
 #
-# A step should not upset the model: no input should be moved too far. So give all updates the same limit.
-# Scale each until its loudest direction is equally loud. How far does the loss on this batch fall?
+# A step should not upset the model: whatever the input, the output of a layer should not move too far. So give
+# all updates the same limit: scale each until its loudest direction is equally loud. How far does the loss on
+# this batch fall?
 #
-# The pale bar is what the gradient promises: the sum of the products of its numbers with the update's. The
-# dark bar is measured: the model, with its hidden matrices changed, is run again.
+# The pale bar is what the gradient promises: multiply each number of the gradient with the same number of the
+# scaled update, and add up. The dark bar is measured: the model runs again, its hidden matrices changed.
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)

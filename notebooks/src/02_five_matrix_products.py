@@ -6,7 +6,8 @@
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #
-# *Previous:* 01, Why orthogonalize a gradient? *Next:* 03, What does a collective move?
+# *Previous:* [01, Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
+# *Next:* [03, What does a collective move?](03_what_does_a_collective_move.ipynb)
 #
 # *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
 #
