@@ -1,0 +1,155 @@
+"""Bytes per rank and step in closed form, and the paper's bound: the table every ledger is held against.
+
+Symbols: D ranks of data parallelism, T of tensor parallelism, N Muon elements per tensor-parallel rank, g and
+p bytes per gradient and parameter element, b per element on the wire of the momentum (2: Newton–Schulz runs
+in bf16), ρ = (D−1)/D. Bytes are those a rank sends when collectives run as rings, except where "received" is
+said; where elements divide evenly they are exact, else the plan's padding comes on top.
+
+Source of the strategies: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3,
+which bounds Distributed Muon's communication to (1, 1.25] of distributed AdamW's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from ..plan.grid import Coordinate
+from ..plan.strategies import Plan
+
+WIRE_BYTES = 2
+
+
+def rho(D: int) -> Fraction:
+    """What part of a tensor passes through a rank of a ring of D: (D−1)/D."""
+    return Fraction(D - 1, D)
+
+
+def ddp_adamw(D: int, N: int, g: int) -> Fraction:
+    """An all_reduce of the gradients: 2ρNg."""
+    return 2 * rho(D) * N * g
+
+
+def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
+    """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p)."""
+    return rho(D) * N * (g + p)
+
+
+def fsdp2_adamw(D: int, N: int, g: int, p: int) -> Fraction:
+    """Parameters gathered for forward and again for backward, gradients reduced: ρN(g+2p)."""
+    return rho(D) * N * (g + 2 * p)
+
+
+def round_robin_updates(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
+    """On top of 2ρNg: an all_reduce of buffers that are zero where a rank does not own, 2ρNb.
+
+    An all_gather halves it where owners' segments are of one length; it pads them to the longest.
+    """
+    return 2 * rho(D) * N * b
+
+
+def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
+    """Moonshot's ZeRO-1, whole buckets gathered: ρN(g+p+b), before the tensor-parallel gathers."""
+    return rho(D) * N * (g + p + b)
+
+
+def tp_gathers(T: int, pieces: Iterable[int], b: int = WIRE_BYTES) -> int:
+    """b·(T−1)·n for each matrix this rank's slice touches, n its elements per tensor-parallel rank."""
+    return sum(b * (T - 1) * n for n in pieces)
+
+
+def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_BYTES) -> int:
+    """``gather="boundary"``: b·(elements − own piece) of each matrix this rank straddles, received."""
+    return sum(b * (whole - own) for whole, own in wholes_and_own)
+
+
+def owner_both_ways(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
+    """Out to the owners and back, over parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
+    return 2 * rho(D) * Fraction(N, D) * b
+
+
+def naive_full_tensor(D: int, N: int, b: int) -> Fraction:
+    """``full_tensor()`` on every rank, and D times the Newton–Schulz: ρNb."""
+    return rho(D) * N * b
+
+
+def to_adamw(g: int, p: int, b: int = WIRE_BYTES, gathered: Fraction | int = 1) -> Fraction:
+    """Distributed Muon over ZeRO-1 AdamW, without tensor parallelism: (g + b·gathered + p)/(g + p).
+
+    ``gathered`` is the part of the momentum that travels: 1 with whole buckets, towards 0 with boundaries.
+
+    >>> [str(to_adamw(g, p)) for g, p in ((4, 4), (4, 2), (2, 2))]
+    ['5/4', '4/3', '3/2']
+    """
+    return 1 + Fraction(b) * gathered / (g + p)
+
+
+def gloo_factor(kind: str, P: int) -> Fraction:
+    """What Gloo sends per rank for a tensor of one byte in all, where the ring's share would be ρ.
+
+    >>> [str(gloo_factor(kind, 4)) for kind in ("all_reduce", "reduce_scatter", "all_gather")]
+    ['3/2', '3/2', '3/4']
+    """
+    return rho(P) * (2 if kind in ("all_reduce", "reduce_scatter") else 1)
+
+
+def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
+    """Elements per tensor-parallel rank of each matrix that this rank orthogonalizes and tp cuts."""
+    return [
+        entry.size
+        for bucket in plan.buckets
+        for entry in bucket.entries
+        if entry.route.hops and bucket.works_on(entry, at)
+    ]
+
+
+def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
+    """Elements, whole and own, of each matrix that this rank shares with another position of dp."""
+    return [
+        (held.entry.matrix.box(at).numel, held.numel)
+        for bucket in plan.buckets
+        for held in bucket.holdings(at)
+        if bucket.works_on(held.entry, at)
+    ]
+
+
+def zero1_by_rank(plan: Plan) -> list[int]:
+    """Bytes that each rank of a ``zero1`` plan with whole buckets gathered sends, all ranks at once.
+
+    What all ranks send alike is summed once, and each matrix' tensor-parallel gather is added to its workers
+    as one range, so that thousands of ranks cost no more than a few.
+    """
+    grid, common = plan.grid, _alike(plan)
+    D, T = grid.size("dp"), grid.size("tp")
+    steps = [0] * (D + 1)
+    for bucket in plan.buckets:
+        for entry in bucket.entries:
+            if entry.route.hops:
+                cost = tp_gathers(T, [entry.size])
+                steps[entry.workers.start] += cost
+                steps[min(entry.workers.stop, D)] -= cost
+    by_dp = [common + cost for cost in _running(steps[:D])]
+    return [by_dp[grid.at(rank)["dp"]] for rank in grid.ranks]
+
+
+def _alike(plan: Plan) -> int:
+    first = plan.grid.at(0)
+    D, params = plan.grid.size("dp"), {e.matrix.param for b in plan.buckets for e in b.entries}
+    flags = 2 * len(params) * 4
+    both = sum(2 * (size - 1) * flags // size for size in plan.grid.sizes if size > 1)
+    if D == 1:
+        return both
+    sizes = [(bucket, bucket.length(bucket.handed, first)) for bucket in plan.buckets]
+    return both + sum(int(zero1_gather_all(D, size, *_bytes(bucket))) for bucket, size in sizes)
+
+
+def _bytes(bucket: object) -> tuple[int, int]:
+    return bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize  # type: ignore[attr-defined]
+
+
+def _running(steps: list[int]) -> list[int]:
+    sums, here = [], 0
+    for step in steps:
+        here += step
+        sums.append(here)
+    return sums

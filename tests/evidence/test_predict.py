@@ -1,0 +1,237 @@
+"""Predicted = counted: the plan alone says what a real step asks for, to the byte and in order."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_tutorial import (
+    Coordinate,
+    Grid,
+    Ledger,
+    LiveWorld,
+    LocalWorld,
+    Matrix,
+    Plan,
+    Shard,
+    build_mesh,
+    launch,
+    owner,
+    zero1,
+)
+from muon_tutorial.evidence import formulas
+from muon_tutorial.evidence.ledger import total
+from muon_tutorial.evidence.predict import predict
+from muon_tutorial.plan.matrix import held_box
+from muon_tutorial.stepping import Slot, Stepper
+
+from ..engine.test_order import GROUP
+from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
+from ..plan import cases as drawn
+from ..test_strategies import SMALL_BUCKETS, VARIANTS
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def stepper(plan: Plan, at: Coordinate, window: int = 1) -> Stepper:
+    """One rank's step over ones."""
+    first = {e.matrix.param: e.matrix for bucket in plan.buckets for e in bucket.entries}
+    params = [torch.nn.Parameter(_held(first[param], at)) for param in sorted(first)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    made = Stepper(plan, at, [Slot(param, GROUP, {}) for param in params], window)
+    made.fill_state()
+    return made
+
+
+def _held(matrix: Matrix, at: Coordinate) -> torch.Tensor:
+    whole = matrix.shape if matrix.part is None else matrix.part.shape
+    return torch.ones(held_box(whole, matrix.cuts, at).shape, dtype=matrix.dtype)
+
+
+def count(plan: Plan, window: int = 1) -> Ledger:
+    """The ledger of all ranks of one step in this process."""
+    ledger = Ledger()
+    world = LocalWorld(plan.grid, observers=[ledger])
+    with torch.no_grad():
+        world.run([stepper(plan, plan.grid.at(rank), window).step() for rank in plan.grid.ranks])
+    return ledger
+
+
+def of_rank(ledger: Ledger, rank: int) -> list:
+    return [entry for entry in ledger.entries if entry.rank == rank]
+
+
+@given(drawn.cases(), st.sampled_from(sorted(drawn.VARIANTS)), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_predicted_is_counted_for_every_strategy_dtype_grid_and_uneven_shape(
+    case: drawn.Case, name: str, window: int
+) -> None:
+    plan = case.plan(drawn.VARIANTS[name])
+    counted = count(plan, window)
+    for at in case.places:
+        assert predict(plan, at, window=window).entries == of_rank(counted, at.rank)
+
+
+@given(drawn.cases(drawn.any_cuts), st.sampled_from(("owner, longest first", "owner, in turn")))
+@settings(max_examples=30, deadline=None)
+def test_predicted_is_counted_over_any_sharding(case: drawn.Case, name: str) -> None:
+    plan = case.plan(drawn.VARIANTS[name])
+    counted = count(plan)
+    for at in case.places:
+        assert predict(plan, at).entries == of_rank(counted, at.rank)
+
+
+def on_real_ranks(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[bool]:
+    """Whether what this real rank asked for in a step is what its plan predicts."""
+    same = []
+    mesh = build_mesh(jobs[0][2])
+    for case, strategy, _ in jobs:
+        ledger = Ledger()
+        world = LiveWorld(mesh, [ledger])
+        params, muon = one_rank(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), world)
+        give_gradients(params, next(whole_gradients(case)), case, world.at)
+        muon.step()
+        assert muon.plan is not None
+        same.append(predict(muon.plan, world.at).entries == ledger.entries)
+    return same
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 2)], ids=str)
+def test_predicted_is_counted_on_real_ranks(sizes: tuple[int, int]) -> None:
+    grid = Grid.of(dp=sizes[0], tp=sizes[1])
+    jobs = [
+        (replace(UNEVEN, dtype=dtype), name, grid) for dtype, name in zip(DTYPES * 4, VARIANTS, strict=False)
+    ]
+    assert all(all(same) for same in launch(on_real_ranks, grid.world_size, args=(jobs,)))
+
+
+def with_rest(rank: int) -> bool:
+    """Whether a readied step, others' gradients included, asks for what is predicted."""
+    ledger = Ledger()
+    world = LiveWorld(build_mesh(Grid.of(dp=2)), [ledger])
+    params, muon = one_rank(UNEVEN, zero1, world)
+    give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, world.at)
+    others = [torch.nn.Parameter(torch.ones(size)) for size in (7, 30, 4)]
+    for param in others:
+        param.grad = torch.ones_like(param)
+    muon.ready_gradients(rest=others)
+    muon.step()
+    assert muon.plan is not None
+    rest = [(param.numel(), param.dtype) for param in others]
+    return predict(muon.plan, world.at, rest=rest).entries == ledger.entries
+
+
+@pytest.mark.live
+def test_the_gradients_of_the_other_parameters_are_predicted_too() -> None:
+    assert launch(with_rest, 2) == [True, True]
+
+
+# The formulas
+
+
+EVEN = tuple(Matrix(i, f"m{i}", (24, 48), (("tp", Shard(i % 2)),)) for i in range(6))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (2, 2), (4, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("dtypes", [(4, 4), (4, 2), (2, 2)], ids=str)
+def test_zero1_equals_its_formula_on_every_rank_at_once(
+    sizes: tuple[int, int], dtypes: tuple[int, int]
+) -> None:
+    grid, (g, p) = Grid.of(dp=sizes[0], tp=sizes[1]), dtypes
+    named = {2: torch.bfloat16, 4: torch.float32}
+    matrices = [replace(m, grad_dtype=named[g], dtype=named[p]) for m in EVEN]
+    plan = zero1(matrices, grid, bucket_bytes=20_000)
+    predicted = [sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in grid.ranks]
+    assert predicted == formulas.zero1_by_rank(plan)
+    N, at = sum(m.numel for m in EVEN) // sizes[1], grid.at(0)
+    rows = [e for e in predict(plan, at).entries if e.phase != "gradient flags"]
+    due = formulas.zero1_gather_all(sizes[0], N, g, p) + formulas.tp_gathers(
+        sizes[1], formulas.touched_pieces(plan, at)
+    )
+    assert sum(e.ring for e in rows) == due
+
+
+@pytest.mark.parametrize(("g", "p", "bound"), [(4, 4, "5/4"), (4, 2, "4/3"), (2, 2, "3/2")])
+def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> None:
+    """(1, 1.25] holds where gradients and parameters both travel in four bytes, and only there."""
+    named = {2: torch.bfloat16, 4: torch.float32}
+    matrices = [replace(m, grad_dtype=named[g], dtype=named[p], cuts=()) for m in EVEN]
+    N, grid = sum(m.numel for m in EVEN), Grid.of(dp=4)
+    assert formulas.to_adamw(g, p) == Fraction(bound)
+    for gather in ("all", "boundary"):
+        plan = zero1(matrices, grid, gather=gather)
+        for rank in grid.ranks:
+            entries = [e for e in predict(plan, grid.at(rank)).entries if e.phase != "gradient flags"]
+            ratio = sum(e.ring for e in entries) / formulas.zero1_adamw(4, N, g, p)
+            assert 1 < ratio <= Fraction(bound)
+            assert gather == "boundary" or ratio == Fraction(bound)
+
+
+def test_the_boundary_gather_receives_what_its_formula_says() -> None:
+    grid = Grid.of(dp=4, tp=2)
+    plan = zero1(EVEN, grid, gather="boundary", bucket_bytes=20_000)
+    for rank in grid.ranks:
+        at = grid.at(rank)
+        gathers = total(e for e in predict(plan, at).entries if e.phase == "dp gather")
+        assert gathers.received == formulas.boundary_received(formulas.straddled(plan, at))
+
+
+def test_owners_move_a_shard_both_ways() -> None:
+    """2ρ(N/D)b on average over ranks, where parameters are sharded over all of them."""
+    grid = Grid.of(dp=4)
+    plan = owner([replace(m, cuts=(("dp", Shard(0)),)) for m in EVEN], grid)
+    sent = sum(
+        e.ring for rank in grid.ranks for e in predict(plan, grid.at(rank)).entries if "owners" in e.phase
+    )
+    assert sent / 4 == formulas.owner_both_ways(4, sum(m.numel for m in EVEN))
+
+
+# Thousands of ranks
+
+
+def llama_70b() -> list[Matrix]:
+    """The hidden matrices of a Llama of 70 billion parameters: 80 layers, 8 key and value heads."""
+    cut = {dim: (("tp", Shard(dim)),) for dim in (0, 1)}
+    layer = [
+        ("q", (8192, 8192), 0),
+        ("k", (1024, 8192), 0),
+        ("v", (1024, 8192), 0),
+        ("o", (8192, 8192), 1),
+        ("gate", (28672, 8192), 0),
+        ("up", (28672, 8192), 0),
+        ("down", (8192, 28672), 1),
+    ]
+    rows = [(f"layers.{i}.{name}", shape, cut[dim]) for i in range(80) for name, shape, dim in layer]
+    return [Matrix(i, *row, dtype=torch.bfloat16) for i, row in enumerate(rows)]
+
+
+def plan_for_thousands(rank: int) -> tuple[float, int]:
+    """Processor seconds and peak KiB that bytes per rank take on 16,384 ranks."""
+    start = time.process_time()
+    grid, matrices = Grid.of(dp=2048, tp=8), llama_70b()
+    plan = zero1(matrices, grid, bucket_bytes=1_000_000_000)
+    all_ranks = formulas.zero1_by_rank(plan)
+    for one in (0, 5_000, 16_383):
+        assert sum(e.ring for e in predict(plan, grid.at(one)).entries) == all_ranks[one]
+    sharded = owner([replace(m, cuts=(*m.cuts, ("dp", Shard(0)))) for m in matrices], grid)
+    assert sum(e.ring for e in predict(sharded, grid.at(0)).entries) < min(all_ranks)
+    return time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.live
+def test_a_plan_of_16384_ranks_takes_seconds_and_little_memory() -> None:
+    """Processor seconds and not the clock's, so that a busy machine does not decide."""
+    ((seconds, peak),) = launch(plan_for_thousands, 1)
+    assert seconds < 10
+    assert sys.platform != "linux" or peak < 1_000_000
