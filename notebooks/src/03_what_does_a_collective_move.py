@@ -20,6 +20,7 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %%
+import inspect
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
@@ -172,8 +173,14 @@ ring.check(ring_all_gather)
 #
 # In two halves. First each rank ends up with *one* piece of the sum: this half is a collective of its own,
 # **reduce_scatter**. A piece sets out, and each rank on its way adds its own numbers, until the piece's owner
-# has the whole sum. Then everybody has one finished piece, and everybody wants all. You know that one. The
-# second half is the all_gather that you have just written.
+# has the whole sum. Here is its code; compare it with yours.
+
+# %%
+print(inspect.getsource(lesson.ring_reduce_scatter))
+
+# %% [markdown]
+# Then everybody has one finished piece, and everybody wants all. You know that one: the second half is the
+# all_gather that you have just written.
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
