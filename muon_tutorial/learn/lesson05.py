@@ -1,7 +1,7 @@
 """What notebook 05 imports: five small matrices, their rulers, and the exercises about ranges.
 
 Sizes are odd on purpose, so that buckets need padding and slices cut through matrices. Where time is
-measured, it is on the hidden matrices of a small GPT.
+measured, it is on matrices of about the shapes that a small GPT has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from .. import Bucket, DistMeta, Grid, Ledger, LiveWorld, Matrix, Muon, Plan, Shard, build_mesh, zero1
-from ..training.gpt import GPTShape, build_gpt
 from . import measure
 from .checks import Exercise, numbers, value_of
 from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
@@ -27,8 +26,9 @@ SHAPES = {"A": (12, 10), "B": (7, 9), "C": (15, 11), "D": (8, 6), "E": (10, 13)}
 BUCKETS = (100, 200, 400, 1000)
 DATA_PARALLEL = range(1, 7)
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
-GPT_SHAPE = GPTShape(layers=4, width=64, heads=4, context=32)
-GPT_BUCKETS = (10_000, 40_000, 160_000, 640_000)
+LAYERS = 4
+LAYER = ((61, 61), (61, 61), (61, 61), (61, 61), (245, 61), (61, 245))
+BYTES = (10_000, 40_000, 160_000, 640_000)
 ITEM = 4
 
 Interval = tuple[int, int]
@@ -87,45 +87,36 @@ def _headline(plan: Plan) -> str:
 
 def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, start: int, scale: float) -> None:
     length, dp = _length(plan, bucket), plan.grid.size("dp")
-    at = plan.grid.at(0)
-    left = _LEFT + start * scale
-    _bar(axes, left, "buckets", length * scale, "#ffffff", f"bucket {bucket.index}")
-    used = 0
-    for spot in bucket.spots(bucket.handed, at):
+    left, used = _LEFT + start * scale, 0
+    _bar(axes, left, "buckets", length * scale, "#ffffff", f"bucket {bucket.index}", f"{bucket.index}")
+    for spot in bucket.spots(bucket.handed, plan.grid.at(0)):
         begin, end = spot.interval
         name = spot.entry.matrix.name
-        _bar(axes, left + begin * scale, "matrices", (end - begin) * scale, "#ffffff", name)
-        _bar(axes, left + begin * scale, "buckets", spot.entry.size * scale, "#ffffff", "")
-        used = max(used, spot.entry.offset + spot.entry.size)
+        said = f"{name} · " + " × ".join(map(str, spot.box.shape))
+        _bar(axes, left + begin * scale, "matrices", (end - begin) * scale, "#ffffff", said, name)
+        used = max(used, end)
     if used < length:
-        _bar(axes, left + used * scale, "buckets", (length - used) * scale, EMPTY, "", hatch="xxxx")
-    axes.text(
-        left + length * scale / 2,
-        _ROWS["buckets"] + _HIGH + 12,
-        f"bucket {bucket.index}",
-        size=8.5,
-        ha="center",
-        va="center",
-        color=INK,
-    )
+        _bar(axes, left + used * scale, "buckets", (length - used) * scale, EMPTY, hatch="xxxx")
     for place in range(dp):
+        rank = place * plan.grid.size("tp")
         edge = left + place * length / dp * scale
-        _bar(axes, edge, "slices", length / dp * scale, holder_colour(place), str(place))
+        _bar(axes, edge, "slices", length / dp * scale, holder_colour(place), f"rank {rank}", f"{rank}")
         if place:
             axes.plot([edge, edge], [_ROWS["matrices"], _ROWS["slices"]], color=INK, lw=0.9, dashes=(3, 2))
 
 
-def _bar(
-    axes: Axes, left: float, row: str, width: float, fill: str, label: str, hatch: str | None = None
-) -> None:
-    top = _ROWS[row]
-    axes.add_patch(
-        Rectangle((left, top), width, _HIGH, facecolor=fill, edgecolor=INK, linewidth=1.0, hatch=hatch)
+def _bar(axes: Axes, left: float, row: str, width: float, fill: str, *labels: str, hatch: str = "") -> None:
+    """A piece of a ruler, with the first of the labels that has room in it."""
+    top, high = _ROWS[row], _HIGH
+    piece = Rectangle(
+        (left, top), width, high, facecolor=fill, edgecolor=INK, linewidth=1.1, hatch=hatch or None
     )
-    if label and width > 4 + 5 * len(label):
-        axes.text(
-            left + width / 2, top + _HIGH / 2, label, size=9, ha="center", va="center", color=INK, zorder=6
-        )
+    axes.add_patch(piece)
+    label = next((text for text in labels if width > 8 + 6.6 * len(text)), None)
+    if label:
+        box = {"facecolor": fill, "edgecolor": "none", "pad": 1.5}
+        place = (left + width / 2, top + high / 2)
+        axes.text(*place, label, size=9, ha="center", va="center", color=INK, zorder=6, bbox=box)
 
 
 def say_rulers(plan: Plan) -> str:
@@ -303,7 +294,7 @@ def exercises(plan: Plan) -> tuple[Exercise, Exercise, Exercise]:
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """One step of a small GPT's matrices with buckets of one size: what rank 0 asked for, and seconds."""
+    """One step with buckets of one size: what rank 0 asked for, and seconds."""
 
     size: int
     buckets: int
@@ -316,12 +307,12 @@ class BucketCost:
 def measure_buckets(rank: int, dp: int, tp: int, seed: int, steps: int) -> list[BucketCost]:
     """Steps with buckets of several sizes, on real ranks. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
-    return [_measure_bucket(world, size, seed, steps) for size in GPT_BUCKETS]
+    return [_measure_bucket(world, size, seed, steps) for size in BYTES]
 
 
 def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> BucketCost:
     ledger = Ledger()
-    muon = Muon(_cut(world, seed), strategy=partial(zero1, bucket_bytes=size), mesh=world, tp_dim=0)
+    muon = Muon(_matrices(seed), strategy=partial(zero1, bucket_bytes=size), mesh=world, tp_dim=None)
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)
@@ -338,15 +329,13 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
     )
 
 
-def _cut(world: LiveWorld, seed: int) -> list[tuple[str, torch.nn.Parameter]]:
-    """The hidden matrices of a small GPT as this rank holds them, each with a gradient."""
-    named = []
-    for name, whole in build_gpt(GPT_SHAPE, seed).named_parameters():
-        if name.startswith("blocks.") and whole.ndim == 2:
-            rows = Shard(0).run(whole.shape[0], world.at["tp"], world.at.size("tp"))
-            parameter = torch.nn.Parameter(whole.detach()[rows[0] : rows[0] + rows[1]].clone())
-            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
-            named.append((name, parameter))
+def _matrices(seed: int) -> list[tuple[str, torch.nn.Parameter]]:
+    """Matrices of about the shapes that a small GPT has, whole on every rank, each with a gradient."""
+    generator, named = torch.Generator().manual_seed(seed), []
+    for number, shape in enumerate(LAYER * LAYERS):
+        parameter = torch.nn.Parameter(torch.randn(shape, generator=generator))
+        parameter.grad = torch.randn(shape, generator=generator)
+        named.append((f"matrix {number}", parameter))
     return named
 
 

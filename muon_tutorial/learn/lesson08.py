@@ -7,6 +7,7 @@ source code.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from .. import (
     Shard,
     build_mesh,
     zero1,
+    zeropower_via_newtonschulz,
 )
 from ..engine.collective import Collective, Label, Walk
 from ..engine.hops import view
@@ -141,9 +143,9 @@ class Job(Stepper):
         everything = frozenset(range(len(step.slots)))
         return cls(step.plan, step.at, step.slots, 1, {}, everything, step.keepsakes, diarist, muon)
 
-    def label(self, phase: int) -> Label:
-        """The name of a phase, as messages bear it."""
-        return Label(PHASES[phase - 1])
+    def label(self, phase: int, entry: Entry | None = None) -> Label:
+        """The name of a phase, and of a matrix, as messages bear it."""
+        return Label(PHASES[phase - 1], "" if entry is None else entry.matrix.name)
 
     def gradients(self, bucket: Bucket) -> Tensor:
         """Before phase 1: this rank's own gradients, packed flat, each at its place in the bucket."""
@@ -170,9 +172,11 @@ class Job(Stepper):
         ]
 
     def newton_schulz(self, entry: Entry, whole: Tensor) -> Tensor:
-        """Phase 4."""
+        """Phase 4, on the matrix as it comes: what is not one is refused."""
         self._note(3, entry, whole)
-        update = self._newton_schulz(entry, whole)
+        group = self.slots[entry.matrix.param].group
+        steps, coefficients = group["ns_steps"], group["ns_coefficients"]
+        update = zeropower_via_newtonschulz(whole, steps, coefficients, group["eps"])
         self._note(4, entry, update)
         return update
 
@@ -281,9 +285,9 @@ def step_of(way_back: Callable[..., Walk], unpack: Unpack, update_loop: UpdateLo
         flat = yield from gather(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
         done = torch.zeros_like(flat)
         for entry, meta in job.matrices(bucket):
-            whole = yield from gather(unpack(flat, meta), entry.route, at, job.label(3))
+            whole = yield from gather(unpack(flat, meta), entry.route, at, job.label(3, entry))
             update = job.newton_schulz(entry, whole)
-            piece = yield from way_back(update, entry.route, at, job.label(5))
+            piece = yield from way_back(update, entry.route, at, job.label(5, entry))
             done[slice(*meta.global_range)] = piece.flatten()
         kept = yield from way_back(done, bucket.compute, at, job.label(6))
         fresh = job.apply(bucket, kept, update_loop)
@@ -593,7 +597,10 @@ def _judge_way_back(way_back: Callable[..., Walk], dp: int, tp: int) -> str | No
         at, route = grid.at(rank), Route(hops, torch.float32)
         mine = torch.arange(6.0).view(2, 3) + 10 * rank
         whole = yield from gather(mine, route, at, Label("the way out"))
-        found[rank] = mine, (yield from value_of(way_back, whole, route, at, Label("the way back")))
+        back = value_of(way_back, whole, route, at, Label("the way back"))
+        if not inspect.isgenerator(back):
+            raise MistakeError("It asks nobody: each hop has to be taken with yield from take(…).")
+        found[rank] = mine, (yield from back)
 
     world = LocalWorld(grid)
     world.observers.append(lambda request, at: asked.append(request))

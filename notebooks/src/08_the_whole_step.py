@@ -10,6 +10,8 @@
 #
 # *Previous:* 07, What happens if each shard is orthogonalized alone? *Next:* 09, Any parallelism.
 #
+# *Other grids:* change dp as you like; tp can be 1, 2 or 4.
+#
 # *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
 
 # %% tags=["parameters"]
@@ -203,7 +205,8 @@ shapes.check(unpack)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# `global_shape` is the whole matrix. Before the tp gather there is only this rank's piece.
+# `global_shape` is the whole matrix. Before the tp gather there is only this rank's piece. (Where tp cuts the
+# matrix, the package's tp gather happens to give a flat piece its shape back. With `tp = 1` nothing does.)
 #
 # ```python
 # def unpack(flat, meta):
@@ -276,9 +279,9 @@ def my_step(job, bucket, at):
     flat = yield from gather(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
     done = torch.zeros_like(flat)
     for entry, meta in job.matrices(bucket):
-        whole = yield from gather(unpack(flat, meta), entry.route, at, job.label(3))
+        whole = yield from gather(unpack(flat, meta), entry.route, at, job.label(3, entry))
         update = job.newton_schulz(entry, whole)  # phase 4
-        piece = yield from way_back(update, entry.route, at, job.label(5))
+        piece = yield from way_back(update, entry.route, at, job.label(5, entry))
         done[slice(*meta.global_range)] = piece.flatten()
     kept = yield from way_back(done, bucket.compute, at, job.label(6))
     stepped = job.apply(bucket, kept, update_loop)

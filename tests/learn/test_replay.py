@@ -1,0 +1,101 @@
+"""Recordings: small, drawn without a process, the same picture for the same data, at every position."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from muon_tutorial.learn import lesson08, replay
+from muon_tutorial.learn.widgets import Shell
+
+GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
+
+
+@pytest.fixture(params=GRIDS, ids=str)
+def recording(request: pytest.FixtureRequest) -> replay.Recording:
+    dp, tp = request.param
+    return lesson08.record_here(dp, tp, 0)
+
+
+def test_what_is_written_is_read_again(recording: replay.Recording) -> None:
+    text = replay.dumps(recording)
+    assert replay.dumps(replay.loads(text)) == text
+    assert len(text) < 200_000
+
+
+def test_the_same_moment_gives_the_same_bytes() -> None:
+    shipped = replay.load()
+    assert replay.render(shipped, 3).svg == replay.render(replay.load(), 3).svg
+
+
+def test_a_recording_is_drawn_without_any_process() -> None:
+    code = (
+        "import subprocess, multiprocessing.process as m, torch.distributed as d\n"
+        "subprocess.Popen.__init__ = m.BaseProcess.start = None\n"
+        "from muon_tutorial.learn import replay\n"
+        "print(len(replay.render(replay.load(), 4).svg), d.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+def boxes(tiles: list) -> set:
+    return {cell for _, row, column, rows, columns in tiles for cell in covered(row, column, rows, columns)}
+
+
+def covered(row: int, column: int, rows: int, columns: int) -> itertools.product:
+    return itertools.product(range(row, row + rows), range(column, column + columns))
+
+
+def test_the_way_back_passes_the_boxes_of_the_way_out(recording: replay.Recording) -> None:
+    for diary, name in itertools.product(recording.diaries, recording.shapes):
+        tiles = [list(moment) for moment in diary.tiles[name]]
+        for moment in (0, 1, 3):
+            assert boxes(tiles[moment]) == boxes(tiles[replay.LAST - moment])
+        assert boxes(tiles[5]) <= boxes(tiles[2])  # what is gathered for nothing does not come back
+        assert all(tile[0] == diary.rank for tile in tiles[6])
+
+
+def test_ranges_cover_each_matrix_once(recording: replay.Recording) -> None:
+    for name, (rows, columns) in recording.shapes.items():
+        count = torch.zeros(rows, columns, dtype=torch.int64)
+        for diary in recording.diaries:
+            for _, row, column, down, across in diary.tiles[name][1]:
+                count[row : row + down, column : column + across] += 1
+        assert (count == 1).all()
+
+
+def test_every_position_of_the_scrubber_can_be_drawn(recording: replay.Recording) -> None:
+    shell = replay.explore(recording)
+    assert isinstance(shell, Shell)
+    seen = set()
+    for name, phase in itertools.product(recording.shapes, range(replay.LAST + 1)):
+        shell.controls["matrix"].value, shell.controls["phase"].value = name, phase
+        assert "<img " in shell.canvas.value
+        assert shell.picture is not None
+        assert f"matrix {name}" in shell.picture.alt
+        seen.add(shell.canvas.value)
+    assert len(seen) == len(recording.shapes) * (replay.LAST + 1)
+
+
+def test_the_film_names_every_phase_and_rank(recording: replay.Recording) -> None:
+    said = replay.film(recording).alt
+    assert all(phase in said for phase in replay.PHASES)
+    assert all(f"rank {diary.rank} " in said for diary in recording.diaries)
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        (1, "reduce_scatter over dp, up to 4,608 numbers from a rank"),
+        (3, "all_gather over tp, up to 2,560 numbers from a rank"),
+        (4, "in one place, nothing is sent"),
+        (6, "nothing is sent"),
+    ],
+)
+def test_a_phase_says_what_it_sends(phase: int, said: str) -> None:
+    assert replay.say_phase(replay.load(), phase) == said
