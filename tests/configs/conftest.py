@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +13,12 @@ def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL the constructor of DistributedDataParallel on a group of backend
     "gloo" ends in a segmentation fault (torch 2.13, CPU), and everything takes twice as long."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small matrices only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,353 @@
+"""Matrices as models have them: fused, gated, per head, experts, convolutions, under every sharding.
+
+The oracle is ``torch.optim.Muon`` over separately made parameters, one a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor import distribute_tensor
+
+from muon_tutorial.config import (
+    DistributedConfig,
+    create_devicemesh_config,
+    create_dtensor_config,
+    create_processgroup_config,
+)
+from muon_tutorial.muon import Muon
+from muon_tutorial.plan.grid import Coordinate, Grid
+from muon_tutorial.plan.layout import Shard, shard_box
+from muon_tutorial.plan.matrix import Parts
+from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
+from muon_tutorial.worlds.launch import launch
+from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial.worlds.local import LocalWorld
+
+from .oracle import counted
+from .setups import full
+
+STEPS = 2
+OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A parameter of a model, and how it holds matrices."""
+
+    shape: tuple[int, ...]
+    parts: Parts = None
+
+    def pieces(self, whole: Tensor) -> list[Tensor]:
+        """The matrices of the parameter, by hand."""
+        if self.parts is None or self.parts == "flatten":
+            return [whole.flatten(1)]
+        if self.parts == "stack":
+            return list(whole.flatten(0, -3))
+        return list(whole.split(self.parts if isinstance(self.parts, int) else list(self.parts)))
+
+
+KINDS: dict[str, Kind] = {
+    "plain": Kind((10, 14)),
+    "fused QKV": Kind((24, 8), (8, 8, 8)),
+    "grouped queries": Kind((24, 8), (16, 4, 4)),
+    "gated": Kind((18, 7), (9, 9)),
+    "per head": Kind((12, 9), 4),
+    "experts": Kind((5, 6, 4), "stack"),
+    "layers of experts": Kind((2, 3, 4, 6), "stack"),
+    "convolution": Kind((6, 4, 3, 3), "flatten"),
+    "one column": Kind((9, 1)),
+}
+COUNT = sum(len(kind.pieces(torch.empty(kind.shape))) for kind in KINDS.values())
+
+
+def whole(index: int, step: int) -> Tensor:
+    """The whole of a parameter (``step`` 0) or of its gradient: few bits, so that sums are exact."""
+    made = torch.Generator().manual_seed(100 * step + index)
+    shape = list(KINDS.values())[index].shape
+    return torch.randint(-31, 32, shape, generator=made) * 2.0**-6
+
+
+@cache
+def by_stock() -> list[list[Tensor]]:
+    """Where ``torch.optim.Muon`` takes the matrices of every parameter."""
+    kinds = list(KINDS.values())
+    made = [
+        [nn.Parameter(piece.clone()) for piece in kind.pieces(whole(i, 0))] for i, kind in enumerate(kinds)
+    ]
+    stock = torch.optim.Muon([piece for pieces in made for piece in pieces], **OPTIONS)
+    for step in range(1, STEPS + 1):
+        for index, (kind, pieces) in enumerate(zip(kinds, made, strict=True)):
+            for piece, grad in zip(pieces, kind.pieces(whole(index, step)), strict=True):
+                piece.grad = grad.clone()
+        stock.step()
+    return [[piece.detach() for piece in pieces] for pieces in made]
+
+
+def different(found: list[Tensor]) -> list[str]:
+    """The kinds of which a matrix is not the stock optimizer's, to the bit."""
+    return [
+        name
+        for (name, kind), tensor, pieces in zip(KINDS.items(), found, by_stock(), strict=True)
+        if not all(map(torch.equal, kind.pieces(tensor), pieces))
+    ]
+
+
+def grouped(params: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """One group a kind: ``parts`` is an option of the group."""
+    return [{"params": [p], "parts": kind.parts} for p, kind in zip(params, KINDS.values(), strict=True)]
+
+
+BUILDERS: dict[str, Builder] = {
+    "replicated": replicated,
+    "round_robin": round_robin,
+    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
+    "zero1": zero1,
+    "zero1, boundary": partial(zero1, gather="boundary"),
+    "owner": owner,
+}
+CUTS = (
+    (Grid.of(dp=3, tp=1), 0),
+    *((grid, dim) for grid in (Grid.of(dp=1, tp=3), Grid.of(dp=2, tp=2)) for dim in (0, 1, 2)),
+)
+
+
+def cut_of(kind: Kind, dim: int) -> Shard:
+    """Cut along ``dim``, or along the last one that can be: a convolution's columns are one dimension."""
+    return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
+
+
+def own_part(kind: Kind, tensor: Tensor, dim: int, at: Coordinate) -> Tensor:
+    return tensor[shard_box(kind.shape, cut_of(kind, dim), at["tp"], at.size("tp")).slices].clone()
+
+
+def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
+    params = []
+    for index, kind in enumerate(KINDS.values()):
+        param = nn.Parameter(own_part(kind, whole(index, 0), dim, at))
+        cut = cut_of(kind, dim)
+        param.partition_dim = cut.dim  # type: ignore[attr-defined]
+        param.partition_sizes = cut.lengths(kind.shape[cut.dim], at.size("tp"))  # type: ignore[attr-defined]
+        params.append(param)
+    return params
+
+
+@pytest.mark.parametrize(("grid", "dim"), CUTS, ids=str)
+@pytest.mark.parametrize("strategy", BUILDERS)
+def test_strategies_equal_stock_muon_on_separate_matrices(strategy: str, grid: Grid, dim: int) -> None:
+    world = LocalWorld(grid)
+    builder = partial(BUILDERS[strategy], bucket_bytes=500)
+    ranks = []
+    for rank in grid.ranks:
+        params = own_params(dim, grid.at(rank))
+        ranks.append((params, Muon(grouped(params), **OPTIONS, strategy=builder, mesh=world.seat(rank))))
+    for step in range(1, STEPS + 1):
+        for rank, (params, _) in enumerate(ranks):
+            for index, (kind, param) in enumerate(zip(KINDS.values(), params, strict=True)):
+                param.grad = own_part(kind, whole(index, step), dim, grid.at(rank))
+        world.run([muon.program() for _, muon in ranks])
+    for dp in range(grid.size("dp")):
+        row = [ranks[grid.rank({"dp": dp, "tp": tp})][0] for tp in range(grid.size("tp"))]
+        joined = [
+            torch.cat([params[index].detach() for params in row], cut_of(kind, dim).dim)
+            for index, kind in enumerate(KINDS.values())
+        ]
+        assert different(joined) == []
+
+
+class Zoo(nn.Module):
+    """A module with one parameter of each kind, whose gradients are ``whole(index, step)``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params = nn.ParameterList(whole(index, 0) for index in range(len(KINDS)))
+
+    def forward(self, step: int) -> Tensor:
+        products = [(param * whole(index, step)).sum() for index, param in enumerate(self.params)]
+        return torch.stack(products).sum()
+
+
+def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
+    """``fully_shard``, along another dimension if told to and where it divides evenly, as FSDP2 demands."""
+    mesh, model = build_mesh({"fsdp": dist.get_world_size()}), Zoo()
+
+    def placement(param: nn.Parameter) -> TorchShard:
+        return TorchShard(dim if param.shape[dim] % mesh.size() == 0 else 0)
+
+    fully_shard(model, mesh=mesh, shard_placement_fn=placement if dim else None)
+
+    def backward(step: int) -> None:
+        model.zero_grad()
+        model(step).backward()
+
+    return list(model.params), backward
+
+
+def tensor_parallel(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
+    """DTensors cut over tp, replicated over dp."""
+    mesh = build_mesh({"tp": dist.get_world_size()})
+
+    def cut(tensor: Tensor) -> Tensor:
+        return distribute_tensor(tensor, mesh, [TorchShard(min(dim, tensor.ndim - 1))])
+
+    params = [nn.Parameter(cut(whole(index, 0))) for index in range(len(KINDS))]
+
+    def backward(step: int) -> None:
+        for index, param in enumerate(params):
+            param.grad = cut(whole(index, step))
+
+    return params, backward
+
+
+SHARDED = {"FSDP2": fsdp2, "TP": tensor_parallel}
+
+
+def run_sharded(rank: int) -> dict[str, tuple[list[str], int]]:
+    """What differs, and how many matrices this rank orthogonalized, under real DTensors."""
+    found = {}
+    for name, make in SHARDED.items():
+        for dim in (0, 1):
+            for strategy in ("create_dtensor_config", "owner"):
+                params, backward = make(dim)
+                settings: dict[str, Any] = (
+                    {"distributed_config": create_dtensor_config()}
+                    if strategy != "owner"
+                    else {"strategy": "owner", "mesh": params[0].device_mesh}  # type: ignore[attr-defined]
+                )
+                muon = Muon(grouped(params), **OPTIONS, **settings)
+                with counted() as counter:
+                    for step in range(1, STEPS + 1):
+                        backward(step)
+                        muon.step()
+                wholes = [full(param, param.detach()) for param in params]
+                found[f"{name}, Shard({dim}), {strategy}"] = different(wholes), len(counter.shapes)
+    return found
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sharded_modules_equal_stock_muon_on_separate_matrices(world_size: int) -> None:
+    by_rank = launch(run_sharded, world_size)
+    for case in by_rank[0]:
+        assert [found[case][0] for found in by_rank] == [[]] * world_size, case
+        assert sum(found[case][1] for found in by_rank) == STEPS * COUNT, case
+
+
+# Parameters cut by hand, plain, over fsdp and tp at once, evenly and not.
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """A matrix and how it is cut: rows (or columns) a tp position, then rows an fsdp position of what is
+    left."""
+
+    shape: tuple[int, int]
+    tp_dim: int
+    tp: tuple[int, ...]
+    fsdp: tuple[tuple[int, ...], ...]
+
+    def part(self, tensor: Tensor, at: dict[str, int]) -> Tensor:
+        mine = tensor.split(list(self.tp), self.tp_dim)[at["tp"]]
+        return mine.split(list(self.fsdp[at["tp"]]))[at["fsdp"]].clone()
+
+
+CUT_BY_HAND = (
+    ByHand((8, 6), 0, (4, 4), ((2, 2), (2, 2))),
+    ByHand((9, 6), 0, (5, 4), ((3, 2), (2, 2))),  # torch.chunk's cut of each
+    ByHand((7, 9), 1, (5, 4), ((4, 3), (4, 3))),
+    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # a cut of its own
+    ByHand((1, 5), 1, (3, 2), ((1, 0), (1, 0))),  # empty shards
+    ByHand((3, 4), 0, (3, 0), ((2, 1), (0, 0))),
+)
+ORDERS = (("fsdp", "tp"), ("tp", "fsdp"))
+
+
+def gradient_by_hand(index: int, step: int) -> Tensor:
+    made = torch.Generator().manual_seed(1000 * step + index)
+    return torch.randn(CUT_BY_HAND[index].shape, generator=made)
+
+
+def run_by_hand(rank: int) -> dict[str, list[int]]:
+    """The matrices that differ, for a mesh of either order and both helpers that take plain tensors."""
+    dims = {index: case.tp_dim for index, case in enumerate(CUT_BY_HAND)}
+    found = {}
+    for order in ORDERS:
+        mesh = build_mesh(dict.fromkeys(order, 2))
+        at = {axis: mesh.get_local_rank(axis) for axis in order}
+        groups: dict[str, Any] = {f"{axis}_pg": mesh.get_group(axis) for axis in order}
+        by_groups = create_processgroup_config(**groups, tp_dim=dims)
+        by_mesh = create_devicemesh_config(mesh, order, tp_dim=lambda index, param: dims[index])
+        found[f"groups, {order}"] = differing(at, by_groups)
+        found[f"mesh, {order}"] = differing(at, by_mesh)
+    return found
+
+
+def differing(at: dict[str, int], config: DistributedConfig) -> list[int]:
+    wholes = [nn.Parameter(gradient_by_hand(index, 0)) for index in range(len(CUT_BY_HAND))]
+    stock = torch.optim.Muon(wholes, **OPTIONS)
+    pairs = list(zip(CUT_BY_HAND, wholes, strict=True))
+    params = [nn.Parameter(case.part(one.detach(), at)) for case, one in pairs]
+    muon = Muon(params, **OPTIONS, distributed_config=config)
+    for step in range(1, STEPS + 1):
+        for index, (param, (case, one)) in enumerate(zip(params, pairs, strict=True)):
+            one.grad = gradient_by_hand(index, step)
+            param.grad = case.part(one.grad, at)
+        stock.step()
+        muon.step()
+    ends = [case.part(one.detach(), at) for case, one in pairs]
+    return [i for i, (param, end) in enumerate(zip(params, ends, strict=True)) if not torch.equal(param, end)]
+
+
+@pytest.mark.live
+def test_plain_tensors_cut_by_hand_equal_the_single_process() -> None:
+    for found in launch(run_by_hand, 4):
+        assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+# Odd models and lives.
+
+FEW: dict[str, tuple[tuple[int, int], ...]] = {
+    "one matrix": ((6, 10),),
+    "one far larger": ((4, 4), (96, 128), (4, 6), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("shapes", FEW.values(), ids=FEW)
+@pytest.mark.parametrize("strategy", BUILDERS)
+def test_more_ranks_than_matrices_and_one_far_larger(
+    strategy: str, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    grid = Grid.of(dp=8, tp=1)
+    made = [torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) for shape in shapes]
+    alone = [nn.Parameter(tensor.clone()) for tensor in made]
+    stock, world = torch.optim.Muon(alone, **OPTIONS), LocalWorld(grid)
+    ranks = []
+    for rank in grid.ranks:
+        params = [nn.Parameter(tensor.clone()) for tensor in made]
+        ranks.append((params, Muon(params, **OPTIONS, strategy=BUILDERS[strategy], mesh=world.seat(rank))))
+    for grads in steps_with_a_gap(len(shapes)):
+        for params in (alone, *(params for params, _ in ranks)):
+            for param, scale in zip(params, grads, strict=True):
+                param.grad = None if scale is None else (param.detach() * scale).sign() * scale
+        stock.step()
+        world.run([muon.program() for _, muon in ranks])
+    for params, _ in ranks:
+        assert all(map(torch.equal, params, alone))
+
+
+def steps_with_a_gap(count: int) -> Iterator[list[float | None]]:
+    """Sizes of gradients for three steps; in the second the last matrix has none on any rank."""
+    for step in range(3):
+        sizes: list[float | None] = [2.0 ** (step - index) for index in range(count)]
+        if step == 1 and count > 1:
+            sizes[-1] = None
+        yield sizes
