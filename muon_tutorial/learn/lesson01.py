@@ -175,7 +175,7 @@ def picture_of_circle(loud: float = 1.6, quiet: float = 0.25) -> Picture:
     """The circle of all inputs of length 1, and what two updates make of it: an ellipse, and a circle."""
     turn_in, turn_out = _rotation(0.5), _rotation(1.2)
     update = turn_out @ torch.diag(torch.tensor([loud, quiet], dtype=torch.float64)) @ turn_in.T
-    figure = card(840, 310)
+    figure = card(810, 300)
     panels = {
         "All inputs of length 1": torch.eye(2, dtype=torch.float64),
         "What a gradient makes of them": update,
@@ -252,8 +252,11 @@ _RELATIVE = "loudness, of the loudest"
 
 def picture_of_all_updates(run: Run, orthogonalize: Orthogonalize) -> Picture:
     """The spectra of the updates of three matrices of the last layer, side by side."""
-    names = [f"blocks.{GPT_SHAPE.layers - 1}.{KINDS[kind]}.weight" for kind in ("up", "q", "o")]
-    panels = [(name, spectra_of(run, name, orthogonalize)) for name in names]
+    last = GPT_SHAPE.layers - 1
+    names = {
+        f"{KINDS[kind]}, layer {last}": f"blocks.{last}.{KINDS[kind]}.weight" for kind in ("up", "q", "o")
+    }
+    panels = [(title, spectra_of(run, name, orthogonalize)) for title, name in names.items()]
     return draw_spectra(panels, "lesson01-all-updates", _RELATIVE)
 
 
@@ -330,7 +333,7 @@ def picture_of_rows(run: Run) -> Picture:
     counts = torch.bincount(run.batch.inputs.flatten(), minlength=256)
     seen = counts > 0
     updates = updates_of(run, EMBEDDING, svd_muon)
-    figure = card(860, 290)
+    figure = card(820, 285)
     said = []
     for number, who in enumerate(("SGD", "Adam", "Muon, as it runs")):
         lengths = updates[who].norm(dim=1)[seen] / updates[who].norm(dim=1).max()

@@ -238,7 +238,7 @@ def draw_scope(step: int, spectrum: str) -> Picture:
     """The polynomial after ``step`` steps with a spectrum's values on it, and beside it that spectrum."""
     starts = spectra()[spectrum]
     ends = polynomial(starts, step)
-    figure = card(860, 380)
+    figure = card(810, 370)
     left = style(
         figure.add_axes((0.075, 0.14, 0.5, 0.74)), _say_step(step), "where a value began", "where it is now"
     )
@@ -275,7 +275,7 @@ def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
 def _draw_dots(axes: Axes, starts: Tensor, ends: Tensor) -> None:
     places = list(range(1, len(starts) + 1))
     axes.plot(places, starts.tolist(), color=QUIET, linewidth=1.4, linestyle=":")
-    axes.text(len(places), 0.05 + starts[-8].item(), "before", size=8.5, color=QUIET, ha="right")
+    axes.text(3, starts[2].item() + 0.03, "before", size=8.5, color=QUIET)
     axes.axhspan(0.68, 1.2, color="#e3f1ea", zorder=0)
     axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
     axes.plot(places, ends.sort(descending=True).values.tolist(), "o", color=BLUE, markersize=5, alpha=0.7)
@@ -294,7 +294,7 @@ def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> s
 def draw_film(spectrum: str = "gradient") -> Picture:
     """The polynomial with a spectrum's values on it, before and after each of the steps."""
     starts = spectra()[spectrum]
-    figure = card(900, 520)
+    figure = card(820, 490)
     for step in range(SCOPE_STEPS + 1):
         axes = style(
             figure.add_subplot(2, 3, step + 1), _say_step(step), "", "where it is now" * (step % 3 == 0)
@@ -325,8 +325,8 @@ VARIANTS: dict[str, tuple[Sequence[tuple[float, float, float]], str]] = {
 
 def picture_of_variants() -> Picture:
     """Where five steps bring a value, for four published sets of coefficients."""
-    figure = card(860, 470)
-    x = _starts()
+    figure = card(820, 460)
+    x = torch.logspace(math.log10(_START), 0, 1201, dtype=torch.float64)
     said = []
     for number, (name, (triples, colour)) in enumerate(VARIANTS.items()):
         y = polynomial(x, SCOPE_STEPS, triples)

@@ -102,7 +102,7 @@ def key(figure: Figure, axes: Axes) -> None:
 def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: str = "loudness") -> Picture:
     """One panel for each (title, curves), at most three in a row, on one logarithmic scale."""
     columns, rows = min(3, len(panels)), -(-len(panels) // 3)
-    width, height = (620, 370) if columns == 1 else (max(300 * columns, 620), 80 + 240 * rows)
+    width, height = (620, 370) if columns == 1 else (max(274 * columns, 620), 80 + 240 * rows)
     figure = card(width, height)
     for number, (title, curves) in enumerate(panels):
         axes = style(figure.add_subplot(rows, columns, number + 1), title, "direction, the loudest first", y)
