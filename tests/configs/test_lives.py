@@ -1,0 +1,125 @@
+"""What happens to parameters over a training run: accumulated, frozen, unfrozen late, without a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from muon_tutorial.config import DistributedConfig, create_dtensor_config, create_processgroup_config
+from muon_tutorial.errors import GradientError
+from muon_tutorial.muon import Muon
+from muon_tutorial.worlds.launch import launch
+from muon_tutorial.worlds.live import build_mesh
+
+from . import functions
+from .oracle import Oracle
+from .setups import as_it_is, batch, full, hidden, mlp, sharded
+
+OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
+MICROBATCHES = 3
+
+
+def accumulate(model: nn.Module, step: int) -> None:
+    """Several backward passes, of which only the last one reduces."""
+    for micro in range(MICROBATCHES):
+        last = micro == MICROBATCHES - 1
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+        waiting = isinstance(model, DistributedDataParallel) and not last
+        with model.no_sync() if waiting else nullcontext():  # type: ignore[operator]
+            model(batch(10 * step + micro, dist.get_rank())).pow(2).mean().backward()
+
+
+def live(model: nn.Module, oracle: Oracle, muon: Muon) -> list[str]:
+    """Four steps: accumulated; one matrix without a gradient; another frozen; all again."""
+    params = hidden(model)
+    for step in range(4):
+        muon.zero_grad()
+        params[1].requires_grad_(step != 2 or isinstance(model, DistributedDataParallel))
+        accumulate(model, step)
+        if step == 1:
+            params[0].grad = None
+        oracle.step()
+        muon.step()
+    return oracle.differences()
+
+
+def run_lives(rank: int) -> dict[str, list[str]]:
+    """What differs after the life of each kind of model, under configs and a strategy."""
+    world = dist.get_world_size()
+    fsdp, dp = build_mesh({"fsdp": world}), build_mesh({"dp": world})
+    own = DistributedConfig(functions.in_turn, functions.gather, functions.redistribute, {"shards": False})
+    group = dp.get_group()
+    makers: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+        "FSDP2": (lambda: sharded(mlp(), fsdp), {"distributed_config": create_dtensor_config()}),
+        "FSDP2, owner": (lambda: sharded(mlp(), fsdp), {"strategy": "owner", "mesh": fsdp}),
+        "DDP": (
+            lambda: DistributedDataParallel(mlp(), process_group=group),
+            {"distributed_config": create_processgroup_config(dp_pg=group)},
+        ),
+        "DDP, own functions": (
+            lambda: DistributedDataParallel(mlp(), process_group=group),
+            {"distributed_config": own},
+        ),
+        "DDP, round_robin": (
+            lambda: DistributedDataParallel(mlp(), process_group=group),
+            {"strategy": "round_robin", "mesh": dp},
+        ),
+    }
+    found = {}
+    for name, (make, settings) in makers.items():
+        model = make()
+        params = hidden(model)
+        oracle = Oracle(params, full if isinstance(model, FSDPModule) else as_it_is, **OPTIONS)
+        found[name] = live(model, oracle, Muon(params, **OPTIONS, **settings))
+    return found
+
+
+@pytest.mark.live
+def test_accumulated_frozen_and_missing_gradients_equal_the_single_process() -> None:
+    for found in launch(run_lives, 3):
+        assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def run_spoilt(rank: int) -> dict[str, tuple[str, bool]]:
+    """A gradient that is not finite on one rank, or missing on one: the error, and whether all stayed."""
+    dp, found = build_mesh({"dp": dist.get_world_size()}), {}
+    own = DistributedConfig(functions.in_turn, functions.gather, functions.redistribute, {"shards": False})
+    configs = {"helper": create_processgroup_config(dp_pg=dp.get_group()), "own": own}
+    for name, config in configs.items():
+        for case in ("not finite", "missing"):
+            model = mlp()
+            params = hidden(model)
+            before = [param.detach().clone() for param in params]
+            muon = Muon(params, **OPTIONS, distributed_config=config)
+            model(batch(0, 0)).pow(2).mean().backward()
+            if rank == 1:
+                grad = params[2].grad
+                assert grad is not None
+                params[2].grad = None if case == "missing" else grad * float("nan")
+            try:
+                muon.step()
+            except GradientError as error:
+                stayed = all(param.equal(old) for param, old in zip(params, before, strict=True))
+                found[f"{name}, {case}"] = str(error), stayed
+    return found
+
+
+@pytest.mark.live
+def test_a_spoilt_gradient_is_refused_on_every_rank_before_anything_changes() -> None:
+    by_rank = launch(run_spoilt, 2)
+    assert by_rank[0] == by_rank[1]
+    for case, (said, stayed) in by_rank[0].items():
+        assert stayed, case
+        assert "group 0, parameter 2" in said
+        assert (
+            "holds NaN or infinity on 1 of 2 ranks" if "finite" in case else "is missing on 1 of 2"
+        ) in said
+    assert len(by_rank[0]) == 4
