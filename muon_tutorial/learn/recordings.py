@@ -1,7 +1,7 @@
 """Data recorded from real runs and shipped with the package, so that lessons start from the same numbers.
 
-``gradient.npz`` and ``gradient_down.npz``, the gradients of two matrices of the small GPT after 300 steps, are
-made anew by
+``gradient.npz`` and ``gradient_down.npz``, the gradients of two matrices of the small GPT after 300 steps,
+are made anew by
 
     python -m muon_tutorial.learn.recordings
 """
