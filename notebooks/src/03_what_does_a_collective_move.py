@@ -93,8 +93,8 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# Nothing is wrong with any one rank: that is what the report's first line says. Each waits in `send` until
-# its neighbour receives. But the neighbour waits in *its* `send`. Nobody gets to `recv`. This is a
+# "No rank failed by itself": nothing is wrong with any one of them. Each waits in `send`, line 3, until its
+# neighbour receives. But the neighbour waits in *its* `send`. Nobody gets to `recv`. This is a
 # **deadlock**, and it has no end of its own. `launch` gave it three seconds (`timeout=3.0`), then each rank
 # was told that its wait had failed. Which rank is named first is chance. ("Connection closed by peer" comes
 # from a rank whose neighbour had given up a moment earlier.)
