@@ -41,6 +41,7 @@ from ..stepping import Stepper
 from ..training import gpt
 from ..training.check import Sums, gradient_error
 from ..training.text import batch_at, load_text
+from ..update import momentum_update
 from ..worlds.local import Seat
 from . import measure, replay
 from .checks import Exercise, MistakeError, OpenAnswerError, numbers, value_of
@@ -474,18 +475,52 @@ def say_sum(gradients: Mapping[str, Tensor], after: Mapping[str, Tensor], seed: 
     )
 
 
-def say_orders(seed: int, texts: int) -> str:
-    """Gradients of several texts, added forwards and backwards in fp32, and the weights that follow."""
+def say_orders(seed: int, texts: int, orders: int = 20) -> str:
+    """Gradients of several texts, added in several orders in fp32: how often do the results differ?"""
     parts = [local_gradients(seed, place) for place in range(texts)]
-    means = [{name: _added(name, order) / texts for name in MATRICES} for order in (parts, parts[::-1])]
-    stepped = [step_alone(mean, seed) for mean in means]
-    gradient, weight = (
-        max(float((one[name] - other[name]).abs().max()) for name in MATRICES)
-        for one, other in (means, stepped)
-    )
+    draw = torch.Generator().manual_seed(seed)
+    ways = [torch.randperm(texts, generator=draw).tolist() for _ in range(orders)]
+    means = [{name: _added(name, [parts[i] for i in way]) / texts for name in MATRICES} for way in ways]
+    first = step_alone(means[0], seed)
+    moved = sum(different_bits(mean, means[0]) > 0 for mean in means[1:])
+    weights_moved = sum(different_bits(step_alone(mean, seed), first) > 0 for mean in means[1:])
     return (
-        f"gradients that differ  {different_bits(*means)}, by at most {gradient:.1e}\n"
-        f"weights that differ    {different_bits(*stepped)}, by at most {weight:.1e}"
+        f"orders tried beside the first       {orders - 1}\n"
+        f"of them with other gradients        {moved}\n"
+        f"of them with other weights as well  {weights_moved}"
+    )
+
+
+def nudged(gradients: Mapping[str, Tensor], name: str = "o") -> dict[str, Tensor]:
+    """The same gradients, but for the number of one matrix that is nearest to a rounding edge of bfloat16.
+
+    That one is moved by as few fp32 steps as take it over the edge.
+    """
+    grad = gradients[name].clone()
+    low = momentum_update(torch.zeros_like(grad), grad, 0.95, True).view(torch.int32) & 0xFFFF
+    gap = torch.where(low <= 0x8000, 0x8000 - low, 0x10000).flatten()
+    place = int(gap.argmin())
+    before = _rounded(grad)[place].clone()
+    while _rounded(grad)[place] == before:
+        value = grad.flatten()[place]
+        grad.view(-1)[place] = torch.nextafter(value, value * 2)
+    return {**gradients, name: grad}
+
+
+def _rounded(grad: Tensor) -> Tensor:
+    """What Newton–Schulz is given of a first gradient, flat."""
+    return momentum_update(torch.zeros_like(grad), grad, 0.95, True).bfloat16().flatten()
+
+
+def say_nudge(gradients: Mapping[str, Tensor], seed: int) -> str:
+    """One gradient number moved over a rounding edge, and the weights that follow, in words."""
+    other = nudged(gradients)
+    one, two = step_alone(gradients, seed), step_alone(other, seed)
+    moved = max(float((other[name] - gradients[name]).abs().max()) for name in MATRICES)
+    weight = max(float((one[name] - two[name]).abs().max()) for name in MATRICES)
+    return (
+        f"gradient numbers that differ  {different_bits(gradients, other)}, by {moved:.1e}\n"
+        f"weights that differ           {different_bits(one, two)}, by at most {weight:.1e}"
     )
 
 

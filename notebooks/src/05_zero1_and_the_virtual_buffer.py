@@ -4,7 +4,7 @@
 # **Twenty minutes.** At the end you can say, for any matrix, which numbers of its momentum a rank keeps, and
 # where they lie in its memory. And your own function has found them on real processes.
 #
-# *You need* lesson 03 (what a collective moves). No knowledge of ZeRO.
+# *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
 # *Previous:* 04, How did the first distributed Muon work? *Next:* 06, The 2-D grid, and what TP cuts.
 #
@@ -28,8 +28,9 @@ from muon_tutorial.learn import lesson05 as lesson
 # %% [markdown]
 # ## Three rulers
 #
-# A small model has matrices A to E. Muon keeps a **momentum** of the same size for each. Many ranks train the
-# model together, each on other data. If each kept the whole momentum, all but one copy would be wasted.
+# A small model has matrices A to E. For each, Muon keeps a **momentum** of the same size: an average of past
+# gradients. `dp` ranks train the model together, each on other data. If each kept the whole momentum, all
+# copies but one would be a waste of memory.
 #
 # **ZeRO-1** wastes nothing: every number of the momentum is kept by one rank. But which? See for yourself:
 # three rulers over the same numbers. Colours in the last one are ranks.
@@ -43,8 +44,9 @@ lesson.explore(plan, bucket, live=widgets)
 # From top to bottom:
 #
 # 1. *Matrices.* Written out flat, row after row, one after the other.
-# 2. *Buckets.* What travels together. A **bucket** takes matrices until it is full; one that is too large
-# gets a bucket of its own. It is filled up with **padding** so that dp divides its length.
+# 2. *Buckets.* What travels together. A **bucket** takes matrices until the next one would make it larger than
+# the number `bucket`; a matrix that is larger itself gets a bucket of its own. The rest is filled up with
+# **padding**, numbers that mean nothing, until dp divides the length.
 # 3. *Slices.* Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1
 # the second, and so on.
 #
@@ -127,8 +129,8 @@ ranges.check(local_range)
 # %% [markdown]
 # ## Collect a matrix on real processes
 #
-# No rank has the momentum of C to itself, or only one has; your function knows. On each rank, the next cell
-# takes the part of C out of the slice that the rank keeps. Then all parts go to all ranks.
+# Which ranks keep a part of C, and how much? Your function knows. On each rank, the next cell cuts its part of
+# C out of the slice that the rank keeps. Then `all_gather_object` sends all parts to all ranks.
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
@@ -154,9 +156,10 @@ print("the whole of it:", torch.equal(torch.cat(collected[0]), lesson.whole_matr
 # Move the buttons above the rulers once more. Small buckets: much padding, and many messages. Large ones:
 # nothing can be worked on until a lot has arrived.
 #
-# Now measure it, on the hidden matrices of a small GPT and with the package's own Muon. The columns are those
-# of rank 0: how many buckets, how many messages it takes part in for one step, the padding, and how many
-# numbers of momentum it keeps. The time is that of the slowest rank.
+# Now measure it, with the package's own Muon, on matrices of about the shapes that a small GPT has. (They are
+# made odd, so that there is padding.) The columns are those of rank 0: how many buckets, how many messages it
+# takes part in for one step, the padding, and how many numbers of momentum it keeps. The time is that of the
+# slowest rank.
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)

@@ -336,18 +336,26 @@ print("numbers that differ:", lesson.different_bits(after, alone))
 print(lesson.say_sum(gradients, after, seed, dp))
 
 # %% [markdown]
-# Two numbers have only one sum. With more of them the order counts. Here are gradients of eight texts, added
-# forwards and backwards, each followed by one step in one process.
+# Two numbers have only one sum. With more of them the order counts. Here gradients of eight texts are added in
+# several orders, and each sum is followed by one step in one process.
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# The weights change by far more than the gradients did. Newton–Schulz works in bfloat16, which keeps only
-# 8 bits of each number: where a tiny change crosses one of its rounding edges, it becomes a visible one. That
-# is no mistake of the distributed step. No other process was involved.
+# Most often the gradients differ and the weights do not. Newton–Schulz works in bfloat16, which keeps only 8
+# bits of each number: a change in the last bits of fp32 is rounded away. Unless it crosses a rounding edge.
+# Let us move one single number over its edge:
+
+# %% tags=["volatile"]
+print(lesson.say_nudge(gradients, seed))
+
+# %% [markdown]
+# A tiny change of one number, and a whole matrix of weights moves by far more. So if two runs differ in how
+# they add gradients, expect the same weights at first, and then suddenly not. That is no mistake of the
+# distributed step: no other process was involved here.
 #
-# Now more texts on your ranks. Does the bound hold?
+# Now other texts on your ranks. Does the bound hold?
 
 # %% tags=["volatile"]
 texts = range(seed + 1, seed + 1 + steps)
