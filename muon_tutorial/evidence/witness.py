@@ -70,7 +70,7 @@ class Witness(TorchDispatchMode):
 
 
 _NAMESPACES = ("c10d", "_c10d_functional")
-_QUIET = ("barrier", "monitored_barrier_", "wait_tensor")
+_QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
 
 
 def _process_group(group: Any) -> dist.ProcessGroup:
