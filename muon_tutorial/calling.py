@@ -97,7 +97,8 @@ class Caller:
         part = yield self._call("redistribute_fn", index, update, owner)
         yield self._settle("redistribute_fn", index, None, self._trouble_with_part(index, part))
         self.settled.add(index)
-        self._apply(index, local_part(part))
+        if slot.data.numel():  # an empty shard may have any empty shape
+            self._apply(index, local_part(part))
 
     def _momentum(self, slot: Slot) -> Tensor:
         assert slot.grad is not None
@@ -192,7 +193,8 @@ class Caller:
         if isinstance(answer, DTensor) and not _lies_as(answer, slot.param):
             return f"{where} {due}; got a DTensor that lies as {answer.placements}"
         part = local_part(answer)
-        return "" if part.shape == slot.data.shape else f"{where} {due}; got shape {tuple(part.shape)}"
+        fits = part.shape == slot.data.shape or not (part.numel() or slot.data.numel())
+        return "" if fits else f"{where} {due}; got shape {tuple(part.shape)}"
 
     def _agree(self) -> list[int]:
         """The parameters that have a gradient, the same on all ranks of ``state["agree_group"]``.

@@ -147,7 +147,7 @@ class Stepper:
         flat = self._handed_buffer(bucket, bucket.gradient.dtype)
         for spot in bucket.spots(bucket.handed, self.at):
             grad = self.slots[spot.entry.matrix.param].grad
-            if grad is not None:
+            if grad is not None and spot.box.numel:  # an empty shard of FSDP2's may have any empty shape
                 view(flat, spot).copy_(grad[spot.entry.matrix.slices(self.at)])
         label = Label("gradient reduce_scatter", _name(bucket))
         kept = yield from gather(flat, bucket.gradient, self.at, label)
@@ -200,7 +200,8 @@ class Stepper:
         whole = yield from gather(parameter, bucket.parameter, self.at, label)
         for spot in bucket.spots(bucket.handed, self.at):
             matrix = spot.entry.matrix
-            self.slots[matrix.param].data[matrix.slices(self.at)] = view(whole, spot)
+            if spot.box.numel:
+                self.slots[matrix.param].data[matrix.slices(self.at)] = view(whole, spot)
 
     def _has_gradient(self, matrix: Matrix) -> bool:
         assert self.present is not None

@@ -1,0 +1,245 @@
+"""Every strategy on every grid, parallelism and cut, on real processes: the single process' bits, or why not.
+
+``python -m tests.configs.table`` prints the table; ``test_table`` makes it anew and holds it to the file kept
+beside it. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from muon_tutorial.config import create_devicemesh_config
+from muon_tutorial.errors import StrategyError
+from muon_tutorial.muon import Muon
+from muon_tutorial.plan.strategies import owner, round_robin, zero1
+from muon_tutorial.worlds.launch import launch
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+STEPS = 2
+OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+
+# Rows and columns: what every grid divides; what none does; fewer rows or columns than ranks.
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    "divisible": ((24, 48), (48, 24), (24, 24)),
+    "uneven": ((13, 11), (11, 13), (23, 17)),
+    "empty shards": ((1, 5), (5, 1), (2, 3)),
+}
+
+Lay = Callable[[int, Tensor, DeviceMesh], Tensor]
+Settings = Callable[[LiveWorld], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kind of parallelism on a grid: how a rank comes by its part of a whole matrix."""
+
+    parallelism: str
+    axes: Mapping[str, int]
+    lay: Lay
+
+    @property
+    def grid(self) -> str:
+        return "×".join(f"{axis}={size}" for axis, size in self.axes.items())
+
+    @property
+    def world_size(self) -> int:
+        size = 1
+        for length in self.axes.values():
+            size *= length
+        return size
+
+
+def whole(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Replicated: every rank holds all of it."""
+    return tensor.clone()
+
+
+def by_hand(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Plain, cut over tp by hand: rows of one, columns of the next."""
+    dim, place, parts = index % 2, mesh.get_local_rank("tp"), mesh["tp"].size()
+    step = -(-tensor.shape[dim] // parts)
+    lengths = [max(0, min(step, tensor.shape[dim] - step * part)) for part in range(parts)]
+    part = tensor.split(lengths, dim)[place].clone()
+    part.partition_dim = dim
+    part.partition_sizes = tuple(lengths)
+    return part
+
+
+def over_tp(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """A DTensor cut over tp, as ``parallelize_module`` lays it."""
+    return distribute_tensor(tensor, mesh["tp"], [Shard(index % 2)], src_data_rank=None)
+
+
+def over_fsdp(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """As ``fully_shard`` lays it: over fsdp, or over dp and fsdp, on top of tp where there is tp."""
+    axes = [axis for axis in ("dp", "fsdp") if axis in (mesh.mesh_dim_names or ())]
+    module = nn.Module()
+    laid = over_tp(index, tensor, mesh) if "tp" in (mesh.mesh_dim_names or ()) else tensor.clone()
+    module.weight = nn.Parameter(laid)
+    fully_shard(module, mesh=mesh[tuple(axes)])
+    return next(module.parameters()).detach()
+
+
+ROWS = (
+    *(Row("DDP", {"dp": size}, whole) for size in (2, 3, 8)),
+    *(Row("tp, by hand", {"tp": size}, by_hand) for size in (2, 3)),
+    Row("tp, by hand, and DDP", {"dp": 2, "tp": 2}, by_hand),
+    Row("tp, by hand, and DDP", {"dp": 4, "tp": 2}, by_hand),
+    Row("TP", {"tp": 2}, over_tp),
+    *(Row("FSDP2", {"fsdp": size}, over_fsdp) for size in (2, 3, 8)),
+    Row("HSDP", {"dp": 2, "fsdp": 2}, over_fsdp),
+    Row("FSDP2 and TP", {"fsdp": 2, "tp": 2}, over_fsdp),
+    Row("HSDP and TP", {"dp": 2, "fsdp": 2, "tp": 2}, over_fsdp),
+)
+
+
+def by_strategy(builder: Any) -> Settings:
+    return lambda world: {"strategy": builder, "mesh": world}
+
+
+def by_helper(world: LiveWorld) -> dict[str, Any]:
+    return {"distributed_config": create_devicemesh_config(world.mesh, world.grid.axes)}
+
+
+def by_functions(world: LiveWorld) -> dict[str, Any]:
+    """The helper's three functions, called one by one."""
+    return {"distributed_config": replace(by_helper(world)["distributed_config"], planner=None)}
+
+
+COLUMNS: dict[str, Settings] = {
+    "replicated": by_strategy("replicated"),
+    "round_robin": by_strategy(round_robin),
+    "round_robin, all_gather back": by_strategy(partial(round_robin, back="all_gather")),
+    "zero1": by_strategy(zero1),
+    "zero1, boundary": by_strategy(partial(zero1, gather="boundary")),
+    "owner": by_strategy(owner),
+    "owner, in turn": by_strategy(partial(owner, assign="in_turn")),
+    "helper's config": by_helper,
+    "helper's functions": by_functions,
+}
+Case = tuple[int, str, str]
+CASES: list[Case] = [(row, cut, column) for row in range(len(ROWS)) for cut in SHAPES for column in COLUMNS]
+
+
+def matrix(cut: str, index: int, step: int) -> Tensor:
+    """A whole matrix (step 0) or its gradient, of few enough bits that a sum over ranks is exact."""
+    made = torch.Generator().manual_seed(100 * step + index)
+    return torch.randint(-31, 32, SHAPES[cut][index], generator=made) * 2.0**-6
+
+
+def by_stock(cut: str) -> list[Tensor]:
+    """Where the single process takes the matrices."""
+    params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
+    stock = torch.optim.Muon(params, **OPTIONS)
+    for step in range(1, STEPS + 1):
+        for index, param in enumerate(params):
+            param.grad = matrix(cut, index, step)
+        stock.step()
+    return [param.detach() for param in params]
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def parameter(laid: Tensor) -> nn.Parameter:
+    param = nn.Parameter(laid)
+    for name in ("partition_dim", "partition_sizes"):
+        if hasattr(laid, name):
+            setattr(param, name, getattr(laid, name))
+    return param
+
+
+def outcome(row: Row, cut: str, column: str, world: LiveWorld) -> str:
+    """What one rank sees of one cell."""
+
+    def laid(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [row.lay(index, tensor, world.mesh) for index, tensor in enumerate(tensors)]
+
+    indices = range(len(SHAPES[cut]))
+    params = [parameter(part) for part in laid([matrix(cut, index, 0) for index in indices])]
+    try:
+        muon = Muon(params, **OPTIONS, **COLUMNS[column](world))
+    except StrategyError as error:
+        return f"refused: {error}"
+    for step in range(1, STEPS + 1):
+        for param, grad in zip(params, laid([matrix(cut, index, step) for index in indices]), strict=True):
+            param.grad = grad
+        muon.step()
+    ends = zip(params, laid(by_stock(cut)), strict=True)
+    wrong = [index for index, (param, end) in enumerate(ends) if not local(param.detach()).equal(local(end))]
+    return f"differs: matrices {wrong}" if wrong else "bitwise"
+
+
+def outcomes(rank: int, cases: list[Case]) -> list[str]:
+    """The cells of one world size; rows share meshes."""
+    worlds: dict[int, LiveWorld] = {}
+    found = []
+    for row, cut, column in cases:
+        if row not in worlds:
+            worlds[row] = LiveWorld(build_mesh(ROWS[row].axes))
+        found.append(outcome(ROWS[row], cut, column, worlds[row]))
+    return found
+
+
+def make_table() -> dict[Case, str]:
+    """All cells. A cell on which ranks do not agree says so."""
+    table: dict[Case, str] = {}
+    for world_size in sorted({row.world_size for row in ROWS}):
+        cases = [case for case in CASES if ROWS[case[0]].world_size == world_size]
+        by_rank = launch(outcomes, world_size, args=(cases,), output="quiet")
+        for case, *said in zip(cases, *by_rank, strict=True):
+            table[case] = said[0] if len(set(said)) == 1 else f"ranks differ: {sorted(set(said))}"
+    return table
+
+
+def as_markdown(table: Mapping[Case, str]) -> str:
+    """The table, and a note for each kind of refusal."""
+    notes: dict[str, int] = {}
+    lines = [
+        "| parallelism | grid | cut | " + " | ".join(COLUMNS) + " |",
+        "|---|---|---" + "|---" * len(COLUMNS) + "|",
+    ]
+    for number, row in enumerate(ROWS):
+        for cut in SHAPES:
+            cells = [_cell(table[number, cut, column], notes) for column in COLUMNS]
+            lines.append(f"| {row.parallelism} | {row.grid} | {cut} | " + " | ".join(cells) + " |")
+    return "\n".join([*HEAD, *lines, "", *(f"[{note}] {text}" for text, note in notes.items()), *FOOT])
+
+
+def _cell(said: str, notes: dict[str, int]) -> str:
+    if not said.startswith("refused: "):
+        return said
+    reason = said.removeprefix("refused: ").partition(": ")[2]
+    return f"refused [{notes.setdefault(reason, len(notes) + 1)}]"
+
+
+HEAD = (
+    "# Equal to the single process",
+    "",
+    "Made by `python -m tests.configs.table`: real Gloo processes, two steps, parameters compared bit by bit",
+    "with `torch.optim.Muon` on whole matrices in one process, for the same full gradients.",
+    f"Shapes: {'; '.join(f'{cut} {shapes}' for cut, shapes in SHAPES.items())}.",
+    "",
+)
+FOOT = (
+    "",
+    "Gradients here have few bits, so that a sum over ranks is exact in any order. `zero1` averages local",
+    "gradients itself. With full fp32 gradients its average over n ranks is Gloo's sum in Gloo's order: each",
+    "element within (n - 1) 2^-24 sum |g| / n of the exact one, to first order, as any all_reduce's is; the",
+    "same as the all_reduce's to the bit, and so is all that follows (`test_zero1_averages_as_all_reduce`).",
+    "All other columns are given reduced gradients and add nothing up.",
+    "",
+)
+
+if __name__ == "__main__":
+    print(as_markdown(make_table()), end="")

@@ -1,0 +1,59 @@
+"""The table of equality, made anew and held to the file beside this one; and the one bound it states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from muon_tutorial.muon import Muon
+from muon_tutorial.worlds.launch import launch
+from muon_tutorial.worlds.live import build_mesh
+
+from .table import CASES, as_markdown, make_table
+
+KEPT = Path(__file__).with_name("equality_table.md")
+SHAPE, RANKS = (40, 30), 4
+
+
+@pytest.mark.live
+def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
+    table = make_table()
+    assert set(table) == set(CASES)
+    assert [said for said in table.values() if said != "bitwise" and not said.startswith("refused: ")] == []
+    again = f"python -m tests.configs.table > {KEPT}"
+    assert as_markdown(table) == KEPT.read_text(encoding="utf-8"), (
+        f"not the table kept; if that is right: {again}"
+    )
+
+
+def run_averages(rank: int) -> tuple[bool, float]:
+    """zero1 on full fp32 gradients, beside stock Muon on their all_reduce; and how far that is from exact,
+    over the bound."""
+    mesh = build_mesh({"dp": RANKS})
+    local = torch.randn(SHAPE, generator=torch.Generator().manual_seed(rank))
+    whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))
+    mine, alone = nn.Parameter(whole.clone()), nn.Parameter(whole.clone())
+    mine.grad, reduced = local.clone(), local.clone()
+    dist.all_reduce(reduced, group=mesh.get_group())
+    alone.grad = reduced / RANKS
+    options: dict[str, Any] = {"lr": 0.02}
+    Muon([mine], **options, strategy="zero1", mesh=mesh).step()
+    torch.optim.Muon([alone], **options).step()
+
+    every = [torch.empty_like(local) for _ in range(RANKS)]
+    dist.all_gather(every, local, group=mesh.get_group())
+    exact = torch.stack(every).double()
+    bound = (RANKS - 1) * 2.0**-24 * exact.abs().sum(0) / RANKS
+    return torch.equal(mine, alone), ((alone.grad - exact.mean(0)).abs() / bound).max().item()
+
+
+@pytest.mark.live
+def test_zero1_averages_as_all_reduce() -> None:
+    for same, share_of_bound in launch(run_averages, RANKS):
+        assert same
+        assert share_of_bound <= 1.01
