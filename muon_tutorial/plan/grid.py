@@ -127,7 +127,7 @@ class Coordinate(Mapping[str, int]):
         1
         """
         rank = self.rank
-        for axis in reversed(axes):
+        for axis in reversed([axis for axis in axes if axis in self.grid.axes]):
             position, place = divmod(position, self.grid.size(axis))
             stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
             rank += (place - self[axis]) * stride

@@ -108,3 +108,10 @@ def test_a_rank_off_the_grid_is_refused(rank: int) -> None:
 def test_a_position_off_the_grid_is_refused(positions: dict[str, int]) -> None:
     with pytest.raises(GridError, match=r"has [12] positions on the grid dp=2"):
         Grid.of(dp=2).rank(positions)
+
+
+def test_a_group_over_an_axis_the_grid_lacks_is_the_rank_alone() -> None:
+    at = Grid.of(tp=3).at(2)
+    assert at.group("dp") == (2,)
+    assert at.peer(0, "dp") == at
+    assert at.peer(1, "tp", "dp").rank == 1
