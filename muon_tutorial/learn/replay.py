@@ -4,6 +4,12 @@ A recording holds, for every rank, matrix and moment of the step, which boxes of
 a name for the bytes in them. Who brought which box is not worked out from the plan: before the step, each
 rank walks the same routes with its own rank number in place of data, and reads off whose numbers arrived.
 ``render(recording, moment)`` is a pure function.
+
+The recording that comes with the package was made by
+
+    diaries = launch(lesson08.record_rank, 4, args=(2, 2, 0))
+    source = "One step recorded on 4 real processes (Gloo), dp=2, tp=2"
+    text = replay.dumps(replay.assemble(source, lesson08.plan_of(2, 2), diaries))
 """
 
 from __future__ import annotations
@@ -225,7 +231,7 @@ def _runs(row: Sequence[float]) -> list[tuple[float, int, int]]:
 
 
 def assemble(source: str, plan: Plan, diaries: Sequence[Diary]) -> Recording:
-    """The recording of a step from the diaries of its ranks; contents get letters, the same for the same."""
+    """The recording of a step from the diaries of its ranks."""
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shapes = {entry.matrix.name: entry.matrix.sides for entry in entries}
     dp, tp = plan.grid.size("dp"), plan.grid.size("tp")
@@ -255,7 +261,7 @@ def _diary(item: Mapping[str, Any]) -> Diary:
 
 def load(path: Path | None = None) -> Recording:
     """A recording from a file; without one, the step on real processes that comes with the package."""
-    file = resources.files(__package__) / "data" / _SHIPPED if path is None else path
+    file = resources.files(__package__) / "recorded" / _SHIPPED if path is None else path
     return loads(file.read_text(encoding="utf-8"))
 
 

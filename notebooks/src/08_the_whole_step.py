@@ -102,7 +102,7 @@ for rank, asked in world.pending.items():
 # %% [markdown]
 # That was a small sum before the phases: does every rank have its gradients, and are they finite?
 # Now the rest of the step. The matrices are called up, o and down. Find the phases, and the ones that are
-# not there.
+# not there. (An `all_gather` over dp appears in phase 2 and in phase 7: its numbers differ, its kind does not.)
 
 # %%
 print(*messages, sep="\n")
@@ -257,7 +257,7 @@ loop.check(update_loop)
 # %% [markdown]
 # The other three are about the machine, not the step:
 #
-# | in the script | what a machine without a GPU says | here |
+# | in the script | what a laptop's PyTorch says | here |
 # |---|---|---|
 # | `init_process_group("nccl")` | `RuntimeError: Distributed package doesn't have NCCL built in` | the backend is a parameter, `"gloo"` |
 # | `device="cuda"` | `AssertionError: Torch not compiled with CUDA enabled` | tensors are made where the weights are |
@@ -351,7 +351,7 @@ print(lesson.say_orders(seed, texts=8))
 print(lesson.say_nudge(gradients, seed))
 
 # %% [markdown]
-# A tiny change of one number, and a whole matrix of weights moves by far more. So if two runs differ in how
+# A tiny change of one number, and most of a matrix of weights moves by far more. So if two runs differ in how
 # they add gradients, expect the same weights at first, and then suddenly not. That is no mistake of the
 # distributed step: no other process was involved here.
 #
