@@ -6,17 +6,19 @@ same error.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from .calling import Caller
 from .config import DistributedConfig, checked_assignments
 from .engine.collective import Walk
-from .errors import TutorialError
+from .errors import StrategyError, TutorialError
 from .matrices import TpDim, describe_matrices, named_params, split_parts
 from .plan.bucket import Bucket
 from .plan.matrix import Matrix
@@ -71,7 +73,10 @@ class StrategyPlanning:
         """
 
         def make() -> Plan:
-            return self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
+            plan = self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
+            if plan.expects == "local":
+                _check_no_ddp(plan.strategy, groups)
+            return plan
 
         plan = _compared(make, self.world)
         stepper = Stepper(plan, self.world.at, _slots(groups, state), self.window)
@@ -178,6 +183,22 @@ def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
         return Assigned(params, state, shares, checked_assignments(config, params, state))
     except TutorialError as error:
         return Assigned(params, state, shares, error)
+
+
+def _check_no_ddp(strategy: str, groups: Groups) -> None:
+    """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
+
+    Nothing on a parameter tells: the modules that are alive are looked through, once a plan.
+    """
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    wrapped = {id(param) for module in modules for param in module.parameters()}
+    for number, group in enumerate(groups):
+        for name, param in named_params(group, number):
+            if id(param) in wrapped:
+                raise StrategyError(
+                    f"{name} belongs to a DistributedDataParallel module, which averages its gradient; "
+                    f"strategy {strategy!r} would average it again: leave DDP out, or take 'round_robin'"
+                )
 
 
 def _compared(make: Callable[[], Plan], world: LiveWorld | Seat) -> Plan:

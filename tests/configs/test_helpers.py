@@ -4,15 +4,42 @@ process' parameters, to the bit, and Newton–Schulz exactly once per matrix in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from muon_tutorial.config import create_processgroup_config
+from muon_tutorial.errors import StrategyError
 from muon_tutorial.muon import Muon
+from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin
 from muon_tutorial.worlds.launch import launch
+from muon_tutorial.worlds.live import build_mesh
 
+from .models import Block, Experts
 from .oracle import Oracle, counted
-from .setups import HELPERS, SETUPS, fits, made_mesh
+from .setups import (
+    HELPERS,
+    HIDDEN,
+    SETUPS,
+    WIDTH,
+    Rig,
+    Setup,
+    as_it_is,
+    batch,
+    ep_fsdp,
+    fits,
+    full,
+    hidden,
+    learn,
+    made_mesh,
+    mlp,
+)
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
@@ -61,19 +88,127 @@ def test_every_helper_equals_the_single_process(world_size: int) -> None:
         assert orthogonalized == STEPS * SETUPS[case[0]].matrices, case
 
 
-def run_replicated(rank: int) -> int:
-    """How many matrices this rank orthogonalizes in one step where every rank does everything."""
+def run_strategies(rank: int) -> dict[str, int]:
+    """How many matrices this rank orthogonalizes in one step of each strategy."""
     setup = SETUPS["dp"]
-    mesh = made_mesh(setup)
-    rig = setup.build(mesh)
-    muon = Muon(rig.params, **OPTIONS, strategy="replicated", mesh=mesh)
-    rig.backward(0)
-    with counted() as counter:
-        muon.step()
-    return len(counter.shapes)
+    mesh, found = made_mesh(setup), {}
+    for name, strategy in STRATEGIES.items():
+        rig = setup.build(mesh)
+        muon = Muon(rig.params, **OPTIONS, strategy=strategy, mesh=mesh)
+        rig.backward(0)
+        with counted() as counter:
+            muon.step()
+        found[name] = len(counter.shapes)
+    return found
+
+
+STRATEGIES: dict[str, Builder] = {
+    "round_robin": round_robin,
+    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
+    "owner": owner,
+    "owner, in turn": partial(owner, assign="in_turn"),
+    "replicated": replicated,
+}
 
 
 @pytest.mark.live
-def test_the_same_counter_fails_for_replicated() -> None:
+def test_newton_schulz_runs_once_a_matrix_but_under_replicated() -> None:
     setup = SETUPS["dp"]
-    assert sum(launch(run_replicated, setup.world_size)) == setup.world_size * setup.matrices
+    by_rank = launch(run_strategies, setup.world_size)
+    counts = {name: sum(found[name] for found in by_rank) for name in STRATEGIES}
+    assert counts.pop("replicated") == setup.world_size * setup.matrices
+    assert set(counts.values()) == {setup.matrices}
+
+
+def run_zero1(rank: int) -> list[str]:
+    """What zero1 says of a living DDP module's parameters, and of parameters that no such module holds."""
+    mesh, said = made_mesh(SETUPS["dp"]), []
+    rig = SETUPS["dp"].build(mesh)
+    for params in (rig.params, hidden(mlp())):
+        try:
+            Muon(params, **OPTIONS, strategy="zero1", mesh=mesh)
+        except StrategyError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.live
+def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
+    for said in launch(run_zero1, SETUPS["dp"].world_size):
+        (refusal,) = said
+        assert refusal.startswith("group 0, parameter 0 belongs to a DistributedDataParallel module")
+
+
+def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:
+    """A layer of experts beside a router that all ranks hold: two optimizers, each with the config that fits
+    its parameters. The gradient of the router is averaged by hand."""
+    mesh = build_mesh({"ep": dist.get_world_size()})
+    group = mesh.get_group("ep")
+    torch.manual_seed(3)
+    model = Experts(WIDTH, HIDDEN, group)  # the router is the same on all ranks
+    torch.manual_seed(7 + rank)
+    model.expert = Block(WIDTH, HIDDEN)
+    both = {
+        "router": (hidden(model.router), create_processgroup_config(dp_pg=group)),
+        "expert": (hidden(model.expert), create_processgroup_config(ep_pg=group)),
+    }
+    oracle = Oracle(hidden(model), as_it_is, **OPTIONS)
+    muons = {name: Muon(each, **OPTIONS, distributed_config=config) for name, (each, config) in both.items()}
+    counts = dict.fromkeys(muons, 0)
+    for step in range(STEPS):
+        learn(model, batch(step, rank))
+        assert model.router.weight.grad is not None
+        dist.all_reduce(model.router.weight.grad, group=group)
+        oracle.step()
+        for name, muon in muons.items():
+            with counted() as counter:
+                muon.step()
+            counts[name] += len(counter.shapes)
+    return oracle.differences(), counts
+
+
+@pytest.mark.live
+def test_experts_and_their_router_are_each_orthogonalized_once() -> None:
+    by_rank = launch(run_experts, 3)
+    assert [wrong for wrong, _ in by_rank] == [[], [], []]
+    assert sum(counts["router"] for _, counts in by_rank) == STEPS
+    assert [counts["expert"] for _, counts in by_rank] == [2 * STEPS] * 3
+
+
+STACK = (6, 5, 4)
+
+
+def run_stack(rank: int) -> dict[str, tuple[list[bool], int]]:
+    """A stack of experts, cut over ep and then by FSDP2, both along the dimension that counts experts."""
+    found = {}
+    for name in ("create_processgroup_config", "create_devicemesh_config", "create_dtensor_config"):
+        mesh = build_mesh({"fsdp": 2, "ep": 2})
+        module = nn.Module()
+        whole = torch.randn(STACK, generator=torch.Generator().manual_seed(1))
+        module.weight = nn.Parameter(distribute_tensor(whole, mesh["ep"], [Shard(0)]))
+        fully_shard(module, mesh=mesh["fsdp"])
+        (param,) = module.parameters()
+        alone = [nn.Parameter(matrix.clone()) for matrix in whole]
+        setup = Setup({"fsdp": 2, "ep": 2}, ep_fsdp, 6, ("fsdp", "ep"))
+        config = HELPERS[name](setup, Rig([], batch, full), mesh)  # type: ignore[arg-type]
+        muon = Muon([param], **OPTIONS, parts="stack", distributed_config=config)
+        stock = torch.optim.Muon(alone, **OPTIONS)
+        with counted() as counter:
+            for _ in range(STEPS):
+                param.grad = torch.sin(3 * param.detach())
+                muon.step()
+        for _ in range(STEPS):
+            for matrix in alone:
+                matrix.grad = torch.sin(3 * matrix.detach())
+            stock.step()
+        end = full(param, param.detach())
+        found[name] = [torch.equal(*pair) for pair in zip(end, alone, strict=True)], len(counter.shapes)
+    return found
+
+
+@pytest.mark.live
+def test_a_stack_of_experts_cut_over_ep_and_fsdp() -> None:
+    by_rank = launch(run_stack, 4, output="quiet")
+    for name in by_rank[0]:
+        assert all(all(found[name][0]) for found in by_rank), name
+        assert sum(found[name][1] for found in by_rank) == STEPS * STACK[0], name
