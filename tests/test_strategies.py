@@ -3,6 +3,7 @@ gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
-from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.plan.strategies import Builder, Plan, owner, replicated, round_robin, zero1
 from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
@@ -22,6 +24,13 @@ from .oracle import UNEVEN, Case, give_gradients, one_rank, own_part, single_pro
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
 SMALL_BUCKETS = 400
+
+
+def all_on_the_last_rank(matrices: Sequence[Matrix], grid: Grid, **options: Any) -> Plan:
+    """A throwaway strategy: what it takes to add one is a builder and a row below."""
+    return owner(matrices, grid, assign=[grid.world_size - 1] * len(matrices), **options)
+
+
 VARIANTS: dict[str, Builder] = {
     "replicated": replicated,
     "round_robin": round_robin,
@@ -30,6 +39,7 @@ VARIANTS: dict[str, Builder] = {
     "zero1, boundary": partial(zero1, gather="boundary"),
     "owner": owner,
     "owner, in turn": partial(owner, assign="in_turn"),
+    "throwaway": all_on_the_last_rank,
 }
 
 
@@ -109,3 +119,16 @@ def test_real_processes_equal_single_process_and_the_in_process_world(
             for one, other in zip(live, local, strict=True)
             for a, b in zip(one, other, strict=True)
         )
+
+
+def test_a_printed_plan_tells_strategies_apart() -> None:
+    matrices = [Matrix(index, f"m{index}", (64, 64)) for index in range(8)]
+    grid = Grid.of(dp=2, tp=2)
+    said = {name: str(build(matrices, grid)) for name, build in VARIANTS.items()}
+    assert "8 matrices in 1 buckets" in said["owner"]
+    assert "busiest rank has 1.00 fair shares" in said["owner"]
+    assert "busiest rank has 2.00 fair shares" in said["round_robin"]
+    assert "busiest rank has 4.00 fair shares" in said["replicated"]
+    assert "busiest rank has 4.00 fair shares" in said["throwaway"]
+    assert "each rank's own" in said["zero1"]
+    assert str(owner([], grid)).startswith("owner on dp=2 × tp=2: 0 matrices in 0 buckets")

@@ -27,11 +27,3 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
         owners[job] = owner
         work[owner] += costs[job]
     return owners
-
-
-def imbalance(costs: Sequence[int], owners: Sequence[int], positions: int) -> float:
-    """Makespan over mean load: 1.0 is perfect, ``positions`` is one rank doing everything."""
-    work = [
-        sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == p) for p in range(positions)
-    ]
-    return max(work) * positions / total if (total := sum(work)) else 1.0

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from ..errors import StrategyError
-from .assign import imbalance, longest_first, newton_schulz_cost
+from .assign import longest_first, newton_schulz_cost
 from .bucket import Bucket, DistMeta, Entry, buffer_key, fill_buckets, largest_piece, padded
 from .exchange import Exchange, Layout, Pieces, Slices, Virtual, Whole
 from .grid import Coordinate, Grid
@@ -45,6 +45,17 @@ class Plan:
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The master plan as one rank reads it: one entry a matrix, in the order of the buckets."""
         return tuple(meta for bucket in self.buckets for meta in bucket.dist_meta(at))
+
+    def __str__(self) -> str:
+        """What to choose a strategy by: buckets, the balance of the work, and the largest buffer."""
+        matrices = sum(len(bucket.entries) for bucket in self.buckets)
+        gradients = "each rank's own" if self.expects == "local" else "already averaged"
+        peak = max((peak_buffer(self, self.grid.at(rank)) for rank in self.grid.ranks[:64]), default=0)
+        return (
+            f"{self.strategy} on {self.grid}: {matrices} matrices in {len(self.buckets)} buckets, gradients "
+            f"{gradients}; the busiest rank has {plan_imbalance(self):.2f} fair shares of Newton–Schulz; "
+            f"largest flat buffer {peak:,} bytes"
+        )
 
     def workers(self, matrix: int) -> tuple[int, ...]:
         """The ranks that orthogonalize a matrix, by its index."""
@@ -195,11 +206,42 @@ def _cut_text(matrix: Matrix) -> str:
 
 
 def plan_imbalance(plan: Plan) -> float:
-    """Makespan of Newton–Schulz over its mean, if all buckets ran at once: 1.0 is perfect."""
-    costs = [newton_schulz_cost(sides) for bucket in plan.buckets for sides in bucket.sides]
-    owners = [entry.workers.start for bucket in plan.buckets for entry in bucket.entries]
-    axes = plan.buckets[0].axes if plan.buckets else ()
-    return imbalance(costs, owners, plan.grid.at(0).size(*axes))
+    """The most Newton–Schulz work of any rank over a fair share, all buckets together: 1.0 is perfect.
+
+    Work that several ranks repeat counts for each; where all do everything, this is the number of ranks.
+    """
+    return max(_loads(plan), default=1.0)
+
+
+def _loads(plan: Plan) -> list[float]:
+    """Newton–Schulz work by position in the group, in shares of one rank each of what is to be done once."""
+    entries = [entry for bucket in plan.buckets for entry in bucket.entries]
+    if not entries:
+        return []
+    positions = plan.grid.at(0).size(*plan.buckets[0].axes)
+    work = [0] * positions
+    costs = [newton_schulz_cost(entry.matrix.sides) for entry in entries]
+    for entry, cost in zip(entries, costs, strict=True):
+        for position in entry.workers:
+            work[position] += cost
+    return [load * plan.grid.world_size / sum(costs) for load in work]
+
+
+def peak_buffer(plan: Plan, at: Coordinate) -> int:
+    """Bytes of the largest flat buffer that a rank holds for any bucket."""
+    return max(
+        (
+            bucket.length(layout, at) * route.dtype.itemsize
+            for bucket in plan.buckets
+            for layout, route in (
+                (bucket.handed, bucket.gradient),
+                (bucket.storage, bucket.compute),
+                (bucket.worked, bucket.compute),
+                (bucket.handed, bucket.parameter),
+            )
+        ),
+        default=0,
+    )
 
 
 def _plan(
