@@ -35,8 +35,8 @@ WIRE = torch.bfloat16
 class Caller:
     """Walks the parameters of one rank through a config's functions. ``names`` and ``slots`` go by index.
 
-    ``shapes`` are those of the full matrices, and ``settled`` the parameters whose first answers were right
-    on all ranks.
+    ``shapes`` are those of the full matrices, ``settled`` the parameters whose first answers were right on
+    all ranks, and ``present`` those that have a gradient in this step.
     """
 
     config: DistributedConfig
@@ -45,6 +45,7 @@ class Caller:
     slots: Sequence[Slot]
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
+    present: list[int] | None = None
 
     def __post_init__(self) -> None:
         for name, slot in zip(self.names, self.slots, strict=True):
@@ -80,12 +81,20 @@ class Caller:
                 )
 
     def forget(self) -> None:
-        """Nothing is kept between steps but the momentum."""
+        """Gradients have been used, or have changed since."""
+        self.present = None
+
+    def agree(self) -> Walk:
+        """Find out which gradients there are, before anything changes. Must be walked by all ranks."""
+        if self.present is None:
+            self.present = yield Call(self._agree, Label("gradients present"))
 
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks."""
-        present = yield Call(self._agree, Label("gradients present"))
-        yield from pipeline((self._step(index) for index in present), self.window, self.stride)
+        yield from self.agree()
+        assert self.present is not None
+        yield from pipeline((self._step(index) for index in self.present), self.window, self.stride)
+        self.forget()
 
     def _step(self, index: int) -> Walk:
         slot, owner = self.slots[index], self.assignments[index]

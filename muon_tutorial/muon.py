@@ -193,6 +193,8 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         if self._planning is not None:
             for leg in self._planned():
+                leg.run(leg.stepper.agree())  # on all meshes before anything changes on one
+            for leg in self._planned():
                 leg.run(leg.stepper.step())
             self.gradients_changed()
         else:
@@ -202,6 +204,8 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
+        for leg in self._planned():
+            yield from leg.stepper.agree()
         for leg in self._planned():
             yield from leg.stepper.step()
         self.gradients_changed()

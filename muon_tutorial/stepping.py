@@ -111,10 +111,17 @@ class Stepper:
         self.readied.clear()
         self.present = None
 
-    def step(self) -> Walk:
-        """One optimizer step. Must be walked by all ranks of the grid."""
+    def agree(self) -> Walk:
+        """Find out which gradients there are, before anything changes, if nobody did since the last step.
+
+        Must be walked by all ranks of the grid.
+        """
         if self.present is None:
             self.present = (yield from self._agree(())).matrices
+
+    def step(self) -> Walk:
+        """One optimizer step. Must be walked by all ranks of the grid."""
+        yield from self.agree()
         yield from pipeline((self._step_bucket(bucket) for bucket in self.plan.buckets), self.window)
         self.forget()
 

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial.config import DistributedConfig, create_dtensor_config, create_processgroup_config
@@ -86,6 +88,30 @@ def run_lives(rank: int) -> dict[str, list[str]]:
 def test_accumulated_frozen_and_missing_gradients_equal_the_single_process() -> None:
     for found in launch(run_lives, 3):
         assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def run_two_meshes(rank: int) -> tuple[str, bool]:
+    """Parameters on two meshes, the second with a gradient that is not finite: the error, and whether the
+    first stayed."""
+    params = []
+    for name in ("one", "other"):
+        whole = distribute_tensor(torch.ones(4, 6), build_mesh({name: 2}), [Shard(0)])
+        params.append(nn.Parameter(whole))
+        params[-1].grad = whole.clone()
+    params[1].grad = params[1] * float("inf")
+    muon = Muon(params, **OPTIONS, distributed_config=create_dtensor_config())
+    try:
+        muon.step()
+    except GradientError as error:
+        return str(error), bool((params[0].to_local() == 1).all())  # type: ignore[attr-defined]
+    return "", False
+
+
+@pytest.mark.live
+def test_nothing_changes_on_any_mesh_when_one_holds_a_spoilt_gradient() -> None:
+    for said, stayed in launch(run_two_meshes, 2):
+        assert said.startswith("the gradient of group 0, parameter 1 holds NaN or infinity on 2 of 2 ranks")
+        assert stayed
 
 
 def run_spoilt(rank: int) -> dict[str, tuple[str, bool]]:
