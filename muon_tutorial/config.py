@@ -164,6 +164,9 @@ def create_processgroup_config(
     share the work. Ranks of ``ep_pg`` and ``pp_pg`` hold parameters of their own and handle those alone. A
     DTensor's own placements say how it is cut; its mesh dimensions must be among the groups.
 
+    What ranks of ``ep_pg`` hold alike, such as a router, belongs to another optimizer, whose config has that
+    group as ``dp_pg``: here each of them would orthogonalize it.
+
     Args:
         tp_dim: a dimension, None for not cut, a mapping from parameter index, or a function of index and
             parameter; a parameter's own ``partition_dim`` goes first. One number does not count among
@@ -172,7 +175,6 @@ def create_processgroup_config(
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}
     crossing = {axis: group for axis, group in groups.items() if axis not in INDEPENDENT}
-
     independent = {axis: groups[axis] for axis in INDEPENDENT if axis in groups}
 
     def look(params: Sequence[Tensor]) -> list[Share]:
@@ -217,7 +219,8 @@ def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: in
     """A config for DTensor parameters: their placements say everything.
 
     Parameters may lie on several meshes. Plain parameters among them are taken to be the same on all ranks
-    of the largest mesh, which share their work.
+    of the largest mesh, which share their work. Replicas that no placement shows (DDP around a
+    tensor-parallel module) repeat theirs: ``create_devicemesh_config`` knows them.
 
     Raises:
         StrategyError: a placement is partial (when the optimizer is made).

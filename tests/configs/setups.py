@@ -223,6 +223,20 @@ def fsdp_tp(mesh: DeviceMesh) -> Rig:
     return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "fsdp"))), full)
 
 
+def tp_dp(mesh: DeviceMesh) -> Rig:
+    """PyTorch's tensor parallelism on one dimension of the mesh; averaged by hand over the other, which no
+    placement shows."""
+    model = tensor_parallel(mlp(), mesh["tp"])
+
+    def backward(step: int) -> None:
+        learn(model, batch(step, place(mesh, "dp")))
+        for param in hidden(model):
+            assert isinstance(param.grad, DTensor)
+            dist.all_reduce(param.grad.to_local(), group=mesh.get_group("dp"))
+
+    return Rig(hidden(model), backward, full)
+
+
 def hsdp(mesh: DeviceMesh) -> Rig:
     model = sharded(mlp(), mesh)
     return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "dp", "fsdp"))), full)
@@ -259,6 +273,7 @@ SETUPS: dict[str, Setup] = {
     "ep": Setup({"ep": 2}, ep, 4, ("ep",)),
     "pp": Setup({"pp": 2}, pp, 4, ("pp",)),
     "fsdp+tp": Setup({"fsdp": 2, "tp": 2}, fsdp_tp, 4, ("dp_shard", "tp"), dtensors=True),
+    "tp+dp": Setup({"dp": 2, "tp": 2}, tp_dp, 4, ("replicate", "tp")),
     "dp+fsdp": Setup({"dp": 2, "fsdp": 2}, hsdp, 4, ("dp_replicate", "dp_shard"), dtensors=True),
     "fsdp+tp+dp": Setup(
         {"dp": 2, "fsdp": 2, "tp": 2}, hsdp_tp, 4, ("dp_replicate", "dp_shard", "tp"), dtensors=True
