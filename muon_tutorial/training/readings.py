@@ -8,7 +8,7 @@ follows), and for the step's collectives alone, asked again with nothing to comp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,8 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from .baselines import Contender, Work, build_contender
 
-SETTLE = 0.05  # seconds for what is under way to be counted: a notice may follow its message
+SETTLE = 0.05  # seconds in which what is under way goes on
+PATIENCE = 2.0  # seconds until bytes that are not there will not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +155,37 @@ def _asked(contender: Contender, work: Work) -> Witness:
 
 def _read_bytes(contender: Contender, work: Work, seen: Witness) -> Bytes:
     entries = seen.ledger.entries
-    before = _settled(tcp_sent)
+    wire = sum((entry.wire for entry in entries), NOTHING)
+    before = settled_tcp()
     _step(contender, work, 0)
-    after = _settled(tcp_sent)
-    tcp = None if before is None or after is None else after - before - _barriers().tcp
+    dist.barrier()
+    tcp = tcp_after(before, wire.tcp + _barriers().tcp)
     learn, finish = ([e for e in entries if e.phase == phase] for phase in ("learn", "finish"))
-    return Bytes(total(learn), total(finish), sum((e.wire for e in entries), NOTHING), tcp)
+    counted = None if tcp is None else tcp - _barriers().tcp
+    return Bytes(total(learn), total(finish), wire, counted)
+
+
+def settled_tcp() -> int | None:
+    """This rank's TCP bytes once nothing is under way any more. All ranks must call."""
+    last, found = -1, tcp_sent()
+    while found is not None and found != last:
+        time.sleep(SETTLE)
+        last, found = found, tcp_sent()
+    dist.barrier()
+    return None if found is None else tcp_after(found, _barriers().tcp, since=0)
+
+
+def tcp_after(before: int | None, due: int, since: int | None = None) -> int | None:
+    """TCP bytes since ``before``, read once they are what is due, or are not after all this time.
+
+    A notice may follow its message; a busy machine may take its time.
+    """
+    if before is None:
+        return None
+    deadline = time.monotonic() + PATIENCE
+    while (tcp_sent() or 0) - before != due and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return (tcp_sent() or 0) - (before if since is None else since)
 
 
 def _read_memory(contender: Contender, work: Work) -> Memory:
@@ -202,15 +228,12 @@ def _filled(request: Collective) -> Collective:
     return replace(request, send=send)
 
 
-def _settled(counter: Callable[[], int | None]) -> int | None:
+def _settled_interface() -> int | None:
+    """The interface's bytes after a pause. All ranks must call."""
     time.sleep(SETTLE)
     dist.barrier()
     time.sleep(SETTLE)
-    return counter()
-
-
-def _settled_interface() -> int | None:
-    return _settled(interface_sent)
+    return interface_sent()
 
 
 def _barriers() -> Sent:

@@ -7,6 +7,7 @@ values, the answers do too: then a walk costs no memory, whatever the sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -32,15 +33,22 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
         if isinstance(request, Collective):
             see(request)
             device = device if request.send is None else request.send.device
-        answer = _ticket(turn, device)
+        answer = _reply(turn, device)
         del turn, request
 
 
-def _ticket(turn: object, device: torch.device) -> object:
-    """What a turn is answered with: a ticket is the answer itself, so that its memory counts from then on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ticket:
+    """A request and its answer, both kept as long as the ticket is, as a live world keeps them."""
+
+    request: object
+    answer: torch.Tensor | None
+
+
+def _reply(turn: object, device: torch.device) -> object:
     if isinstance(turn, Start):
-        return _zeros(turn.request, device)
-    return turn.ticket if isinstance(turn, Wait) else _zeros(turn, device)
+        return _Ticket(turn.request, _zeros(turn.request, device))
+    return turn.ticket.answer if isinstance(turn, Wait) else _zeros(turn, device)
 
 
 def _zeros(request: object, device: torch.device) -> torch.Tensor | None:

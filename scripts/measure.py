@@ -1,0 +1,239 @@
+"""Measure what distributed Muon costs on this machine: every table of bytes, seconds and memory, in one go.
+
+    python scripts/measure.py
+
+writes results/README.md (Markdown), results/measure.json and three plots, with the machine, versions, date
+and command. It takes a few minutes. Interface counters need Linux and the right to make a network namespace
+(`unshare -n`); without it that table is left out, and says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
+from muon_tutorial.evidence.tables import Table  # noqa: E402
+from muon_tutorial.evidence.wire import Sent  # noqa: E402
+from muon_tutorial.plan.grid import Grid  # noqa: E402
+from muon_tutorial.plan.layout import Shard  # noqa: E402
+from muon_tutorial.plan.matrix import Matrix  # noqa: E402
+from muon_tutorial.training import measured, predicted  # noqa: E402
+from muon_tutorial.training.baselines import CONTENDERS, Work  # noqa: E402
+from muon_tutorial.training.gpt import GPTShape  # noqa: E402
+from muon_tutorial.training.measured import Counters, Readings, Seen  # noqa: E402
+
+NAMESPACE = "ip link set lo up && exec "
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the arguments, measure, and write."""
+    asked = parse(arguments)
+    work = Work(GPTShape(asked.layers, asked.width, asked.heads, asked.context), asked.batch)
+    if asked.counters_only:
+        json.dump(asdict(measured.read_counters(work, asked.contender)), sys.stdout)
+        return 0
+    command = shlex.join(
+        ["python", "scripts/measure.py", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    tables, readings = all_tables(asked, work, command)
+    facts = machine(command, work, asked.rounds)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write(asked.out, tables, facts, plots(asked.out, readings))
+    print(f"wrote {len(tables)} tables to {asked.out}")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser.add_argument("--rounds", type=int, default=9, help="timed steps of each contender")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8, help="sequences in the global batch")
+    parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help=argparse.SUPPRESS)
+    parser.add_argument("--counters-only", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    asked.contender = asked.contender or list(CONTENDERS)
+    return asked
+
+
+def all_tables(asked: argparse.Namespace, work: Work, command: str) -> tuple[list[Table], Readings]:
+    """Every table, in the order in which they are read."""
+    say("real ranks: fifteen contenders")
+    readings = measured.read_all(work, asked.rounds)
+    say("interface counters")
+    counters, why = counters_in_namespace(asked)
+    makers: list[Callable[[str], Table]] = [
+        lambda c: measured.ratios_table(readings, c),
+        lambda c: measured.seconds_table(readings, c),
+        lambda c: measured.bytes_table(readings, c),
+        lambda c: measured.state_table(readings, c),
+        lambda c: measured.counters_table(counters, c) if counters else no_counters(why, c),
+        predicted.gloo_table,
+        predicted.strategies_table,
+        predicted.regimes_table,
+        predicted.thousands_table,
+    ]
+    tables = [make(command) for make in makers]
+    for grid in (Grid.of(dp=4), Grid.of(dp=2, tp=2)):
+        for size in (2_000_000, 25_000_000):
+            say(f"memory on {grid}, buckets of {size:,} bytes")
+            tables.append(measured.memory_table(command, matrices(work.shape), grid, size))
+    return tables, readings
+
+
+def matrices(shape: GPTShape) -> list[Matrix]:
+    """The hidden matrices of the model, cut over tp as the model is."""
+    layer = [
+        *((name, (shape.width, shape.width), 0) for name in "qkv"),
+        ("o", (shape.width, shape.width), 1),
+        ("up", (4 * shape.width, shape.width), 0),
+        ("down", (shape.width, 4 * shape.width), 1),
+    ]
+    rows = [(f"{i}.{n}", sides, (("tp", Shard(d)),)) for i in range(shape.layers) for n, sides, d in layer]
+    return [Matrix(i, *row) for i, row in enumerate(rows)]
+
+
+def counters_in_namespace(asked: argparse.Namespace) -> tuple[Counters | None, str]:
+    """Interface counters of the same work where nobody else sends; or None, and why not."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return None, "this machine has no `unshare` and `ip`"
+    options = ("layers", "width", "heads", "context", "batch")
+    flags = [flag for name in options for flag in (f"--{name}", str(getattr(asked, name)))]
+    named = [flag for name in asked.contender for flag in ("--contender", name)]
+    program = shlex.join([sys.executable, str(Path(__file__).resolve()), *flags, *named, "--counters-only"])
+    run = subprocess.run(
+        ["unshare", "-n", "sh", "-c", NAMESPACE + program], capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        return None, (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    found = json.loads(run.stdout.splitlines()[-1])
+    fit, steps = (tuple(seen(row) for row in found[part]) for part in ("fit", "steps"))
+    return Counters(fit, steps), ""
+
+
+def seen(row: dict[str, Any]) -> Seen:
+    """A reading from its JSON."""
+    return Seen(row["name"], Sent(**row["wire"]), row["counted"])
+
+
+def no_counters(why: str, command: str) -> Table:
+    """What stands in for the table of counters where there is no namespace."""
+    return Table("Interface counters", ("left out because",), ((why,),), command)
+
+
+def machine(command: str, work: Work, rounds: int) -> dict[str, Any]:
+    """What the figures were read on. No paths, no names."""
+    return {
+        "command": command,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load average": round(os.getloadavg()[0], 1),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ranks": f"{measured.RANKS}, one thread each, Gloo over loopback",
+        "rounds": rounds,
+        "work": f"{work.shape}, global batch of {work.batch} sequences, fp32",
+    }
+
+
+def processor() -> str:
+    """The processor's name, where the system tells."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: list[str]) -> None:
+    """Markdown for people, JSON for programs."""
+    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    shown = "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
+    body = "\n".join(table.markdown() for table in tables)
+    opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
+    text = f"# Measured\n\n{opening}\n\n{head}\n\n{shown}\n\n{body}"
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    data = {"facts": facts, "tables": [table.data() for table in tables]}
+    (folder / "measure.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def plots(folder: Path, readings: Readings) -> list[str]:
+    """Bytes, seconds and state of the contenders as bars; returns the files' names."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mega, milli = 1e-6, 1e3
+    wire = {
+        "ring": [mega * sum(row.ring for row in _halves(ranks[0])) for ranks in readings.values()],
+        "Gloo": [mega * ranks[0].bytes.wire.data for ranks in readings.values()],
+    }
+    seconds = {
+        part: [milli * _middle([getattr(r.seconds, part) for r in ranks]) for ranks in readings.values()]
+        for part in ("learn", "finish", "collectives")
+    }
+    state = {"state of the matrices": [mega * ranks[0].memory.matrix_state for ranks in readings.values()]}
+    return [
+        bars(folder / "bytes.svg", list(readings), wire, "MB sent by rank 0 in a step"),
+        bars(folder / "seconds.svg", list(readings), seconds, "milliseconds of a step, median"),
+        bars(folder / "state.svg", list(readings), state, "MB kept by rank 0 for hidden matrices"),
+    ]
+
+
+def _halves(reading: Any) -> tuple[Any, Any]:
+    return reading.bytes.learn, reading.bytes.finish
+
+
+def _middle(rows: list[tuple[float, ...]]) -> float:
+    return sorted(max(row) for row in zip(*rows, strict=True))[len(rows[0]) // 2]
+
+
+def bars(path: Path, names: list[str], series: dict[str, list[float]], label: str) -> str:
+    """Horizontal bars, one group a contender; saved so that the same numbers give the same file."""
+    from matplotlib import pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "muon"
+    figure, axes = plt.subplots(figsize=(9, 0.45 * len(names) + 1), layout="constrained")
+    thick = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        axes.barh([place + i * thick for place in range(len(names))], values, thick, label=name)
+    axes.set_yticks([place + 0.4 - thick / 2 for place in range(len(names))], names)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    if len(series) > 1:
+        axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return path.name
+
+
+def say(what: str) -> None:
+    """Tell what is going on."""
+    print(what, "…", sep="", flush=True, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

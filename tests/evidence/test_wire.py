@@ -1,0 +1,125 @@
+"""Gloo's bytes by formula, by the kernel's counter of each socket, and by an interface's counter."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_tutorial import Grid, LiveWorld, build_mesh, launch
+from muon_tutorial.engine.collective import Kind, Walk
+from muon_tutorial.evidence.ledger import entry_of
+from muon_tutorial.evidence.sockets import interface_sent, tcp_sent
+from muon_tutorial.evidence.wire import gloo_barrier, gloo_sent
+from muon_tutorial.training.measured import Counters, errors
+from muon_tutorial.training.predicted import KINDS, sample_request
+from muon_tutorial.training.readings import settled_tcp, tcp_after
+from scripts.measure import seen
+
+ROOT = Path(__file__).resolve().parents[2]
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One collective of one rank: TCP bytes by formula, and by the kernel."""
+
+    what: str
+    due: int
+    sent: int
+
+
+def count_collectives(rank: int, elements: tuple[int, ...]) -> list[Count]:
+    """Ask for every kind and size on this real rank, between two readings of its sockets."""
+    parts = dist.get_world_size()
+    world = LiveWorld(build_mesh(Grid.of(dp=parts)))
+    for kind in KINDS:  # connections are made when first used
+        world.run(ask(kind, world, elements[0], DTYPES[0]))
+    return [count_one(world, kind, size, dtype) for kind in KINDS for size in elements for dtype in DTYPES]
+
+
+def count_one(world: LiveWorld, kind: Kind, each: int, dtype: torch.dtype) -> Count:
+    request = sample_request(kind, world.at, each, dtype)
+    due = gloo_sent(request, world.at).tcp + gloo_barrier(world.at.size("dp")).tcp
+    before = settled_tcp()
+    world.run(ask(kind, world, each, dtype))
+    dist.barrier()
+    return Count(f"{kind} of {each} {dtype}", due, (tcp_after(before, due) or 0))
+
+
+def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> Walk:
+    request = sample_request(kind, world.at, each, dtype, device="cpu")
+    return (yield request)
+
+
+@pytest.mark.live
+@pytest.mark.skipif(tcp_sent() is None, reason="only Linux counts a socket's bytes")
+@pytest.mark.parametrize("parts", [2, 3, 4, 8])
+def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    for counts in launch(count_collectives, parts, args=((1, 300_001),)):
+        assert [count for count in counts if count.due != count.sent] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(parts=st.integers(2, 9), each=st.integers(1, 3_000_000))
+def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) -> None:
+    grid = Grid.of(dp=parts)
+    entries = [entry_of(sample_request(kind, grid.at(r), each), grid.at(r)) for r in grid.ranks]
+    assert sum(e.wire.messages_out for e in entries) == sum(e.wire.messages_in for e in entries)
+    assert sum(e.ring for e in entries) == pytest.approx(sum(e.received for e in entries), abs=parts)
+    factor = 2 if kind == "reduce_scatter" else 1
+    assert sum(e.gloo for e in entries) == pytest.approx(factor * sum(e.ring for e in entries), abs=2 * parts)
+
+
+def test_a_group_of_one_sends_nothing() -> None:
+    at = Grid.of(dp=1).at(0)
+    for kind in KINDS:
+        assert (
+            gloo_sent(sample_request(kind, at, 5), at).tcp
+            == entry_of(sample_request(kind, at, 5), at).ring
+            == 0
+        )
+
+
+def why_no_namespace() -> str:
+    """What keeps this machine from giving a network namespace, or nothing."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return "no `unshare` and `ip` here"
+    made = subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    return made.stderr.strip()
+
+
+@pytest.mark.live
+def test_interface_counters_agree_within_two_percent() -> None:
+    """Overhead fitted on all_reduces of other sizes, then fixed; nobody else is on the interface."""
+    if why := why_no_namespace():
+        pytest.skip(f"no network namespace of one's own: {why}")
+    names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")
+    flags = [flag for name in names for flag in ("--contender", name)]
+    sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4"]
+    program = [sys.executable, str(ROOT / "scripts" / "measure.py"), *sizes, *flags, "--counters-only"]
+    run = subprocess.run(
+        ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(run.stdout.splitlines()[-1])
+    counters = Counters(*(tuple(seen(row) for row in found[part]) for part in ("fit", "steps")))
+    assert {reading.name for reading in counters.steps} == set(names)
+    assert all(reading.counted for reading in counters.steps)
+    assert max(map(abs, errors(counters))) < 0.02
+
+
+def test_an_unknown_interface_has_no_counter() -> None:
+    assert interface_sent("no such interface") is None
