@@ -1,0 +1,56 @@
+"""Tables say what they hold, and the predicted ones hold formulas that ledgers equal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from muon_tutorial.evidence.tables import Table, fitted_overhead, median_and_spread
+from muon_tutorial.training.predicted import gloo_table, strategies_table
+
+
+def test_a_table_is_markdown_with_its_command_and_notes() -> None:
+    table = Table(
+        "Bytes", ("who", "how many"), (("a", 1234), ("b", None), ("c", 0.5)), "run me", ("A note.",)
+    )
+    lines = table.markdown().splitlines()
+    assert lines[:3] == ["## Bytes", "", "`run me`"]
+    assert lines[4:] == [
+        "| who | how many |",
+        "| --- | ---: |",
+        "| a | 1,234 |",
+        "| b | – |",
+        "| c | 0.500 |",
+        "",
+        "A note.",
+    ]
+    assert json.loads(json.dumps(table.data()))["rows"][0] == {"who": "a", "how many": 1234}
+
+
+def test_the_fit_finds_what_made_the_readings() -> None:
+    made = [
+        (int(1.01 * tcp) + 60 * writes, tcp, writes) for tcp, writes in ((10**4, 9), (10**6, 20), (10**8, 50))
+    ]
+    a, b = fitted_overhead(made)
+    assert a == pytest.approx(1.01, rel=1e-4)
+    assert b == pytest.approx(60, rel=1e-2)
+
+
+def test_the_spread_is_the_middle_half() -> None:
+    assert median_and_spread([5.0, 1.0, 4.0, 2.0, 3.0]) == (3.0, 2.0, 4.0)
+
+
+def test_every_strategys_formula_is_its_ledger() -> None:
+    rows = [row for row in strategies_table("").rows if row[5] is not None]
+    assert len(rows) == 12
+    for _, _, _, _, due, counted, _ in rows:
+        assert due == counted
+
+
+def test_gloo_reduces_and_scatters_at_the_price_of_an_all_reduce() -> None:
+    rows = {row[:2]: row[2:] for row in gloo_table("").rows}
+    for parts in (2, 3, 4, 8):
+        assert rows["reduce_scatter", parts][1:] == rows["all_reduce", parts][1:]
+        assert rows["reduce_scatter", parts][0] == pytest.approx((parts - 1) / parts)
+    assert rows["broadcast", 8] == (1.0, 0.0, 3.0)
