@@ -199,8 +199,13 @@ def _stepping(world: LiveWorld, model: nn.Module, optimizers: list[Optimizer]) -
 
 
 def _ddp(work: Work, world: LiveWorld) -> DistributedDataParallel:
-    model = build_gpt(work.shape, work.seed)
-    return DistributedDataParallel(model, process_group=world.group(("dp",)), bucket_cap_mb=BUCKET_MB)
+    """Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it."""
+    return DistributedDataParallel(
+        build_gpt(work.shape, work.seed),
+        process_group=world.group(("dp",)),
+        bucket_cap_mb=BUCKET_MB,
+        broadcast_buffers=False,
+    )
 
 
 def _sharded(work: Work, world: LiveWorld) -> GPT:
