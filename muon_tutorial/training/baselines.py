@@ -200,12 +200,12 @@ def _stepping(world: LiveWorld, model: nn.Module, optimizers: list[Optimizer]) -
 
 def _ddp(work: Work, world: LiveWorld) -> DistributedDataParallel:
     """Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it."""
-    return DistributedDataParallel(
-        build_gpt(work.shape, work.seed),
-        process_group=world.group(("dp",)),
-        bucket_cap_mb=BUCKET_MB,
-        broadcast_buffers=False,
-    )
+    model = build_gpt(work.shape, work.seed)
+    buffers = [name for name, _ in model.named_buffers()]
+    # The argument for this changes its name in torch 2.13, and either name warns or fails somewhere.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+    group = world.group(("dp",))
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
 
 
 def _sharded(work: Work, world: LiveWorld) -> GPT:
