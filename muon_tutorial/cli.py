@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from muon_tutorial.errors import (
+from .errors import (
     GridError,
     LaunchError,
     RankFailedError,
@@ -29,13 +29,13 @@ from muon_tutorial.errors import (
     TutorialError,
     UsageError,
 )
-from muon_tutorial.plan.strategies import STRATEGIES
-from muon_tutorial.training import job
-from muon_tutorial.training.folder import RunFolder, unused
-from muon_tutorial.training.records import RunResult
-from muon_tutorial.training.report import describe_verdict, loss_figure, summary_table, traffic_table
-from muon_tutorial.training.settings import TrainSettings
-from muon_tutorial.worlds.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
+from .plan.strategies import STRATEGIES
+from .training import job
+from .training.folder import RunFolder, unused
+from .training.records import RunResult
+from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
+from .training.settings import TrainSettings
+from .worlds.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 DEFAULT_DP = 2

@@ -8,8 +8,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from muon_tutorial.errors import UsageError
-from muon_tutorial.muon import Muon
+from .errors import UsageError
+from .muon import Muon
 
 
 class MuonWithAdamW(torch.optim.Optimizer):

@@ -17,11 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
-from muon_tutorial.config import DistributedConfig, create_dtensor_config
-from muon_tutorial.engine.collective import Walk
-from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
-from muon_tutorial.matrices import TpDim, named_params, split_parts
-from muon_tutorial.newton_schulz import (
+from .config import DistributedConfig, create_dtensor_config
+from .engine.collective import Walk
+from .errors import NotAMatrixError, StrategyError, UsageError
+from .matrices import TpDim, named_params, split_parts
+from .newton_schulz import (
     DEFAULT_EPS,
     DEFAULT_STEPS,
     KELLER_JORDAN,
@@ -29,14 +29,14 @@ from muon_tutorial.newton_schulz import (
     coefficients_per_step,
     zeropower_via_newtonschulz,
 )
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.matrix import Matrix, Parts, part_boxes
-from muon_tutorial.plan.strategies import Builder, Plan, find_builder
-from muon_tutorial.planning import ConfigPlanning, Leg, Planning, StrategyPlanning
-from muon_tutorial.stepping import Stepper
-from muon_tutorial.update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
-from muon_tutorial.worlds.live import LiveWorld
-from muon_tutorial.worlds.local import Seat
+from .plan.grid import Grid
+from .plan.matrix import Matrix, Parts, part_boxes
+from .plan.strategies import Builder, Plan, find_builder
+from .planning import ConfigPlanning, Leg, Planning, StrategyPlanning
+from .stepping import Stepper
+from .update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
+from .worlds.live import LiveWorld
+from .worlds.local import Seat
 
 _ALONE = Grid((), ()).at(0)
 

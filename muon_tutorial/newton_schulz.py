@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
-from muon_tutorial.errors import UsageError
+from .errors import UsageError
 
 Triple: TypeAlias = tuple[float, float, float]
 Coefficients: TypeAlias = Triple | Sequence[Triple]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from muon_tutorial.errors import UsageError
+from .errors import UsageError
 
 Named: TypeAlias = list[tuple[str, nn.Parameter]]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
 from .engine.collective import Label, Walk
 from .engine.hops import view
@@ -179,7 +180,10 @@ class Stepper:
     def _newton_schulz(self, entry: Entry, matrix: Tensor) -> Tensor:
         group = self.slots[entry.matrix.param].group
         flat = matrix.reshape(entry.matrix.sides)
-        update = zeropower_via_newtonschulz(flat, group["ns_steps"], group["ns_coefficients"], group["eps"])
+        with record_function(f"Newton-Schulz of {entry.matrix.name}"):
+            update = zeropower_via_newtonschulz(
+                flat, group["ns_steps"], group["ns_coefficients"], group["eps"]
+            )
         return update.reshape(matrix.shape)
 
     def _apply(self, bucket: Bucket, update: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from muon_tutorial.errors import UsageError
+from .errors import UsageError
 
 ADJUST_LR_FNS = (None, "original", "match_rms_adamw")
 

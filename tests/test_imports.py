@@ -259,6 +259,15 @@ def test_the_package_keeps_its_floors() -> None:
     assert violations(ROOT) == []
 
 
+def test_the_package_names_its_own_modules_relatively() -> None:
+    """One way to say it; ``__main__`` alone may be run as a file of its own."""
+    nodes = [(m, node) for m in read_modules(ROOT) if m.name.startswith(PACKAGE) for node in ast.walk(m.tree)]
+    found = [
+        m.name for m, node in nodes if isinstance(node, ast.ImportFrom) and is_in(node.module or "", PACKAGE)
+    ]
+    assert set(found) == {f"{PACKAGE}.__main__"}
+
+
 def declared(*extras: str) -> set[str]:
     """Return what pyproject.toml lets the package import: its dependencies, and those of the extras named."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

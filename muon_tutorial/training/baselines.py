@@ -17,12 +17,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from muon_tutorial.hybrid import MuonWithAdamW
-from muon_tutorial.muon import Muon
-from muon_tutorial.plan.strategies import BUCKET_BYTES, Builder, owner, round_robin, zero1
-from muon_tutorial.split import split_parameters
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
-
+from ..hybrid import MuonWithAdamW
+from ..muon import Muon
+from ..plan.strategies import BUCKET_BYTES, Builder, owner, round_robin, zero1
+from ..split import split_parameters
+from ..worlds.live import LiveWorld, build_mesh
 from .exchange import average_gradients
 from .gpt import BYTES, GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 

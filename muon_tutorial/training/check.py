@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.hybrid import MuonWithAdamW
-from muon_tutorial.muon import Muon
-from muon_tutorial.plan.bucket import Bucket, Holding, holding_boxes
-from muon_tutorial.worlds.live import LiveWorld
-
+from ..hybrid import MuonWithAdamW
+from ..muon import Muon
+from ..plan.bucket import Bucket, Holding, holding_boxes
+from ..worlds.live import LiveWorld
 from .exchange import collect, sum_over, tell_all
 from .records import Verdict
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.walk import gather
-from muon_tutorial.plan.layout import Hop, Partial, Placement, Replicate, Route, Shard
-from muon_tutorial.worlds.live import LiveWorld
+from ..engine.collective import Label
+from ..engine.walk import gather
+from ..plan.layout import Hop, Partial, Placement, Replicate, Route, Shard
+from ..worlds.live import LiveWorld
 
 
 def sum_over(world: LiveWorld, axis: str, tensor: Tensor, label: str) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from muon_tutorial.errors import RunFolderError
+from ..errors import RunFolderError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from muon_tutorial.errors import UsageError
-from muon_tutorial.plan.strategies import STRATEGIES
-from muon_tutorial.worlds.launch import launch
-
+from ..errors import UsageError
+from ..plan.strategies import STRATEGIES
+from ..worlds.launch import launch
 from .display import showing_progress
 from .folder import RunFolder
 from .loop import train_rank

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
+from torch.profiler import record_function
 
-from muon_tutorial.errors import TextError, TrainingError
-from muon_tutorial.evidence.ledger import Ledger
-from muon_tutorial.hybrid import MuonWithAdamW
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
-
+from ..errors import TextError, TrainingError
+from ..evidence.ledger import Ledger
+from ..hybrid import MuonWithAdamW
+from ..worlds.live import LiveWorld, build_mesh
 from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
@@ -124,8 +124,10 @@ def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, 
 def _learn(trainer: Trainer, step: int) -> Tensor:
     """Forward and backward of this rank's share; gradients stay local."""
     s = trainer.settings
-    loss = _local_loss(trainer, batch_at(trainer.text, step, s.batch, s.context, s.seed))
-    loss.backward()
+    with record_function("forward"):
+        loss = _local_loss(trainer, batch_at(trainer.text, step, s.batch, s.context, s.seed))
+    with record_function("backward"):
+        loss.backward()
     return loss.detach()
 
 

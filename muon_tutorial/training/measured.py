@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from muon_tutorial.evidence.memory import PeakMemory, plan_memory
-from muon_tutorial.evidence.tables import Cell, Table, fitted_overhead, median_and_spread
-from muon_tutorial.evidence.wire import NOTHING, Sent
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.matrix import Matrix, held_box
-from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zero1
-from muon_tutorial.stepping import Slot, Stepper
-from muon_tutorial.worlds.launch import launch
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
-from muon_tutorial.worlds.shadow import walk_alone
-
+from ..evidence.memory import PeakMemory, plan_memory
+from ..evidence.tables import Cell, Table, fitted_overhead, median_and_spread
+from ..evidence.wire import NOTHING, Sent
+from ..plan.grid import Coordinate, Grid
+from ..plan.matrix import Matrix, held_box
+from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zero1
+from ..stepping import Slot, Stepper
+from ..worlds.launch import launch
+from ..worlds.live import LiveWorld, build_mesh
+from ..worlds.shadow import walk_alone
 from .baselines import CONTENDERS, Work
 from .readings import Interface, Reading, read_contenders, read_interface, read_sizes
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from muon_tutorial.hybrid import MuonWithAdamW
-from muon_tutorial.muon import Muon
-from muon_tutorial.split import split_parameters
-from muon_tutorial.worlds.live import LiveWorld
-
+from ..hybrid import MuonWithAdamW
+from ..muon import Muon
+from ..split import split_parameters
+from ..worlds.live import LiveWorld
 from .settings import TrainSettings
 
 MUON_WEIGHT_DECAY = 0.1

@@ -9,15 +9,15 @@ from functools import partial
 
 import torch
 
-from muon_tutorial.engine.collective import Collective, Kind, Label
-from muon_tutorial.evidence import formulas
-from muon_tutorial.evidence.ledger import Entry, entry_of
-from muon_tutorial.evidence.predict import predict
-from muon_tutorial.evidence.tables import Cell, Table
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
+from ..engine.collective import Collective, Kind, Label
+from ..evidence import formulas
+from ..evidence.ledger import Entry, entry_of
+from ..evidence.predict import predict
+from ..evidence.tables import Cell, Table
+from ..plan.grid import Coordinate, Grid
+from ..plan.layout import Shard
+from ..plan.matrix import Matrix
+from ..plan.strategies import Builder, owner, round_robin, zero1
 
 KINDS: tuple[Kind, ...] = (
     "all_reduce",

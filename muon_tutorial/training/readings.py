@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from muon_tutorial.engine.collective import Collective, Label, Walk
-from muon_tutorial.evidence.ledger import Row, total
-from muon_tutorial.evidence.memory import PeakMemory, tensor_bytes
-from muon_tutorial.evidence.sockets import interface_sent, tcp_sent
-from muon_tutorial.evidence.wire import NOTHING, Sent, gloo_barrier
-from muon_tutorial.evidence.witness import Witness
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
-
+from ..engine.collective import Collective, Label, Walk
+from ..evidence.ledger import Row, total
+from ..evidence.memory import PeakMemory, tensor_bytes
+from ..evidence.sockets import interface_sent, tcp_sent
+from ..evidence.wire import NOTHING, Sent, gloo_barrier
+from ..evidence.witness import Witness
+from ..worlds.live import LiveWorld, build_mesh
 from .baselines import Contender, Work, build_contender
 
 SETTLE = 0.05  # seconds in which what is under way goes on

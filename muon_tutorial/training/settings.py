@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from muon_tutorial.errors import GridError, StrategyError, UsageError
+from ..errors import GridError, StrategyError, UsageError
 
 Backend = Literal["gloo", "nccl"]
 Progress = Literal["bar", "lines", "none"]

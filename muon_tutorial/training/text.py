@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muon_tutorial.errors import TextError
+from ..errors import TextError
 
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16

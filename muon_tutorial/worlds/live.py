@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.profiler import record_function
 
 from ..engine.collective import Call, Collective, Idle, Start, Wait, Walk
 from ..errors import GridError, PlanMismatchError, RequestError, TutorialError
@@ -271,7 +272,8 @@ def _begin(turn: object, issue: Callable[[Collective, bool], _Ticket], async_op:
         return issue(turn, async_op)
     if isinstance(turn, Call):
         report_phase(str(turn.label))
-        return turn.fn()
+        with record_function(str(turn.label)):
+            return turn.fn()
     if not isinstance(turn, Idle):
         raise RequestError(f"a walk asked for {turn!r}, which is no request")
     return None

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from muon_tutorial import Muon
+from muon_tutorial import DistributedConfig, Muon
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence import traps
@@ -23,10 +25,12 @@ from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
 
 pytestmark = pytest.mark.live
 
+MATRICES = 4
+
 
 def steps(rank: int, tape: Tape, strategy: str) -> None:
     torch.manual_seed(0)
-    matrices = [torch.nn.Parameter(torch.randn(48, 32)) for _ in range(4)]
+    matrices = [torch.nn.Parameter(torch.randn(48, 32)) for _ in range(MATRICES)]
     muon = Muon(matrices, strategy=strategy, mesh=build_mesh({"dp": 2}))
     assert isinstance(muon.world, LiveWorld)
     ledger = Ledger()
@@ -95,6 +99,42 @@ def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], re
         assert label["name"].split(" over ")[0] == flight["args"]["kind"]
         assert f", {flight['args']['payload bytes']} bytes #" in label["name"]
         assert label["ts"] >= flight["ts"]
+
+
+def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recording: Recording) -> None:
+    """Where owners compute, one label a matrix in the whole world; where slices do, one for each holder."""
+    names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
+    labels = [name for name in names if name.startswith("Newton-Schulz of ")]
+    assert len(set(labels)) == MATRICES
+    if "gather to owners" in {flight.phase for flight in recording.timeline.ranks[0].flights}:
+        assert len(labels) == MATRICES
+
+
+def by_hand(rank: int, tape: Tape) -> None:
+    def redistribute(update: Tensor | None, source: int, state: dict[str, Any]) -> Tensor:
+        update = torch.empty(state["local_shape"]) if update is None else update.float()
+        dist.broadcast(update, source)
+        return update
+
+    config = DistributedConfig(
+        lambda params, state: {i: i % 2 for i in range(len(params))},
+        lambda buffer, owner, state: buffer if owner == rank else None,
+        redistribute,
+        {},
+    )
+    matrices = [torch.nn.Parameter(torch.ones(8, 4)) for _ in range(2)]
+    muon = Muon(matrices, distributed_config=config)
+    for matrix in matrices:
+        matrix.grad = torch.ones_like(matrix)
+    with tape:
+        muon.step()
+
+
+def test_functions_of_the_users_own_have_labels(tmp_path: Path) -> None:
+    merged = record(by_hand, 2, tmp_path, output="quiet").merged
+    names = [event["name"] for event in json.loads(gzip.decompress(merged.read_bytes()))["traceEvents"]]
+    assert sum(name.startswith("gather_fn of ") for name in names) == 4
+    assert sum(name.startswith("redistribute_fn of ") for name in names) == 4
 
 
 def by_rank(event: dict[str, Any]) -> tuple[int, float]:
