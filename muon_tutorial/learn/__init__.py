@@ -6,6 +6,7 @@ holdings       who holds which boxes of a matrix, from a plan
 figures        pure functions from such data to a picture
 spectra        pictures of singular values
 widgets        thin shells: core controls over a picture
+reveal         predict first: the answer's picture comes at the press of a button
 checks         exercises: what is wrong with this answer, and a hint
 measure        cores, memory and seconds of this machine
 small_gpt      a small GPT, trained for a few steps: where real gradients come from

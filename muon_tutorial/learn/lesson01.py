@@ -21,6 +21,7 @@ from ..training.gpt import GPT
 from . import measure
 from .checks import Exercise, numbers, value_of
 from .picture import INK, QUIET, Picture, finish
+from .reveal import FoldedAnswer, Reveal, predict
 from .small_gpt import GPT_SHAPE, Run
 from .spectra import BLUE, GREEN, ORANGE, PLUM, Curve, card, decades, draw_spectra, plot, style
 from .widgets import Shell, choice, show, slider
@@ -227,6 +228,24 @@ def picture_of_gradient(G: Tensor) -> Picture:
     axes.text(half + 1.5, 2e-4, f"the shaded {half} of {len(curve.values)} carry half of the energy", size=9)
     figure.tight_layout()
     return finish(figure, "lesson01-gradient", f"{curve.say()}. The first {half} carry half of the energy.")
+
+
+def predict_ratio(G: Tensor, live: bool = True) -> Reveal | FoldedAnswer:
+    """How much louder is the loudest direction than the middle one? Guess, then see the spectrum."""
+    values = torch.linalg.svdvals(G)
+    times = (values[0] / values.median()).item()
+    guesses = {f"{factor:,} ×": float(factor) for factor in (3, 10, 30, 100, 300, 1000)}
+    nearest = min(guesses.values(), key=lambda factor: abs(math.log(factor / times)))
+
+    def judge(guess: float) -> str:
+        if guess == nearest:
+            return f"You said {guess:,.0f}, and that is nearest."
+        return (
+            f"You said {guess:,.0f}. It is {'more' if guess < nearest else 'less'}: nearer to {nearest:,.0f}."
+        )
+
+    question = "How many times as loud as the direction in the middle is the loudest?"
+    return predict(question, choice("times", guesses), judge, picture_of_gradient(G), live)
 
 
 def spectra_of(run: Run, name: str, orthogonalize: Orthogonalize) -> list[Curve]:

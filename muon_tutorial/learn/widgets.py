@@ -16,7 +16,7 @@ import ipywidgets
 from .guards import ERROR_MARK
 from .picture import Picture
 
-_VIEW = "application/vnd.jupyter.widget-view+json"
+VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Shell:
@@ -45,27 +45,55 @@ class Shell:
             control.observe(self._redraw, names="value")
         self._redraw()
 
+    def at(self, **values: Any) -> Picture:
+        """The picture at these values of the controls. None of them moves; an error is raised, not shown."""
+        return self._draw(**values)
+
     def _redraw(self, change: object = None) -> None:
         try:
             self.picture = self._draw(**{name: control.value for name, control in self.controls.items()})
             self.canvas.value = self.picture.html
         except Exception:
-            self.canvas.value = _error_card(traceback.format_exc())
+            self.canvas.value = error_card(traceback.format_exc())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         still = self.still or self.picture
         page = still.html if still else self.canvas.value
-        return {"text/plain": repr(still), "text/html": page, _VIEW: view}
+        return {"text/plain": repr(still), "text/html": page, VIEW: view}
 
 
-def _error_card(text: str) -> str:
+def error_card(text: str) -> str:
+    """What stands in place of a picture that could not be drawn; the guards know it."""
     return f'<pre title="{ERROR_MARK}">This picture could not be drawn.\n{html.escape(text)}</pre>'
 
 
 def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **controls: Any) -> Shell | Picture:
     """The picture under its controls; where no kernel runs, or with ``live=False``, the ``still``."""
     return Shell(draw, still, **controls) if live else still
+
+
+def stops(control: Any) -> dict[str, Any]:
+    """Every value that a control can take, by the words on it.
+
+    >>> stops(slider("row", last=2)), stops(choice("rank", {"rank 0": 0, "rank 1": 1}))
+    ({'0': 0, '1': 1, '2': 2}, {'rank 0': 0, 'rank 1': 1})
+
+    Raises:
+        TypeError: for a control that is not a slider over whole numbers, a switch, a choice, or a box of
+            buttons whose value is the number of the pressed one.
+    """
+    if hasattr(control, "options"):
+        pairs = [option if isinstance(option, tuple) else (option, option) for option in control.options]
+        return {str(label): value for label, value in pairs}
+    if isinstance(control.value, bool):
+        return {"off": False, "on": True}
+    if isinstance(control, ipywidgets.Box):
+        return {button.description: number for number, button in enumerate(control.children)}
+    if isinstance(control.value, int) and hasattr(control, "max"):
+        values = range(control.min, control.max + 1, getattr(control, "step", 1))
+        return {str(value): value for value in values}
+    raise TypeError(f"the values of a {type(control).__name__} cannot be counted")
 
 
 def slider(label: str, last: int, first: int = 0, start: int | None = None) -> Any:

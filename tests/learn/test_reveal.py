@@ -1,0 +1,79 @@
+"""Predict, then reveal: what is hidden, what is said of each prediction, and what needs no kernel."""
+
+from __future__ import annotations
+
+import re
+
+import ipywidgets
+import pytest
+import torch
+
+from muon_tutorial.learn import lesson01
+from muon_tutorial.learn.guards import ERROR_MARK
+from muon_tutorial.learn.picture import Picture, blank, finish
+from muon_tutorial.learn.reveal import FoldedAnswer, Reveal, predict
+
+
+@pytest.fixture
+def card() -> Picture:
+    return finish(blank(20, 10)[0], "card", "two dots")
+
+
+def asked(card: Picture, judge: object = None) -> Reveal:
+    slider = ipywidgets.IntSlider(1, 0, 3)
+    made = predict("How < many?", slider, judge or (lambda n: f"You said {n}."), card)  # type: ignore[arg-type]
+    assert isinstance(made, Reveal)
+    return made
+
+
+def test_nothing_is_shown_before_the_button_is_pressed(card: Picture) -> None:
+    widget = asked(card)
+    widget.controls["prediction"].value = 3
+    assert widget.canvas.value == ""
+    assert widget.picture is None
+
+
+def test_the_button_shows_the_picture_and_what_there_is_to_say(card: Picture) -> None:
+    widget = asked(card)
+    widget.button.click()
+    assert "You said 1." in widget.canvas.value
+    assert 'alt="two dots"' in widget.canvas.value
+
+
+def test_every_prediction_after_it_is_answered(card: Picture) -> None:
+    widget = asked(card)
+    widget.button.click()
+    for value in range(4):
+        widget.controls["prediction"].value = value
+        assert f"You said {value}." in widget.canvas.value
+
+
+def test_a_judge_that_raises_is_seen_by_the_guards(card: Picture) -> None:
+    def judge(value: int) -> str:
+        raise ValueError("no such number")
+
+    widget = asked(card, judge)
+    widget.button.click()
+    assert ERROR_MARK in widget.canvas.value
+    assert "no such number" in widget.canvas.value
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_without_a_kernel_the_answer_is_folded_and_there(card: Picture, live: bool) -> None:
+    made = predict("How < many?", ipywidgets.IntSlider(), str, card, live)
+    page = made._repr_html_() if isinstance(made, FoldedAnswer) else made._repr_mimebundle_()["text/html"]
+    assert re.search(r"<p>How &lt; many\?</p><details>.*<img alt=\"two dots\".*</details>", page)
+
+
+def test_lesson_01_names_the_nearest_guess_and_says_which_way_the_others_are() -> None:
+    G = torch.diag(torch.tensor([90.0, 1.0, 1.0]))
+    widget = lesson01.predict_ratio(G)
+    assert isinstance(widget, Reveal)
+    widget.button.click()
+    said = {}
+    for label, value in widget.controls["prediction"].options:
+        widget.controls["prediction"].value = value
+        said[label] = re.sub(r"</?p>|<img.*", "", widget.canvas.value)
+    assert said["100 ×"] == "You said 100, and that is nearest."
+    assert said["30 ×"] == "You said 30. It is more: nearer to 100."
+    assert said["1,000 ×"] == "You said 1,000. It is less: nearer to 100."
