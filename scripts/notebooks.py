@@ -245,7 +245,7 @@ _UNCLEAN = {
     r"<img (?![^>]*alt=\\\"[^\\])[^>]{0,40}": "a picture without alt text",
     r"image/svg\+xml\\?\":|<svg": "bare SVG, which an untrusted notebook drops",
     r" at 0x[0-9a-f]{6,}": "a memory address",
-    r"\w*Warning: .*": "a warning",
+    r"\b\w{0,40}Warning: .*": "a warning",
 }
 
 
