@@ -1,0 +1,87 @@
+"""The widgets that a notebook displays, found by running only the cells that each of them needs.
+
+A lesson's widget follows the parameter ``widgets``: the cells that read it are those that display one. Of the
+cells before, those run that give such a cell its names. Nothing else of the notebook is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import linecache
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+from nbformat import NotebookNode
+
+SWITCH = "widgets"
+
+
+def widget_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """The code cells that display a widget, in order."""
+    return [
+        cell for cell in _code_cells(notebook) if SWITCH in _names(cell)[0] and not _is(cell, "parameters")
+    ]
+
+
+def cells_for(notebook: NotebookNode, cell: NotebookNode) -> list[NotebookNode]:
+    """The cells that must run for ``cell`` to run, in order, and itself."""
+    before = _code_cells(notebook)
+    before = before[: [other.id for other in before].index(cell.id)]
+    needed, wanted = [cell], set(_names(cell)[0])
+    for other in reversed(before):
+        read, written = _names(other)
+        if written & wanted:
+            needed.insert(0, other)
+            wanted = (wanted - written) | read
+    return needed
+
+
+def displayed(notebook: NotebookNode, cell: NotebookNode, parameters: Mapping[str, Any] | None = None) -> Any:
+    """What ``cell`` displays, after running the cells it needs with these parameters. It may start ranks."""
+    names: dict[str, Any] = {"__name__": "__main__"}  # so that its functions travel to ranks by value
+    shown = None
+    for needed in cells_for(notebook, cell):
+        with redirect_stdout(io.StringIO()):
+            shown = _run(needed, names)
+        if _is(needed, "parameters"):
+            names.update(parameters or {})
+    return shown
+
+
+def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and not _is(cell, "setup")]
+
+
+def _is(cell: NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
+
+
+def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
+    """The names a cell reads, and those it writes; a name whose part is written counts as both."""
+    read, written = set(), set()
+    for node in ast.walk(ast.parse(cell.source)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else written).add(node.id)
+        written.update(_bound(node))
+    return read, written
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+        yield from (inner.id for inner in ast.walk(node.value) if isinstance(inner, ast.Name))
+
+
+def _run(cell: NotebookNode, names: dict[str, Any]) -> Any:
+    """Run a cell's lines; returns the value of its last line, where that is an expression."""
+    file = f"<cell {cell.id}>"
+    linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
+    lines = ast.parse(cell.source).body
+    last = lines.pop() if isinstance(lines[-1], ast.Expr) else None
+    exec(compile(ast.Module(lines, []), file, "exec"), names)
+    return eval(compile(ast.Expression(last.value), file, "eval"), names) if last else None

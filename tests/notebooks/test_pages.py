@@ -1,0 +1,256 @@
+"""The offline pages ask for nothing, and every picture is there with its words; as text, and in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+
+from muon_tutorial.learn.guards import WIDGET_STATE
+from muon_tutorial.learn.widgets import VIEW
+from scripts.pages import committed, main, write
+
+from . import lab
+
+LESSONS = committed()
+FIRST = LESSONS[0]
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+PICTURES = """return [...document.images]
+    .map(image => ({alt: image.alt, drawn: image.complete && image.naturalWidth > 0}))"""
+SHOWN_FRAMES = (
+    "return [...document.querySelectorAll('.shell img')].filter(i => i.offsetWidth).map(i => i.alt)"
+)
+CONTRAST = """
+const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
+const light = colour => {
+    const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    const [r, g, b] = numbers(colour).map(v => linear(v / 255));
+    return .2126 * r + .7152 * g + .0722 * b;
+};
+const behind = element => {
+    if (!element) return 'rgb(255, 255, 255)';
+    const own = getComputedStyle(element).backgroundColor;
+    return numbers(own)[3] === 0 ? behind(element.parentElement) : own;
+};
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+let read = 0, faint = [];
+while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const both = [light(getComputedStyle(element).color), light(behind(element))];
+    const [low, high] = both.sort((a, b) => a - b);
+    read += 1;
+    if ((high + .05) / (low + .05) < 4.5) faint.push(texts.currentNode.data.slice(0, 40));
+}
+return [read, faint];
+"""
+FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formaction", "ping", "manifest"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pages as they are committed, and in ``framed/`` the first with frames for its widget."""
+    target = tmp_path_factory.mktemp("pages")
+    write(target, still=True)
+    write(target / "framed", [FIRST.stem])
+    return target
+
+
+@pytest.fixture(params=LESSONS, ids=lambda path: path.stem[:2])
+def lesson(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def soup(folder: Path, lesson: Path) -> BeautifulSoup:
+    return parsed(folder / f"{lesson.stem}.html")
+
+
+def parsed(page: Path) -> BeautifulSoup:
+    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+
+
+def pages_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.html"))
+
+
+def test_no_page_asks_for_anything(folder: Path) -> None:
+    for page in pages_in(folder):
+        tree = parsed(page)
+        assert tree.find_all(["script", "iframe", "object", "embed", "base", "audio", "video"]) == []
+        asked = [tag[name] for tag in tree.find_all() for name in FETCHED & tag.attrs.keys()]
+        asked += [tag["href"] for tag in tree.find_all(["link", "image", "use"])]
+        assert [url[:60] for url in asked if not url.startswith("data:")] == []
+        styles = " ".join([tag.string for tag in tree.find_all("style")])
+        styles += " ".join([tag["style"] for tag in tree.find_all(style=True)])
+        assert re.findall(r"@import|url\([^)]*|@font-face", styles) == []
+
+
+def test_every_picture_of_the_notebook_is_there_with_its_words(soup: BeautifulSoup, lesson: Path) -> None:
+    cells = nbformat.read(lesson, as_version=4).cells
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    committed_pictures = BeautifulSoup(
+        " ".join([data.get("text/html", "") for data in outputs]), "html.parser"
+    )
+    shown = [(image["alt"], image["src"]) for image in soup.find_all("img")]
+    assert shown == [(image["alt"], image["src"]) for image in committed_pictures.find_all("img")]
+    assert shown
+    assert all(len(alt) > 40 for alt, _ in shown)
+
+
+def test_prose_code_and_results_are_there(soup: BeautifulSoup, lesson: Path) -> None:
+    text = re.sub(r"\s", "", soup.main.get_text())
+    for cell in nbformat.read(lesson, as_version=4).cells:
+        hidden = "setup" in cell.metadata.get("tags", [])
+        if cell.cell_type == "code":
+            assert (re.sub(r"\s", "", cell.source) in text) is not hidden
+        for output in cell.get("outputs", []):
+            assert re.sub(r"\s", "", output.get("text", "")) in text
+    headings = [tag.get_text() for tag in soup.find_all(["h1", "h2"])]
+    assert len(headings) == len(set(headings)) > 3
+
+
+def test_it_says_its_title_and_language_and_holds_no_raw_formula(soup: BeautifulSoup, lesson: Path) -> None:
+    assert soup.html["lang"] == "en"
+    assert soup.title.string == soup.h1.get_text() != lesson.stem
+    assert soup.find("meta", attrs={"name": "viewport"}) is not None
+    for tag in soup.find_all(["style", "pre", "code", "img"]):
+        tag.decompose()
+    assert re.findall(r"\$|\\\(|\\\[", str(soup)) == []
+
+
+def test_no_state_of_a_widget_is_left(folder: Path) -> None:
+    for page in pages_in(folder):
+        text = page.read_text(encoding="utf-8")
+        assert [mark for mark in (WIDGET_STATE, VIEW, "model_id", "ipywidgets.org") if mark in text] == []
+
+
+def test_code_is_highlighted_and_solutions_are_folded(soup: BeautifulSoup, lesson: Path) -> None:
+    cells = nbformat.read(lesson, as_version=4).cells
+    solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
+    folds = [fold for fold in soup.find_all("details") if fold.summary.get_text() == "Solution"]
+    assert len(folds) == len(solutions) > 0
+    assert all(fold.select(".highlight span") and not fold.has_attr("open") for fold in folds)
+    assert soup.select(".input .highlight .k, .input .highlight .kn")
+
+
+def test_links_within_the_course_lead_to_its_pages(folder: Path) -> None:
+    names = {page.name for page in folder.glob("*.html")}
+    links = [link["href"] for page in folder.glob("*.html") for link in parsed(page).find_all("a", href=True)]
+    local = [link.partition("#")[0] for link in links if not re.match(r"https?://|#", link)]
+    assert set(local) <= names
+    assert {page.name for page in folder.glob("0*.html")} | {"index.html"} <= set(local)
+
+
+def test_links_within_a_page_lead_somewhere(folder: Path) -> None:
+    for page in folder.glob("*.html"):
+        tree = parsed(page)
+        names = {tag["id"] for tag in tree.find_all(id=True)}
+        assert {link["href"][1:] for link in tree.find_all("a", href=re.compile("^#."))} <= names
+
+
+def test_the_command_names_what_it_does_not_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["99", "--out", str(tmp_path / "none")]) == 2
+    assert "99" in capsys.readouterr().err
+    assert main(["--still", "--out", str(tmp_path / "some"), FIRST.stem]) == 0
+    assert f"{FIRST.stem}.html" in capsys.readouterr().out
+
+
+# In a browser.
+
+in_browser = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(lab.why_not("selenium") is not None, reason=str(lab.why_not("selenium"))),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
+        yield driver
+
+
+def open_page(driver: Any, page: Path) -> list[str]:
+    """Open a page from disk; returns what was asked for beside the page itself."""
+    lab.requested(driver)
+    driver.get(page.as_uri())
+    return [url for url in lab.requested(driver) if url != page.as_uri()]
+
+
+def needs_a_browser(test: Any) -> Any:
+    for mark in in_browser:
+        test = mark(test)
+    return test
+
+
+@needs_a_browser
+def test_in_a_browser_nothing_is_asked_for_and_every_picture_is_drawn(
+    browser: Any, folder: Path, lesson: Path
+) -> None:
+    page = folder / f"{lesson.stem}.html"
+    asked = open_page(browser, page)
+    assert [url[:80] for url in asked if not url.startswith(("data:", "blob:"))] == []
+    assert browser.get_log("browser") == []
+    shown = browser.execute_script(PICTURES)
+    assert len(shown) == len(parsed(page).find_all("img")) > 0
+    assert all(picture["drawn"] and picture["alt"] for picture in shown)
+
+
+@needs_a_browser
+def test_its_words_can_be_read(browser: Any, folder: Path, lesson: Path) -> None:
+    open_page(browser, folder / f"{lesson.stem}.html")
+    browser.execute_script("document.querySelectorAll('details').forEach(fold => { fold.open = true })")
+    read, faint = browser.execute_script(CONTRAST)
+    assert read > 100
+    assert faint == []
+
+
+@needs_a_browser
+def test_on_a_phone_the_page_is_no_wider_than_the_screen(browser: Any, folder: Path, lesson: Path) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        open_page(browser, folder / f"{lesson.stem}.html")
+        assert browser.execute_script("return document.scrollingElement.scrollWidth") <= PHONE["width"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@needs_a_browser
+def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
+    open_page(browser, folder / f"{FIRST.stem}.html")
+    solution = browser.find_element("css selector", "details pre")
+    assert not solution.is_displayed()
+    browser.find_element("css selector", "summary").send_keys("\n")
+    assert solution.is_displayed()
+
+
+@needs_a_browser
+def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(browser: Any, folder: Path) -> None:
+    page = folder / "framed" / f"{FIRST.stem}.html"
+    asked = open_page(browser, page)
+    assert [url[:80] for url in asked if not url.startswith("data:")] == []
+    assert [alt[:28] for alt in browser.execute_script(SHOWN_FRAMES)] == ["1 · its weight, before the s"]
+    [moment, _, _, _, _, _, rank, *_] = browser.find_elements("css selector", ".shell input")
+    moment.send_keys("\ue014")  # the arrow key to the right
+    moment.find_element("xpath", "//input[@name='1'][@class='k1s1']").send_keys("\ue014")
+    rank.send_keys("\ue014")
+    [alt] = browser.execute_script(SHOWN_FRAMES)
+    assert alt.startswith("3 · its momentum, gradients averaged, shared out over dp: rank 1 holds")
+    assert page.stat().st_size < 2_000_000
+
+
+@needs_a_browser
+def test_for_a_look(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """Leaves pictures of one page, as a screen, a phone and paper show it."""
+    open_page(browser, folder / "framed" / f"{FIRST.stem}.html")
+    pieces = lab.photograph(browser, tmp_path, "screen")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    pieces += lab.photograph(browser, tmp_path, "phone")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert all(piece.stat().st_size > 10_000 for piece in pieces)
