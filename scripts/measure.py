@@ -35,7 +35,7 @@ from muon_tutorial.evidence.wire import Sent  # noqa: E402
 from muon_tutorial.plan.grid import Grid  # noqa: E402
 from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
-from muon_tutorial.training import measured, predicted  # noqa: E402
+from muon_tutorial.training import batches, measured, predicted  # noqa: E402
 from muon_tutorial.training.baselines import CONTENDERS, Work  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
 from muon_tutorial.training.measured import Counters, Readings, Seen  # noqa: E402
@@ -82,11 +82,14 @@ def all_tables(asked: argparse.Namespace, work: Work, command: str) -> tuple[lis
     """Every table, in the order in which they are read."""
     say("real ranks: fifteen contenders")
     readings = measured.read_all(work, asked.rounds)
+    say("larger batches")
+    larger = batches.read_batches(work, max(3, asked.rounds // 2))
     say("interface counters")
     counters, why = counters_in_namespace(asked)
     makers: list[Callable[[str], Table]] = [
         lambda c: measured.ratios_table(readings, c),
         lambda c: measured.seconds_table(readings, c),
+        lambda c: batches.batches_table(larger, work.shape.context, c),
         lambda c: measured.bytes_table(readings, c),
         lambda c: measured.state_table(readings, c),
         lambda c: measured.counters_table(counters, c) if counters else no_counters(why, c),

@@ -110,7 +110,7 @@ def ratios_table(readings: Readings, command: str) -> Table:
 
 
 def _ratio_row(name: str, mine: Sequence[Reading], its: Sequence[Reading]) -> tuple[Cell, ...]:
-    step = [a / b for a, b in zip(_steps(mine), _steps(its), strict=True)]
+    step = [a / b for a, b in zip(steps_of(mine), steps_of(its), strict=True)]
     alone = [a / b for a, b in zip(_alone(mine), _alone(its), strict=True)]
     median, low, high = median_and_spread(step)
     state = sum(r.memory.matrix_state for r in mine) / sum(r.memory.matrix_state for r in its)
@@ -132,10 +132,17 @@ def _sum(ranks: Sequence[Reading], column: str) -> int:
     return sum(getattr(r.bytes.learn, column) + getattr(r.bytes.finish, column) for r in ranks)
 
 
-def _steps(ranks: Sequence[Reading]) -> list[float]:
+def steps_of(ranks: Sequence[Reading]) -> list[float]:
     """Each round's seconds at the rank that takes longest."""
     both = [[a + b for a, b in zip(r.seconds.learn, r.seconds.finish, strict=True)] for r in ranks]
     return [max(row) for row in zip(*both, strict=True)]
+
+
+def shares_of(ranks: Sequence[Reading]) -> list[float]:
+    """Each round's share of what follows backward, each part at the rank that takes longest with it."""
+    learn = [max(row) for row in zip(*(r.seconds.learn for r in ranks), strict=True)]
+    finish = [max(row) for row in zip(*(r.seconds.finish for r in ranks), strict=True)]
+    return [f / (f + x) for f, x in zip(finish, learn, strict=True)]
 
 
 def _alone(ranks: Sequence[Reading]) -> list[float]:
@@ -164,10 +171,10 @@ def seconds_table(readings: Readings, command: str) -> Table:
 
 
 def _seconds_row(name: str, ranks: Sequence[Reading]) -> tuple[Cell, ...]:
-    steps, alone = _steps(ranks), _alone(ranks)
+    steps, alone = steps_of(ranks), _alone(ranks)
     learn = [max(row) for row in zip(*(r.seconds.learn for r in ranks), strict=True)]
     finish = [max(row) for row in zip(*(r.seconds.finish for r in ranks), strict=True)]
-    shares = [f / (f + x) for f, x in zip(finish, learn, strict=True)]
+    shares = shares_of(ranks)
     milli = [1e3 * value for value in median_and_spread(steps)]
     middles = [median_and_spread(values)[0] for values in (learn, finish, shares, alone)]
     return name, *milli, 1e3 * middles[0], 1e3 * middles[1], middles[2], 1e3 * middles[3]
