@@ -12,6 +12,8 @@ measure        cores, memory and seconds of this machine
 small_gpt      a small GPT, trained for a few steps: where real gradients come from
 recordings     data recorded from real runs, shipped with the package
 replay         one real step, recorded phase by phase and scrubbed without processes
+series         the lessons in order, their links, and the paths through them
+glossary       the words and symbols that all lessons share
 guards         what notebook runners let pass, caught
 lesson00       what notebook 00 imports; one such module a lesson
 =============  =============================================================================================

@@ -1,0 +1,147 @@
+"""Make self-contained copies of notebooks: each carries the package, and needs no other file or network.
+
+    python scripts/pack.py [00 …] [--out FOLDER]
+
+A copy is the committed notebook, outputs and all, but for two cells: the opening one says what it is, and the
+set-up cell holds the package's wheel and those of its dependencies that a notebook host may lack. Running it
+unpacks them for that kernel alone. Nothing is installed; torch, numpy, matplotlib, ipywidgets are the host's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import inspect
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import zipfile
+from collections.abc import Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from muon_tutorial.learn import series
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
+OUT = ROOT / "dist" / "notebooks"
+CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
+EPOCH = "1580601600"  # the time of each file in the wheel: its bytes depend on the sources alone
+TITLE = "#@title Set-up: this copy carries its package. Run me first."
+_DATE = (2020, 2, 2, 0, 0, 0)
+_LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+
+
+def unpack(own: str, *needed: str) -> None:
+    """Make the packages in these wheels (zip files as base64 text) importable in this kernel and its ranks.
+
+    Nothing is installed, and what this environment has of the needed ones comes first.
+    """
+    import atexit
+    import base64
+    import io
+    import shutil
+    import sys
+    import tempfile
+    import zipfile
+
+    if "muon_tutorial" in sys.modules:
+        return
+    folder = tempfile.mkdtemp(prefix="muon_tutorial-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, wheels in (("own", [own]), ("needed", needed)):
+        for wheel in wheels:
+            zipfile.ZipFile(io.BytesIO(base64.b64decode(wheel))).extractall(f"{folder}/{name}")
+    sys.path[:] = [f"{folder}/own", *sys.path, f"{folder}/needed"]
+
+
+def wheel() -> bytes:
+    """The package's wheel, built now; the same bytes for the same sources.
+
+    Raises:
+        SystemExit: hatchling is not installed, or could not build it; says why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+            cwd=ROOT,
+            env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"pack: hatchling could not build the wheel: {done.stderr.strip()}")
+        [built] = Path(folder).glob("*.whl")
+        return built.read_bytes()
+
+
+def installed(name: str) -> bytes:
+    """The files of an installed distribution in pure Python, licence included, as a zip archive."""
+    found = distribution(name)
+    files = [file for file in found.files or () if file.suffix != ".pyc" and file.name not in _LEFT_OUT]
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as zipped:
+        for file in sorted(files, key=str):
+            zipped.writestr(_entry(str(file)), file.read_binary())
+    return archive.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
+
+
+def setup_cell(*wheels: bytes) -> str:
+    """The source of a set-up cell that carries these wheels, the package's own first."""
+    texts = [textwrap.fill(base64.b64encode(each).decode(), 120) for each in wheels]
+    carried = ", ".join(f'"""\n{text}\n"""' for text in texts)
+    return f"{TITLE}\n{inspect.getsource(unpack)}\n\nunpack({carried})"
+
+
+def packed(notebook: NotebookNode, lesson: series.Lesson, source: str) -> NotebookNode:
+    """A copy of a committed notebook whose set-up cell is ``source``, hidden, and whose opening says so."""
+    copy = nbformat.from_dict(notebook)
+    opening = copy.cells[0]
+    opening.source = opening.source.replace(series.navigation(lesson), series.navigation_of_copy(lesson))
+    [cell] = [cell for cell in copy.cells if "setup" in cell.metadata.get("tags", ())]
+    cell.source = source
+    cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+    nbformat.validate(copy)
+    return copy
+
+
+def write(lessons: Sequence[series.Lesson], folder: Path) -> list[Path]:
+    """Write the copies of these lessons; returns where."""
+    source = setup_cell(wheel(), *map(installed, CARRIED))
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in lessons:
+        committed = nbformat.read(FOLDER / lesson.file, as_version=4)
+        copy = packed(committed, lesson, source)
+        (folder / lesson.file).write_text(nbformat.writes(copy) + "\n", encoding="utf-8")
+    return [folder / lesson.file for lesson in lessons]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="numbers of lessons: 00, 01 …; all of them without")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="(dist/notebooks)")
+    options = parser.parse_intermixed_args(arguments)
+    lessons = [each for each in series.LESSONS if not options.names or each.number in options.names]
+    if not lessons:
+        parser.error(f"no lesson has the number {', '.join(options.names)}")
+    for path in write(lessons, options.out):
+        print(f"packed {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Write what the order of the lessons and the glossary decide, wherever it stands.
+
+    python scripts/series.py
+
+That is, in each text of ``notebooks/src``, the list of links and the set-up cell; in the README, the table of
+lessons; and ``notebooks/GLOSSARY.md``. A notebook whose text has changed must then be built again.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from muon_tutorial.learn import glossary, series
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
+README = ROOT / "README.md"
+GLOSSARY = FOLDER / "GLOSSARY.md"
+SETUP = """\
+# Nothing happens here where the package is installed. Elsewhere it is looked for nearby; torch is never touched.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+"""  # noqa: E501
+SETUP_HEAD = '# %% tags=["setup"] jupyter={"source_hidden": true}\n'
+_PARAMETERS_HEAD = '# %% tags=["parameters"]\n'
+_SETUP_CELL = re.compile(r'^# %% tags=\["setup"\].*?(?=^# %%)', re.MULTILINE | re.DOTALL)
+_LINKS = re.compile(r"^# (?:- )?\*Previous:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
+_COLAB = re.compile(r"^#\n# \*In Colab:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
+_README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+
+
+def with_series(text: str, lesson: series.Lesson) -> str:
+    """A lesson's text with its list of links and its set-up cell as they are to be."""
+    links = textwrap.indent(series.navigation(lesson) + "\n", "# ")
+    text = _LINKS.sub(lambda _: links, _COLAB.sub("", text), count=1)
+    return _SETUP_CELL.sub("", text).replace(_PARAMETERS_HEAD, f"{SETUP_HEAD}{SETUP}\n{_PARAMETERS_HEAD}", 1)
+
+
+def with_table(readme: str) -> str:
+    """The README with its table of lessons and its paths as they are to be."""
+    return _README_PART.sub(lambda _: f"\n{series.table()}\n\n{series.paths()}\n", readme)
+
+
+def wanted() -> dict[Path, str]:
+    """Each file that this script writes, and what is to stand in it."""
+    texts = {lesson: FOLDER / "src" / f"{lesson.stem}.py" for lesson in series.LESSONS}
+    return {
+        **{path: with_series(_read(path), lesson) for lesson, path in texts.items() if path.exists()},
+        README: with_table(_read(README)),
+        GLOSSARY: glossary.page(),
+    }
+
+
+def main() -> None:
+    """Write the files that differ from what is wanted, and name them."""
+    for path, text in wanted().items():
+        if not path.exists() or _read(path) != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
