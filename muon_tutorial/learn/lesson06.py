@@ -1,0 +1,254 @@
+"""What notebook 06 imports: a grid of ranks, two weights that tp cuts, and the exercises about both.
+
+The weights have sizes that most tp do not divide. Each place along dp has data of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import Grid, Matrix, Plan, Shard, zero1
+from ..errors import MismatchError
+from ..worlds.live import gather_objects
+from . import figures
+from .checks import Exercise, numbers
+from .grid_checks import (
+    Groups,
+    ShapeOf,
+    groups,
+    groups_exercise,
+    local_shape,
+    predict,
+    read_groups,
+    shapes_exercise,
+)
+from .grid_pictures import (
+    BATCH,
+    DIM,
+    KINDS,
+    Kind,
+    draw_buffers,
+    draw_groups,
+    draw_overview,
+    draw_place,
+    say_ranks,
+)
+from .holdings import Held, Moment, momentum_holdings, name_contents, weight_holdings
+from .lesson03 import say_failure
+from .picture import Picture
+from .rank_buttons import RankButtons
+from .widgets import Shell, choice, show
+
+__all__ = ["say_failure"]
+
+UP, DOWN = (10, 8), (6, 10)
+HEADS = 12
+
+
+def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """A button for each rank and one for each cut, over the rank's groups and what it holds of a Linear."""
+    grid = Grid.of(dp=dp, tp=tp)
+
+    def draw(rank: int, cut: Kind) -> Picture:
+        return draw_place(grid, UP, rank, cut)
+
+    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
+    cut.style.button_width = "130px"
+    return show(draw, draw_overview(grid, UP), live, rank=RankButtons(dp, tp), cut=cut)
+
+
+def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
+    """The groups that the reader's function returns, right or wrong; the reference's, where it is a stub."""
+    said = function(dp, tp)
+    if said is ...:
+        print("No answer yet: this is the reference.")
+        said = groups(dp, tp)
+    parts = said if isinstance(said, (tuple, list)) and len(said) == 2 else ((), ())
+    made = {axis: read_groups(part) or [] for axis, part in zip(("dp", "tp"), parts, strict=True)}
+    return draw_groups(made, Grid.of(dp=dp, tp=tp))
+
+
+def agree(wanted: Sequence[Sequence[int]]) -> None:
+    """Compare the groups that the ranks are about to make. All ranks must call.
+
+    Raises:
+        MismatchError: names the first group that differs, and who wants what.
+    """
+    found = gather_objects([list(ranks) for ranks in wanted])
+    for number, row in enumerate(zip_longest(*found), start=1):
+        wants: dict[str, list[int]] = {}
+        for rank, ranks in enumerate(row):
+            wants.setdefault(str(ranks or "no group"), []).append(rank)
+        if len(wants) > 1:
+            said = "; on ".join(f"{say_ranks(who)}: {what}" for what, who in wants.items())
+            raise MismatchError(
+                f"call {number} of new_group is not the same on all ranks. On {said}.\n"
+                "Make the same groups, in the same order, on every rank."
+            )
+
+
+def say_answers(answers: Sequence[Sequence[Sequence[int]]]) -> str:
+    """Who answered in the groups of each rank, a line a rank."""
+    lines = ["rank   who answered in its dp group, and in its tp group"]
+    return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a run works on: a batch for each place along dp, and the whole weights of two Linears."""
+
+    batches: tuple[Tensor, ...]
+    up: Tensor
+    down: Tensor
+
+
+def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Numbers:
+    """Data and weights: ordinary random numbers, or small whole ones, whose sums need no rounding."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        if kind == "whole":
+            return torch.randint(-3, 4, shape, generator=generator).float()
+        return torch.randn(shape, generator=generator)
+
+    up, down = draw(*UP), draw(*DOWN)
+    return Numbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
+
+
+def cut(weight: Tensor, kind: Kind, place: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
+    """A copy of what one place along tp holds of a weight, by the lengths that ``shape_of`` says."""
+    dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
+    lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(place + 1)]
+    return weight.narrow(dim, sum(lengths[:place]), lengths[place]).clone()
+
+
+def say_outputs(kind: str, outputs: Sequence[Tensor], alone: Sequence[Tensor], tp: int) -> str:
+    """The output of every rank beside that of one process, for the data of its place along dp."""
+    pairs = [(output, alone[rank // tp]) for rank, output in enumerate(outputs)]
+    close = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
+    same = all(torch.equal(one, other) for one, other in pairs)
+    return f"{kind + ' numbers':17} the same output: {close!s:6} the same bits: {same}"
+
+
+def plan_of(dp: int, tp: int) -> Plan:
+    """The plan of the two weights, in one bucket."""
+    matrices = [
+        Matrix(0, "up", UP, (("tp", Shard(DIM["column"])),)),
+        Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),)),
+    ]
+    return zero1(matrices, Grid.of(dp=dp, tp=tp))
+
+
+def my_parameters(rank: int, tp: int, seed: int) -> list[torch.nn.Parameter]:
+    """This rank's pieces of both weights, each saying how it was cut."""
+    whole, place = make_numbers("ordinary", 0, seed), rank % tp
+    return [
+        _parameter(weight, kind, place, tp) for weight, kind in ((whole.up, KINDS[0]), (whole.down, KINDS[1]))
+    ]
+
+
+def _parameter(weight: Tensor, kind: Kind, place: int, tp: int) -> torch.nn.Parameter:
+    parameter: Any = torch.nn.Parameter(cut(weight, kind, place, tp))
+    parameter.partition_dim = DIM[kind]
+    parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
+    return parameter
+
+
+def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
+    """The gradients of one step: those of a place along dp, whose data nobody else has."""
+    whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
+    for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
+        parameter.grad = cut(gradient, kind, rank % tp, tp)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one rank keeps after training: its pieces of the weights, and of their momentum."""
+
+    weights: tuple[Tensor, ...]
+    momentum: tuple[Tensor, ...]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of momentum it keeps."""
+        return sum(part.numel() for part in self.momentum)
+
+
+def kept_by(muon: Any) -> Kept:
+    """What the optimizer of this rank keeps."""
+    parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
+    momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
+    return Kept(tuple(parameter.detach() for parameter in parameters), momentum)
+
+
+def picture_of_kept(plan: Plan, kept: Sequence[Kept]) -> Picture:
+    """The first weight and its momentum, by holder, with a letter for each distinct content of a real run."""
+    letters = name_contents([mine.weights[0] for mine in kept] + [mine.momentum[0] for mine in kept])
+    weights, momentum = letters[: len(kept)], letters[len(kept) :]
+    held = _named(weight_holdings(plan), weights), _named(momentum_holdings(plan), momentum)
+    moments = [
+        Moment("up: the weight", "tp cuts it, dp copies it", held[0]),
+        Moment("up: its momentum", "tp cuts it, dp cuts the buffer", held[1]),
+    ]
+    return figures.draw_holdings(moments, UP, "lesson06-kept")
+
+
+def _named(held: Sequence[Held], letters: Sequence[str]) -> tuple[Held, ...]:
+    return tuple(Held(item.rank, item.boxes, letter) for item, letter in zip(held, letters, strict=True))
+
+
+def say_kept(kept: Sequence[Kept], tp: int) -> str:
+    """What each rank keeps, a line a rank: the same letter means the same bytes."""
+    letters = name_contents([mine.weights[number] for number in (0, 1) for mine in kept])
+    up, down = letters[: len(kept)], letters[len(kept) :]
+    lines = ["rank   dp  tp   up  down   numbers of momentum: of up, of down"]
+    for rank, mine in enumerate(kept):
+        counts = [part.numel() for part in mine.momentum]
+        place = f"{rank:4}   {rank // tp:2}  {rank % tp:2}"
+        lines.append(f"{place}   {up[rank]:>2}  {down[rank]:>4}   {counts[0]:27}  {counts[1]:7}")
+    return "\n".join(lines)
+
+
+def say_fused(tp: int) -> str:
+    """How many rows of q, k and v each place gets of a fused weight that is cut as one."""
+    lines = [f"q, k and v of {HEADS} rows each, in one weight of {3 * HEADS} rows, column parallel:"]
+    for place, (start, length) in enumerate(_runs(3 * HEADS, tp)):
+        counts = [max(0, min(start + length, (n + 1) * HEADS) - max(start, n * HEADS)) for n in range(3)]
+        lines.append(f"  place {place}: {counts[0]:2} rows of q, {counts[1]:2} of k, {counts[2]:2} of v")
+    return "\n".join(lines)
+
+
+def _runs(length: int, tp: int) -> Iterator[tuple[int, int]]:
+    return (Shard(0).run(length, place, tp) for place in range(tp))
+
+
+def picture_of_buffers(dp: int, tp: int) -> Picture:
+    """For each place along tp the flat buffer of both weights, and how dp cuts it."""
+    return draw_buffers(plan_of(dp, tp))
+
+
+def quiz(dp: int, tp: int) -> Exercise:
+    """Numbers that the notebook has measured."""
+    plan = plan_of(dp, tp)
+    expected = {
+        "groups": dp + tp,
+        "rows": local_shape(UP, "column", tp - 1, tp)[0],
+        "kept": sum(holding.numel for bucket in plan.buckets for holding in bucket.holdings(plan.grid.at(0))),
+    }
+    why = {
+        "groups": "Ask len(dp_groups) + len(tp_groups) of what your function returns.",
+        "rows": f"Ask local_shape({UP}, 'column', tp - 1, tp).",
+        "kept": "Ask kept[0].numbers, or add up rank 0's line.",
+    }
+    return numbers(expected, why)
+
+
+def exercises(dp: int, tp: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """The notebook's exercises in order: predict, groups, shapes, quiz."""
+    return predict(dp, tp), groups_exercise(dp, tp), shapes_exercise(), quiz(dp, tp)
