@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -32,12 +34,20 @@ NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 READY = (
     f"return {NOTEBOOK}?.content?.model?.cells?.length > 0 && !!{NOTEBOOK}.sessionContext?.session?.kernel"
 )
+SHOW = """const app = window.jupyterapp;
+    const others = [...app.shell.widgets('main')].filter(widget => widget.context);
+    app.commands.execute('docmanager:open', {path: arguments[0]});
+    for (const widget of others.filter(widget => widget.context.path !== arguments[0])) {
+        widget.context.model.dirty = false;  // it would ask whether to save the kernel's version
+        widget.close();
+    }"""
+SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.content?.model?.cells?.length > 0"
 
 
-def why_not() -> str | None:
+def why_not(*packages: str) -> str | None:
     """What is missing for a run in a browser, or None."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    missing += [name for name in ("selenium", "jupyterlab") if importlib.util.find_spec(name) is None]
+    missing += [name for name in ("selenium", *packages) if importlib.util.find_spec(name) is None]
     return f"needs {', '.join(missing)}" if missing else None
 
 
@@ -55,7 +65,7 @@ def lab_server(folder: Path) -> Iterator[Server]:
     """JupyterLab over ``folder/notebooks``; settings, trust and runtime files are in ``folder``, too."""
     shown = folder / "notebooks"
     shown.mkdir()
-    _write_settings(folder, "notebook-extension/tracker", windowingMode="none")
+    _write_settings(folder, "notebook-extension/tracker", windowingMode="none", kernelShutdown=True)
     _write_settings(folder, "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
     process = subprocess.Popen(
         _lab_command(folder, shown), env=_lab_environment(folder), stderr=subprocess.DEVNULL
@@ -103,11 +113,13 @@ def _server_info(folder: Path, shown: Path) -> Server | None:
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Any]:
-    """A headless Chromium with a profile of its own."""
+def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
+    """A headless Chromium with a profile of its own; with ``logged``, ``requested`` can be asked."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
+    if logged:
+        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     options.binary_location = str(shutil.which("chromium"))
     for flag in (*CHROMIUM_FLAGS, f"--user-data-dir={folder / 'chromium'}"):
         options.add_argument(flag)
@@ -118,11 +130,53 @@ def browser(folder: Path) -> Iterator[Any]:
         driver.quit()
 
 
+def requested(driver: Any) -> list[str]:
+    """The address of everything pages have asked for since the last call, but for the browser's own."""
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome:")]
+
+
+def photograph(driver: Any, folder: Path, name: str, piece: int = 1600) -> list[Path]:
+    """The whole page as pictures of at most ``piece`` pixels in height; returns where they are."""
+    metrics = driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+    files = []
+    for top in range(0, math.ceil(metrics["height"]), piece):
+        height = min(piece, metrics["height"] - top)
+        clip = {"x": 0, "y": top, "width": metrics["width"], "height": height, "scale": 1}
+        taken = driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
+        )
+        files.append(folder / f"{name}-{top // piece:02d}.png")
+        files[-1].write_bytes(base64.b64decode(taken["data"]))
+    return files
+
+
 def open_notebook(driver: Any, server: Server, notebook: Path) -> None:
     """Copy a notebook to the server's folder and open it; returns when its cells and kernel are there."""
     shutil.copy(notebook, server.folder)
     driver.get(f"{server.url}lab/tree/{notebook.name}?token={server.token}&reset")
     wait_for(lambda: driver.execute_script(READY), 60, "the notebook did not open")
+
+
+def show_notebook(driver: Any, server: Server, notebook: Path) -> None:
+    """Open one more notebook in the JupyterLab that is open already, and close the others."""
+    shutil.copy(notebook, server.folder)
+    driver.execute_script(SHOW, notebook.name)
+    wait_for(lambda: driver.execute_script(SHOWN, notebook.name), 60, "the notebook did not open")
+
+
+def photograph_notebook(driver: Any, folder: Path, name: str) -> list[Path]:
+    """The whole of the open notebook as pictures: the window is made as tall as the notebook for that."""
+    height = driver.execute_script(
+        f"return {NOTEBOOK}.node.querySelector('.jp-WindowedPanel-outer').scrollHeight"
+    )
+    size = {"width": 1280, "height": height + 200, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        return photograph(driver, folder, name)
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def wait_for(look: Callable[[], Any], seconds: float, complaint: str) -> Any:

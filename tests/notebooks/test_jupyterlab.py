@@ -1,4 +1,4 @@
-"""Notebooks in JupyterLab in a real headless Chromium: opened unrun and untrusted, then run, then moved."""
+"""Notebooks in JupyterLab in a headless Chromium: all opened unrun and untrusted, the first run and moved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(lab.why_not() is not None, reason=str(lab.why_not())),
+    pytest.mark.skipif(lab.why_not("jupyterlab") is not None, reason=str(lab.why_not("jupyterlab"))),
 ]
 
-FIRST = FOLDER / "00_a_distributed_muon_step.ipynb"
+LESSONS = sorted(FOLDER.glob("*.ipynb"))
+FIRST = LESSONS[0]
 PICTURES = """return [...document.querySelectorAll('.jp-Notebook .jp-OutputArea img')]
     .map(image => ({alt: image.alt, drawn: image.complete && image.naturalWidth > 0}))"""
 TRUST = f"return [...{lab.NOTEBOOK}.content.model.cells].some(cell => cell.type == 'code' && cell.trusted)"
@@ -30,7 +31,6 @@ RUN_ALL = f"""{lab.NOTEBOOK}.ran = false; const done = () => {{ {lab.NOTEBOOK}.r
     window.jupyterapp.commands.execute('notebook:run-all-cells').then(done)"""
 ERRORS = "return document.querySelectorAll('.jp-Notebook [data-mime-type*=error]').length"
 WIDGET_ALT = "return document.querySelector('.widget-html img')?.alt"
-REQUESTS = "return performance.getEntriesByType('resource').map(entry => entry.name)"
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +39,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
         yield running
 
 
-@pytest.fixture
-def page(server: lab.Server, tmp_path: Path) -> Iterator[Any]:
-    with lab.browser(tmp_path) as driver:
+@pytest.fixture(scope="module")
+def page(server: lab.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One browser for all notebooks, with the first one open in JupyterLab."""
+    with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
         lab.open_notebook(driver, server, FIRST)
         yield driver
 
 
 def pictures_in(path: Path) -> int:
     outputs = [out for cell in nbformat.read(path, as_version=4).cells for out in cell.get("outputs", [])]
-    return sum("<img " in out.get("data", {}).get("text/html", "") for out in outputs)
+    return sum(out.get("data", {}).get("text/html", "").count("<img ") for out in outputs)
 
 
 def press(page: Any, selector: str, index: int = 0) -> Any:
@@ -64,19 +65,31 @@ def wait_for_alt(page: Any, start: str) -> None:
     lab.wait_for(lambda: (page.execute_script(WIDGET_ALT) or "").startswith(start), 20, complaint)
 
 
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
 def test_opened_unrun_and_untrusted_its_pictures_are_there_with_alt_text(
-    page: Any, server: lab.Server
+    page: Any, server: lab.Server, lesson: Path, tmp_path: Path
 ) -> None:
-    shown = lab.wait_for(lambda: page.execute_script(PICTURES), 20, "no picture is there")
+    lab.show_notebook(page, server, lesson)
+    expected = pictures_in(lesson)
+    shown = lab.wait_for(lambda: all_drawn(page, expected), 20, f"{expected} pictures are not there")
+    lab.photograph_notebook(page, tmp_path, lesson.stem)
     assert page.execute_script(TRUST) is False
-    assert len(shown) == pictures_in(FIRST) > 0
-    assert all(picture["drawn"] and len(picture["alt"]) > 40 for picture in shown)
-    assert [
-        url for url in page.execute_script(REQUESTS) if not url.startswith((server.url, "data:", "blob:"))
-    ] == []
+    assert page.execute_script(ERRORS) == 0
+    assert all(len(picture["alt"]) > 40 for picture in shown)
+    own = (server.url, server.url.replace("http", "ws"), "data:", "blob:")
+    assert [url for url in lab.requested(page) if not url.startswith(own)] == []
 
 
-def test_all_cells_run_the_widget_moves_and_its_picture_changes(page: Any, tmp_path: Path) -> None:
+def all_drawn(page: Any, expected: int) -> list[dict[str, Any]]:
+    """The pictures on the page, once they are as many as expected and all are drawn; else none."""
+    shown = page.execute_script(PICTURES)
+    return shown if len(shown) == expected and all(picture["drawn"] for picture in shown) else []
+
+
+def test_all_cells_run_the_widget_moves_and_its_picture_changes(
+    page: Any, server: lab.Server, tmp_path: Path
+) -> None:
+    lab.open_notebook(page, server, FIRST)
     page.execute_script(RUN_ALL)
     lab.wait_for(lambda: page.execute_script(ALL_RAN), 90, "not all cells ran")
     assert page.execute_script(ERRORS) == 0
