@@ -28,6 +28,7 @@ def steps(rank: int, tape: Tape, settings: TrainSettings, warmup: int) -> None:
         train_step(trainer, step, checked=False)
     trainer.world.observers.append(tape)
     trainer.counted.observers.append(tape)
+    tape.others = trainer.world.at.group("tp")
     with tape:
         for step in range(warmup, settings.steps):
             with tape.label(f"step {step}"):

@@ -50,7 +50,11 @@ class Flight:
 @dataclass(frozen=True, slots=True)
 class RankTimes:
     """One rank's recorded span, when it computed, its flights, and when it was ``blocked`` in an operator
-    that communicates, whichever collective that served. Nanoseconds."""
+    that communicates, whichever collective that served. Nanoseconds.
+
+    Where every flight is known from all sides, what a rank is blocked beyond them is its own calls into the
+    library: communication. Else nobody can say.
+    """
 
     rank: int
     begin: int
@@ -141,13 +145,14 @@ def _paint_rank(times: RankTimes, asked: Mapping[tuple[tuple[int, ...], int], in
     wanted: dict[State, Intervals] = {"compute": times.compute}
     for state in ("communication", "waiting", "unsplit"):
         wanted[state] = union(part for found, part in parts if found == state)
-    wanted["unsplit"] = union([*wanted["unsplit"], *times.blocked])
     left: Intervals = union([(times.begin, times.end)])
     painted: dict[State, Intervals] = {}
     for state, intervals in wanted.items():
         painted[state] = intersect(left, intervals)
         left = subtract(left, intervals)
-    return painted | {"neither": left}
+    rest: State = "communication" if times.flights and not wanted["unsplit"] else "unsplit"
+    painted[rest] = union([*painted[rest], *intersect(left, times.blocked)])
+    return painted | {"neither": subtract(left, times.blocked)}
 
 
 def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, int]]]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from ..worlds.launch import launch
 from ..worlds.launching.output import print_line
 from ..worlds.live import Follow, Moment
 from .chrome import merge_documents
-from .kineto import Trace, nanoseconds, parse_trace
+from .kineto import Event, Trace, nanoseconds, parse_trace
 from .ledger import ring_bytes
 from .spans import Intervals, clip, union
 from .timeline import Flight, RankTimes, Split, Timeline, flights_of, split, split_markdown
@@ -57,10 +57,15 @@ class Tape:
     """Records one rank while its ``with`` block runs, and then writes ``rank_N.json.gz`` into ``folder``.
 
     An observer for a live world. The file is a Chrome trace of its own, with the flights beside its events.
+
+    ``others`` are the ranks of the one group over which collectives happen that nobody asks a world of ours
+    for, such as PyTorch's own tensor parallelism: the profiler does not note it. Left out, nobody can say how
+    much of those is waiting.
     """
 
     rank: int
     folder: Path
+    others: tuple[int, ...] = ()
     _flights: list[_Draft] = field(default_factory=list)
     _turns: dict[tuple[int, ...], int] = field(default_factory=dict)
     _stamps: dict[str, int] = field(default_factory=dict)
@@ -140,6 +145,7 @@ class Tape:
             "begin": self._stamps[SPAN],
             "end": end,
             "ahead": self._ahead(document),
+            "others": list(self.others),
             "flights": [draft.as_entry(end) for draft in self._flights],
         }
         _write_json(path.with_suffix(".json.gz"), document)
@@ -281,7 +287,9 @@ def _times_of(document: Mapping[str, Any]) -> RankTimes:
     if trace.executed:
         flights = list(_on_device(trace, taped["rank"], taped["ahead"], flights))
     else:
-        flights += _unasked(trace, taped["rank"], taped["ahead"], flights)
+        others = tuple(taped.get("others", ()))
+        flights += _unasked(trace, taped["rank"], taped["ahead"], flights, others)
+        flights = _in_turn(flights)
     return RankTimes(
         rank=taped["rank"],
         begin=taped["begin"],
@@ -296,14 +304,31 @@ def _shifted(intervals: Intervals, ahead: int) -> Intervals:
     return tuple((begin - ahead, end - ahead) for begin, end in intervals)
 
 
-def _unasked(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
+def _unasked(
+    trace: Trace, rank: int, ahead: int, flights: list[Flight], others: tuple[int, ...]
+) -> Iterator[Flight]:
     """Collectives that nobody asked our worlds for, such as PyTorch's own tensor parallelism: the backend's
-    events that begin in none of our flights."""
+    events that begin in none of our flights, each from the call that asked for it."""
     asked = union((flight.issued, flight.done) for flight in flights)
-    for event in trace.collectives:
-        begin, end = event.begin - ahead, event.end - ahead
-        if not clip(asked, begin, begin + 1):
-            yield Flight(rank, event.kind, UNASKED, "", (), 0, begin, end)
+
+    def apart(events: Iterable[Event]) -> list[Event]:
+        return [e for e in events if not clip(asked, e.begin - ahead, e.begin - ahead + 1)]
+
+    ran = apart(trace.collectives)
+    calls = apart(e for e in trace.of("launch") if e.name.startswith("c10d::") and e.kind)
+    for event, call in zip(ran, calls if len(calls) == len(ran) else ran, strict=True):
+        begin, end = min(event.begin, call.begin) - ahead, event.end - ahead
+        yield Flight(rank, event.kind, UNASKED, "", others, 0, begin, end)
+
+
+def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
+    """In order of request, and numbered so: all members of a group ask in one order."""
+    turns: Counter[tuple[int, ...]] = Counter()
+    numbered = []
+    for flight in sorted(flights, key=lambda flight: flight.issued):
+        numbered.append(replace(flight, turn=turns[flight.group]))
+        turns[flight.group] += 1
+    return numbered
 
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:

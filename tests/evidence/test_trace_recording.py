@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 from muon_tutorial import DistributedConfig, Muon
@@ -135,6 +137,37 @@ def test_functions_of_the_users_own_have_labels(tmp_path: Path) -> None:
     names = [event["name"] for event in json.loads(gzip.decompress(merged.read_bytes()))["traceEvents"]]
     assert sum(name.startswith("gather_fn of ") for name in names) == 4
     assert sum(name.startswith("redistribute_fn of ") for name in names) == 4
+
+
+def beside_torch(rank: int, tape: Tape) -> None:
+    """Requests of ours, and between them PyTorch's own, over one group of both ranks."""
+    world = LiveWorld(build_mesh({"dp": 2}), [tape])
+    tape.others = world.at.group("dp")
+    with tape:
+        for _ in range(3):
+            world.run(ask_twice())
+            time.sleep(0.05 * rank)
+            group = world.group(("dp",))
+            functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", group))
+
+
+def ask_twice() -> Walk:
+    ones = torch.ones(500)
+    for _ in range(2):
+        yield Collective("all_reduce", ("dp",), ones.dtype, ones, 500, Label("ours"))
+
+
+def test_collectives_of_others_are_matched_where_their_group_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # DETAIL sends for itself
+    recording = record(beside_torch, 2, tmp_path, output="quiet")
+    for times in recording.timeline.ranks:
+        assert [(f.phase, f.group, f.turn) for f in times.flights] == [
+            ("ours" if turn % 3 < 2 else "not asked of a world", (0, 1), turn) for turn in range(9)
+        ]
+    assert [row.unsplit for row in recording.splits] == [0, 0]
+    assert sum(row.waiting for row in recording.splits) > 0
 
 
 def by_rank(event: dict[str, Any]) -> tuple[int, float]:
