@@ -11,27 +11,14 @@ from typing import Any
 import torch
 
 from ..plan.grid import Coordinate, Grid
-from ..plan.layout import Shard
 from .checks import Exercise, value_of
-from .grid_pictures import DIM, KINDS, Kind
+from .grid_work import DIM, KINDS, Kind, ShapeOf, local_shape
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
 PARTS = (1, 2, 3, 4, 5, 8)
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
 
 Groups = Callable[[int, int], Any]
-ShapeOf = Callable[[tuple[int, int], str, int, int], Any]
-
-
-def groups(dp: int, tp: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The dp groups (columns) and the tp groups (rows) of a grid of ranks.
-
-    >>> groups(2, 3)
-    ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]])
-    """
-    dp_groups = [list(range(place, dp * tp, tp)) for place in range(tp)]
-    tp_groups = [list(range(place * tp, (place + 1) * tp)) for place in range(dp)]
-    return dp_groups, tp_groups
 
 
 def predict(dp: int, tp: int) -> Exercise:
@@ -133,18 +120,6 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
         seen.update(dict.fromkeys(group, group))
     lost = next((rank for rank in grid.ranks if rank not in seen), None)
     return None if lost is None else f"{grid.at(lost)} is in no {axis} group."
-
-
-def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> tuple[int, int]:
-    """The shape of the piece of a Linear's weight that one place along tp holds.
-
-    >>> [local_shape((10, 8), "column", place, 3) for place in range(3)]
-    [(4, 8), (4, 8), (2, 8)]
-    """
-    lengths = list(shape)
-    dim: int = DIM[kind]  # type: ignore[index]
-    lengths[dim] = Shard(dim).run(shape[dim], place, tp)[1]
-    return lengths[0], lengths[1]
 
 
 def shapes_exercise() -> Exercise:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -18,15 +17,12 @@ from ..plan.bucket import Bucket
 from ..plan.grid import Grid
 from ..plan.layout import Box, Replicate, Shard, shard_box
 from ..plan.strategies import Plan
+from .grid_work import BATCH, DIM, KINDS, Kind, say_ranks
 from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
 from .spectra import BLUE, ORANGE
 
-Kind = Literal["column", "row"]
 Frame = tuple[float, float, float, float]
 
-KINDS: tuple[Kind, Kind] = ("column", "row")
-DIM: dict[Kind, int] = {"column": 0, "row": 1}
-BATCH = 4
 _WIDTH, _MARGIN, _SPLIT = 900, 28.0, 352.0
 _UNIT, _SPACE = 14.0, 52.0
 _WHAT: dict[Kind, str] = {
@@ -103,16 +99,6 @@ def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> li
         f"It takes {x}, and makes {y}.",
         f"Together {say_ranks(at.group('tp'))} keep all of W.",
     ]
-
-
-def say_ranks(ranks: Iterable[int]) -> str:
-    """A group in words.
-
-    >>> say_ranks((0, 3)), say_ranks([4])
-    ('ranks 0, 3', 'rank 4')
-    """
-    listed = list(ranks)
-    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
 def _say_rank(grid: Grid, rank: int) -> str:

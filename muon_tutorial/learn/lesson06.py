@@ -6,39 +6,16 @@ The weights have sizes that most tp do not divide. Each place along dp has data 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import Grid, Matrix, Plan, Shard, zero1
-from ..errors import MismatchError
-from ..worlds.live import gather_objects
 from . import figures
 from .checks import Exercise, numbers
-from .grid_checks import (
-    Groups,
-    ShapeOf,
-    groups,
-    groups_exercise,
-    local_shape,
-    predict,
-    read_groups,
-    shapes_exercise,
-)
-from .grid_pictures import (
-    BATCH,
-    DIM,
-    KINDS,
-    Kind,
-    draw_buffers,
-    draw_groups,
-    draw_overview,
-    draw_place,
-    say_ranks,
-)
+from .grid_checks import Groups, groups_exercise, predict, read_groups, shapes_exercise
+from .grid_pictures import draw_buffers, draw_groups, draw_overview, draw_place
+from .grid_work import DIM, DOWN, KINDS, UP, Kept, Kind, groups, local_shape
 from .holdings import Held, Moment, momentum_holdings, name_contents, weight_holdings
 from .lesson03 import say_failure
 from .picture import Picture
@@ -47,7 +24,6 @@ from .widgets import Shell, choice, show
 
 __all__ = ["say_failure"]
 
-UP, DOWN = (10, 8), (6, 10)
 HEADS = 12
 
 
@@ -74,58 +50,10 @@ def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
     return draw_groups(made, Grid.of(dp=dp, tp=tp))
 
 
-def agree(wanted: Sequence[Sequence[int]]) -> None:
-    """Compare the groups that the ranks are about to make. All ranks must call.
-
-    Raises:
-        MismatchError: names the first group that differs, and who wants what.
-    """
-    found = gather_objects([list(ranks) for ranks in wanted])
-    for number, row in enumerate(zip_longest(*found), start=1):
-        wants: dict[str, list[int]] = {}
-        for rank, ranks in enumerate(row):
-            wants.setdefault(str(ranks or "no group"), []).append(rank)
-        if len(wants) > 1:
-            said = "; on ".join(f"{say_ranks(who)}: {what}" for what, who in wants.items())
-            raise MismatchError(
-                f"call {number} of new_group is not the same on all ranks. On {said}.\n"
-                "Make the same groups, in the same order, on every rank."
-            )
-
-
 def say_answers(answers: Sequence[Sequence[Sequence[int]]]) -> str:
     """Who answered in the groups of each rank, a line a rank."""
     lines = ["rank   who answered in its dp group, and in its tp group"]
     return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """What a run works on: a batch for each place along dp, and the whole weights of two Linears."""
-
-    batches: tuple[Tensor, ...]
-    up: Tensor
-    down: Tensor
-
-
-def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Numbers:
-    """Data and weights: ordinary random numbers, or small whole ones, whose sums need no rounding."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        if kind == "whole":
-            return torch.randint(-3, 4, shape, generator=generator).float()
-        return torch.randn(shape, generator=generator)
-
-    up, down = draw(*UP), draw(*DOWN)
-    return Numbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
-
-
-def cut(weight: Tensor, kind: Kind, place: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
-    """A copy of what one place along tp holds of a weight, by the lengths that ``shape_of`` says."""
-    dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
-    lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(place + 1)]
-    return weight.narrow(dim, sum(lengths[:place]), lengths[place]).clone()
 
 
 def say_outputs(kind: str, outputs: Sequence[Tensor], alone: Sequence[Tensor], tp: int) -> str:
@@ -143,48 +71,6 @@ def plan_of(dp: int, tp: int) -> Plan:
         Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),)),
     ]
     return zero1(matrices, Grid.of(dp=dp, tp=tp))
-
-
-def my_parameters(rank: int, tp: int, seed: int) -> list[torch.nn.Parameter]:
-    """This rank's pieces of both weights, each saying how it was cut."""
-    whole, place = make_numbers("ordinary", 0, seed), rank % tp
-    return [
-        _parameter(weight, kind, place, tp) for weight, kind in ((whole.up, KINDS[0]), (whole.down, KINDS[1]))
-    ]
-
-
-def _parameter(weight: Tensor, kind: Kind, place: int, tp: int) -> torch.nn.Parameter:
-    parameter: Any = torch.nn.Parameter(cut(weight, kind, place, tp))
-    parameter.partition_dim = DIM[kind]
-    parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
-    return parameter
-
-
-def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
-    """The gradients of one step: those of a place along dp, whose data nobody else has."""
-    whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
-    for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
-        parameter.grad = cut(gradient, kind, rank % tp, tp)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What one rank keeps after training: its pieces of the weights, and of their momentum."""
-
-    weights: tuple[Tensor, ...]
-    momentum: tuple[Tensor, ...]
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers of momentum it keeps."""
-        return sum(part.numel() for part in self.momentum)
-
-
-def kept_by(muon: Any) -> Kept:
-    """What the optimizer of this rank keeps."""
-    parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
-    momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
-    return Kept(tuple(parameter.detach() for parameter in parameters), momentum)
 
 
 def picture_of_kept(plan: Plan, kept: Sequence[Kept]) -> Picture:

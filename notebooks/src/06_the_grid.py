@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn import lesson06 as lesson
+from muon_tutorial.learn import grid_work as work, lesson06 as lesson
 
 # %% [markdown]
 # ## Every rank stands where a row and a column cross
@@ -182,12 +182,12 @@ except RankFailedError as error:
 # chance, and nothing says what the fault is. It ended soon, because `launch` lets a rank wait for 1.5 seconds
 # here. By itself, PyTorch lets it wait for half an hour.
 #
-# It is better to compare first. `lesson.agree` sends each rank's list to all, and every rank looks for the
+# It is better to compare first. `work.agree` sends each rank's list to all, and every rank looks for the
 # first difference. That takes one collective over all ranks, once, and it tells you what to mend.
 
 # %%
 def agree_then_make(rank):
-    lesson.agree(wanted_by(rank))
+    work.agree(wanted_by(rank))
     make_groups(rank)
 
 # %% tags=["raises-exception"]
@@ -254,14 +254,14 @@ shapes.check(local_shape)
 # message in between. Only at the end each place has a part of every sum, and one all_reduce over the tp group
 # adds the parts up.
 #
-# `lesson.cut` takes its lengths from your function, if it has passed.
+# `work.cut` takes its lengths from your function, if it has passed.
 
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
 def both_layers(rank, given):
     tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
-    up = lesson.cut(given.up, "column", rank % tp, tp, shape_of)
-    down = lesson.cut(given.down, "row", rank % tp, tp, shape_of)
+    up = work.cut(given.up, "column", rank % tp, tp, shape_of)
+    down = work.cut(given.down, "row", rank % tp, tp, shape_of)
     hidden = torch.relu(given.batches[rank // tp] @ up.T)
     y = hidden @ down.T
     dist.all_reduce(y, group=tp_group)
@@ -273,7 +273,7 @@ def both_layers(rank, given):
 
 # %%
 for kind in ("ordinary", "whole"):
-    given = lesson.make_numbers(kind, dp, seed)
+    given = work.make_numbers(kind, dp, seed)
     outputs = launch(both_layers, dp * tp, args=(given,), backend=backend)
     alone = [torch.relu(batch @ given.up.T) @ given.down.T for batch in given.batches]
     print(lesson.say_outputs(kind, outputs, alone, tp))
@@ -302,12 +302,12 @@ lesson.picture_of_buffers(dp, tp)
 
 # %%
 def train(rank):
-    weights = lesson.my_parameters(rank, tp, seed)
+    weights = work.my_parameters(rank, tp, seed)
     optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
     for step in range(steps):
-        lesson.fill_gradients(weights, rank, tp, step)
+        work.fill_gradients(weights, rank, tp, step)
         optimizer.step()
-    return lesson.kept_by(optimizer)
+    return work.kept_by(optimizer)
 
 # %%
 kept = launch(train, dp * tp, backend=backend)
@@ -371,7 +371,7 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# rows = lesson.local_shape((10, 8), "column", tp - 1, tp)[0]
+# rows = shape_of((10, 8), "column", tp - 1, tp)[0]
 # answers = {"groups": sum(map(len, groups(dp, tp))), "rows": rows, "kept": kept[0].numbers}
 # ```
 #

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from muon_tutorial import Grid, Muon, build_mesh, launch
 from muon_tutorial.errors import MismatchError, RankFailedError
 from muon_tutorial.learn import grid_pictures, rank_buttons
+from muon_tutorial.learn import grid_work as work
 from muon_tutorial.learn import lesson06 as lesson
-from muon_tutorial.learn.grid_pictures import KINDS, Kind
+from muon_tutorial.learn.grid_work import KINDS, Kind
 from muon_tutorial.learn.widgets import Shell
 
 GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
@@ -183,11 +184,11 @@ def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 7])
 def test_cut_by_column_then_by_row_the_parts_add_up_to_the_whole(tp: int) -> None:
-    given = lesson.make_numbers("whole", 2, seed=0)
+    given = work.make_numbers("whole", 2, seed=0)
     for batch in given.batches:
         parts = [
-            torch.relu(batch @ lesson.cut(given.up, "column", place, tp).T)
-            @ lesson.cut(given.down, "row", place, tp).T
+            torch.relu(batch @ work.cut(given.up, "column", place, tp).T)
+            @ work.cut(given.down, "row", place, tp).T
             for place in range(tp)
         ]
         alone = torch.relu(batch @ given.up.T) @ given.down.T
@@ -216,7 +217,7 @@ def test_every_position_of_its_widget_can_be_drawn(dp_tp: tuple[int, int]) -> No
         assert shell.picture is not None
         at = Grid.of(dp=dp, tp=tp).at(rank)
         assert f"Rank {rank} stands at dp {at['dp']}, tp {at['tp']}" in shell.picture.alt
-        assert f"its dp group, is {grid_pictures.say_ranks(at.group('dp'))}." in shell.picture.alt
+        assert f"its dp group, is {work.say_ranks(at.group('dp'))}." in shell.picture.alt
         seen.add(shell.canvas.value)
     assert len(seen) == 2 * dp * tp
     assert not isinstance(lesson.explore(dp, tp, live=False), Shell)
@@ -280,7 +281,7 @@ def _make_all(rank: int, first_rank_backwards: bool, agree: bool) -> list[list[i
     if rank == 0 and first_rank_backwards:
         wanted.reverse()
     if agree:
-        lesson.agree(wanted)
+        work.agree(wanted)
     answers = []
     for ranks in wanted:
         group = dist.new_group(ranks)
@@ -322,20 +323,20 @@ def test_another_order_on_one_rank_ends_in_a_named_error_anyhow() -> None:
         launch(_make_all, 4, args=(True, False), timeout=1.5)
 
 
-def _train(rank: int, dp: int, tp: int, steps: int) -> lesson.Kept:
-    weights = lesson.my_parameters(rank, tp, 0)
+def _train(rank: int, dp: int, tp: int, steps: int) -> work.Kept:
+    weights = work.my_parameters(rank, tp, 0)
     optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
     for step in range(steps):
-        lesson.fill_gradients(weights, rank, tp, step)
+        work.fill_gradients(weights, rank, tp, step)
         optimizer.step()
-    return lesson.kept_by(optimizer)
+    return work.kept_by(optimizer)
 
 
 @pytest.mark.live
 def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_says() -> None:
     kept = launch(_train, 4, args=(2, 2, 2))
     plan = lesson.plan_of(2, 2)
-    start = lesson.my_parameters(0, 2, 0)
+    start = work.my_parameters(0, 2, 0)
     for rank, mine in enumerate(kept):
         assert all(
             torch.equal(one, other) for one, other in zip(mine.weights, kept[rank % 2].weights, strict=True)
