@@ -101,7 +101,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 def setup_cell(*wheels: bytes) -> str:
     """The source of a set-up cell that carries these wheels, the package's own first."""
-    texts = [textwrap.fill(base64.b64encode(each).decode(), 120) for each in wheels]
+    texts = [textwrap.fill(base64.b64encode(each).decode(), 96) for each in wheels]
     carried = ", ".join(f'"""\n{text}\n"""' for text in texts)
     return f"{TITLE}\n{inspect.getsource(unpack)}\n\nunpack({carried})"
 

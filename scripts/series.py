@@ -19,9 +19,9 @@ FOLDER = ROOT / "notebooks"
 README = ROOT / "README.md"
 GLOSSARY = FOLDER / "GLOSSARY.md"
 SETUP = """\
-# Nothing happens here where the package is installed. Elsewhere it is looked for nearby; torch is never touched.
+# Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-if importlib.util.find_spec("muon_tutorial") is None:
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
     wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]

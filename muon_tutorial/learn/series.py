@@ -113,7 +113,7 @@ def navigation_of_copy(of: Lesson) -> str:
     return _navigation(
         of,
         "`from muon_tutorial.learn import glossary`, then `glossary.look_up()`",
-        "nothing to install. The next cell brings the package along, and leaves yours as they are.",
+        "nothing to install. The next cell brings the package along.",
     )
 
 

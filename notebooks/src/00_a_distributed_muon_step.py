@@ -6,13 +6,25 @@
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
 #
-# *Previous:* none, this is the first. *Next:* [01, Why orthogonalize a
-# gradient?](01_why_orthogonalize.ipynb)
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+# - *Previous:* none, this is the first.
+# - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
+#   nothing to install.
 #
 # Run the cells from top to bottom. Where a cell holds `...`, it waits for your answer. You can also go on
 # without.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2

@@ -6,13 +6,25 @@
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #
-# *Previous:* [01, Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
-# *Next:* [03, What does a collective move?](03_what_does_a_collective_move.ipynb)
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+# - *Previous:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
+# - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
+#   nothing to install.
 #
 # All lessons begin with the same parameters. This one uses `steps`, here the steps of Newton–Schulz (Muon's
 # usual number is five), and `widgets`.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2

@@ -6,9 +6,22 @@
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
-# *Previous:* 04, How did the first distributed Muon work? *Next:* 06, The 2-D grid, and what TP cuts.
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+# - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
+# - *Next:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
+#   nothing to install.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 4
@@ -28,7 +41,7 @@ from muon_tutorial.learn import lesson05 as lesson
 # %% [markdown]
 # ## Three rulers
 #
-# A small model has matrices A to E. For each, Muon keeps a **momentum** of the same size: an average of past
+# A small model has matrices A to E. For each, Muon keeps a momentum of the same size: an average of past
 # gradients. `dp` ranks train the model together, each on other data. If each kept the whole momentum, all
 # copies but one would be a waste of memory.
 #

@@ -8,9 +8,22 @@
 # *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 06: the grid of ranks, and
 # how tp cuts a matrix.
 #
-# *Previous:* 06, The 2-D grid, and what TP cuts. *Next:* 08, The whole step, and its opposite arrows.
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+# - *Previous:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
+# - *Next:* [08 · The whole step, and its opposite arrows](08_the_whole_step.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. It has
+#   nothing to install.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -139,7 +152,7 @@ lesson.explore(tp, live=widgets)
 # ## Mend it: gather first
 #
 # Write a function that puts the pieces of one tp line together. It gets this rank's piece, the dimension
-# that was cut (1: columns, 0: rows), and the **group**: the ranks that call together, here one line along tp.
+# that was cut (1: columns, 0: rows), and the group: the ranks that call together, here one line along tp.
 # `dist.all_gather(list, tensor, group=group)` sends the tensor to all, and fills the list with everybody's.
 #
 # *Medium · 5 minutes · required*

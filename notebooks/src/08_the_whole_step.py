@@ -8,11 +8,24 @@
 # *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid). The names reduce_scatter and all_gather
 # are from lesson 03.
 #
-# *Previous:* 07, What happens if each shard is orthogonalized alone? *Next:* 09, Any parallelism.
+# - *Previous:* [07 · What happens if each shard is orthogonalized alone?](07_each_shard_alone.ipynb)
+# - *Next:* none yet, this is the last so far.
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
+#   nothing to install.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
