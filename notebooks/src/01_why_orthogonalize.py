@@ -7,13 +7,25 @@
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.
 #
-# *Previous:* [00, What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
-# *Next:* [02, How do five matrix products do it?](02_five_matrix_products.ipynb)
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+# - *Previous:* [00 · What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
+# - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. It has
+#   nothing to install.
 #
 # All lessons begin with the same parameters. This one uses `steps`, the steps of training before we look,
 # `seed` and `widgets`.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -92,11 +104,11 @@ guess.check(half)
 # </details>
 
 # %% [markdown]
-# All singular values of a matrix, sorted, are its **spectrum**. Here is that of `G`. The scale is
-# logarithmic: each level line is ten times quieter than the one above it.
+# All singular values of a matrix, sorted, are its **spectrum**. Guess how steep that of `G` is, and only then
+# press *Reveal*. The scale is logarithmic: each level line is ten times quieter than the one above it.
 
 # %% tags=["volatile"]
-lesson.picture_of_gradient(G)
+lesson.predict_ratio(G, live=widgets)
 
 # %% [markdown]
 # A gradient speaks in few directions. Plain gradient descent makes its steps in these few, and hardly moves
@@ -105,7 +117,7 @@ lesson.picture_of_gradient(G)
 # ## Write Muon's update
 #
 # Muon keeps the directions and makes all of them equally loud: the same `U` and `Vt`, but every singular
-# value 1. That is **to orthogonalize** the gradient.
+# value 1. That is to *orthogonalize* the gradient.
 #
 # *Easy · 3 minutes · required*
 
