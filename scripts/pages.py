@@ -11,14 +11,15 @@ cells that the widget needs are run, with the notebook's own parameters.
 from __future__ import annotations
 
 import argparse
+import html
 import itertools
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import nbformat
 from nbconvert import HTMLExporter
@@ -26,13 +27,14 @@ from nbconvert.preprocessors import TagRemovePreprocessor
 from nbformat import NotebookNode
 
 from muon_tutorial.learn import series, widgets
+from muon_tutorial.learn.picture import Picture
 from muon_tutorial.learn.widgets import Shell
 from scripts.notebooks import FOLDER, ROOT
 from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
 TEMPLATES = Path(__file__).parent
-FRAME_BYTES = 1_700_000  # of all the frames of one page: pages stay below 2 MB or so
+PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 MB in all
 INTRODUCTION = """These pages are the course as its notebooks were last run: text, code, results and pictures.
 To run them, and to answer, open the notebooks."""
 ALL = {"href": "index.html", "text": "All lessons"}
@@ -50,11 +52,15 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A widget without a kernel: its knobs, the picture at each choice of stops, what was left out."""
+    """A widget without a kernel: its knobs, an ``<img>`` for each choice of stops, and what was left out.
+
+    ``repeats`` says that the widget's still picture is one of these.
+    """
 
     knobs: tuple[Knob, ...]
     pictures: dict[tuple[int, ...], str]
     left_out: tuple[str, ...]
+    repeats: bool
 
 
 def committed(prefixes: Sequence[str] = ()) -> list[Path]:
@@ -125,29 +131,61 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
     """For each cell that displays a widget, by its id, the widget's pictures at all its positions."""
     shown = {cell.id: displayed(notebook, cell) for cell in widget_cells(notebook)}
     shells = {name: shell for name, shell in shown.items() if isinstance(shell, Shell)}
-    return {name: draw_frames(shell, FRAME_BYTES // len(shells)) for name, shell in shells.items()}
+    room = PAGE_BYTES - len(nbformat.writes(notebook))
+    return {name: draw_frames(shell, room // len(shells)) for name, shell in shells.items()}
 
 
 def draw_frames(shell: Shell, most: int) -> Frames:
-    """All positions of a widget, in at most so many bytes, or nearly: while they need more, controls are left
-    out from the last on. What is left out stays where it is."""
-    start = {name: control.value for name, control in shell.controls.items()}
-    values = {name: list(widgets.stops(control).values()) for name, control in shell.controls.items()}
-    one = len(shell.at(**start).html)
-    while len(values) > 1 and one * math.prod(map(len, values.values())) > most:
-        values.popitem()
-    pictures = {}
-    for places in itertools.product(*(range(len(of_one)) for of_one in values.values())):
-        chosen = {name: values[name][place] for name, place in zip(values, places, strict=True)}
-        pictures[places] = shell.at(**{**start, **chosen}).html
-    knobs = tuple(_knob(name, shell.controls[name]) for name in values)
-    return Frames(knobs, pictures, tuple(name for name in shell.controls if name not in values))
+    """A widget at all its positions. Where that takes more than so many bytes, controls are held where they
+    are, from the last on, and the first loses stops."""
+    stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
+    drawn = {words: _at(shell, stops, words) for words in itertools.product(*stops.values())}
+    images = {words: lean(picture) for words, picture in drawn.items()}
+    pressed = [_word(of_one, shell.controls[name].value) for name, of_one in stops.items()]
+    kept: list[Sequence[str]] = [list(of_one) for of_one in stops.values()]
+    while sum(len(images[words]) for words in itertools.product(*kept)) > most and max(map(len, kept)) > 1:
+        kept = _fewer(kept, pressed)
+    places = itertools.product(*(range(len(words)) for words in kept))
+    return Frames(
+        tuple(_knob(*knob) for knob in zip(shell.controls.items(), kept, pressed, strict=True)),
+        {place: images[words] for place, words in zip(places, itertools.product(*kept), strict=True)},
+        tuple(
+            name
+            for (name, of_one), words in zip(stops.items(), kept, strict=True)
+            if len(words) < len(of_one)
+        ),
+        shell.still is None or shell.still.alt in {picture.alt for picture in drawn.values()},
+    )
 
 
-def _knob(name: str, control: Any) -> Knob:
-    stops = widgets.stops(control)
-    legend = getattr(control, "description", "") or name
-    return Knob(legend, tuple(stops), list(stops.values()).index(control.value))
+def _at(shell: Shell, stops: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> Picture:
+    return shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
+
+
+def _word(stops: Mapping[str, Any], value: Any) -> str:
+    return next(word for word, other in stops.items() if other == value)
+
+
+def _fewer(kept: Sequence[Sequence[str]], pressed: Sequence[str]) -> list[Sequence[str]]:
+    """The last control that moves is held where it is; but of the first, only every other stop is dropped."""
+    *_, last = [place for place, words in enumerate(kept) if len(words) > 1]
+    thinned = [word for number, word in enumerate(kept[0]) if number % 2 == 0 or word == pressed[0]]
+    held = thinned if last == 0 and len(thinned) < len(kept[0]) else [pressed[last]]
+    return [*kept[:last], held, *kept[last + 1 :]]
+
+
+def _knob(control: tuple[str, Any], words: Sequence[str], pressed: str) -> Knob:
+    name, shown = control
+    return Knob(getattr(shown, "description", "") or name, tuple(words), words.index(pressed))
+
+
+def lean(picture: Picture) -> str:
+    """The picture as one ``<img>`` of fewer bytes: short ids, and text in place of base64."""
+    names = re.findall(r'\bid="([^"]+)"', picture.svg)
+    short = {name: f"i{number:x}" for number, name in enumerate(names)}
+    svg = re.sub(r'(\bid="|href="#|url\(#)([^")]+)', lambda found: found[1] + short[found[2]], picture.svg)
+    data = quote(svg.replace('"', "'"), safe=" ='/:;,.()")
+    return f'<img alt="{html.escape(picture.alt)}" width="{picture.width}" src="data:image/svg+xml,{data}">'
 
 
 def write(target: Path, prefixes: Sequence[str] = (), still: bool = False) -> list[Path]:

@@ -60,7 +60,8 @@ def _is(cell: NotebookNode, tag: str) -> bool:
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
     """The names a cell reads, and those it writes; a name whose part is written counts as both."""
-    read, written = set(), set()
+    read: set[str] = set()
+    written: set[str] = set()
     for node in ast.walk(ast.parse(cell.source)):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else written).add(node.id)

@@ -6,19 +6,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree as ET
 
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
 
 from muon_tutorial.learn.guards import WIDGET_STATE
-from muon_tutorial.learn.widgets import VIEW
-from scripts.pages import committed, main, write
+from muon_tutorial.learn.picture import Picture, blank, finish
+from muon_tutorial.learn.widgets import VIEW, Shell, choice, slider
+from scripts.pages import committed, draw_frames, lean, main, write
 
 from . import lab
 
 LESSONS = committed()
 FIRST = LESSONS[0]
+LINK = "{http://www.w3.org/1999/xlink}href"
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 PICTURES = """return [...document.images]
     .map(image => ({alt: image.alt, drawn: image.complete && image.naturalWidth > 0}))"""
@@ -67,11 +71,11 @@ def lesson(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def soup(folder: Path, lesson: Path) -> BeautifulSoup:
+def soup(folder: Path, lesson: Path) -> Any:
     return parsed(folder / f"{lesson.stem}.html")
 
 
-def parsed(page: Path) -> BeautifulSoup:
+def parsed(page: Path) -> Any:
     return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 
@@ -91,10 +95,10 @@ def test_no_page_asks_for_anything(folder: Path) -> None:
         assert re.findall(r"@import|url\([^)]*|@font-face", styles) == []
 
 
-def test_every_picture_of_the_notebook_is_there_with_its_words(soup: BeautifulSoup, lesson: Path) -> None:
+def test_every_picture_of_the_notebook_is_there_with_its_words(soup: Any, lesson: Path) -> None:
     cells = nbformat.read(lesson, as_version=4).cells
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    committed_pictures = BeautifulSoup(
+    committed_pictures: Any = BeautifulSoup(
         " ".join([data.get("text/html", "") for data in outputs]), "html.parser"
     )
     shown = [(image["alt"], image["src"]) for image in soup.find_all("img")]
@@ -103,7 +107,7 @@ def test_every_picture_of_the_notebook_is_there_with_its_words(soup: BeautifulSo
     assert all(len(alt) > 40 for alt, _ in shown)
 
 
-def test_prose_code_and_results_are_there(soup: BeautifulSoup, lesson: Path) -> None:
+def test_prose_code_and_results_are_there(soup: Any, lesson: Path) -> None:
     text = re.sub(r"\s", "", soup.main.get_text())
     for cell in nbformat.read(lesson, as_version=4).cells:
         hidden = "setup" in cell.metadata.get("tags", [])
@@ -115,7 +119,7 @@ def test_prose_code_and_results_are_there(soup: BeautifulSoup, lesson: Path) -> 
     assert len(headings) == len(set(headings)) > 3
 
 
-def test_it_says_its_title_and_language_and_holds_no_raw_formula(soup: BeautifulSoup, lesson: Path) -> None:
+def test_it_says_its_title_and_language_and_holds_no_raw_formula(soup: Any, lesson: Path) -> None:
     assert soup.html["lang"] == "en"
     assert soup.title.string == soup.h1.get_text() != lesson.stem
     assert soup.find("meta", attrs={"name": "viewport"}) is not None
@@ -130,7 +134,7 @@ def test_no_state_of_a_widget_is_left(folder: Path) -> None:
         assert [mark for mark in (WIDGET_STATE, VIEW, "model_id", "ipywidgets.org") if mark in text] == []
 
 
-def test_code_is_highlighted_and_solutions_are_folded(soup: BeautifulSoup, lesson: Path) -> None:
+def test_code_is_highlighted_and_solutions_are_folded(soup: Any, lesson: Path) -> None:
     cells = nbformat.read(lesson, as_version=4).cells
     solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
     folds = [fold for fold in soup.find_all("details") if fold.summary.get_text() == "Solution"]
@@ -159,6 +163,59 @@ def test_the_command_names_what_it_does_not_find(tmp_path: Path, capsys: pytest.
     assert "99" in capsys.readouterr().err
     assert main(["--still", "--out", str(tmp_path / "some"), FIRST.stem]) == 0
     assert f"{FIRST.stem}.html" in capsys.readouterr().out
+
+
+def draw(row: int, side: str) -> Picture:
+    figure, axes = blank(60, 40)
+    axes.text(5, 20, f"{row} {side}")
+    return finish(figure, f"row{row}{side}", f'row {row} of "{side}"')
+
+
+def shell_of(last: int, row: int) -> Shell:
+    sides = {side: side for side in ("left", "right")}
+    return Shell(draw, row=slider("the row", last=last, start=row), side=choice("", sides))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "stops", "left_out"),
+    [
+        (18, [list("012345678"), ["left", "right"]], ()),
+        (9, [list("012345678"), ["left"]], ("side",)),
+        (6, [list("023468"), ["left"]], ("row", "side")),
+        (0, [["3"], ["left"]], ("row", "side")),
+    ],
+)
+def test_frames_are_as_many_as_there_is_room_for(
+    pictures: int, stops: list[list[str]], left_out: tuple[str, ...]
+) -> None:
+    most = (pictures + 0.5) * max(
+        len(lean(draw(row, side))) for row in range(9) for side in ("left", "right")
+    )
+    frames = draw_frames(shell_of(8, 3), int(most))
+    assert [list(knob.stops) for knob in frames.knobs] == stops
+    assert [knob.legend for knob in frames.knobs] == ["the row", "side"]
+    assert [knob.stops[knob.pressed] for knob in frames.knobs] == ["3", "left"]
+    assert frames.left_out == left_out
+    assert len(frames.pictures) == len(stops[0]) * len(stops[1])
+    shown = frames.pictures[tuple(knob.pressed for knob in frames.knobs)]
+    assert BeautifulSoup(shown, "html.parser").find("img", alt='row 3 of "left"')
+
+
+def test_a_lean_picture_is_the_same_drawing_in_fewer_bytes() -> None:
+    picture = draw(3, "left")
+    image: Any = BeautifulSoup(lean(picture), "html.parser").img
+    root = ET.fromstring(unquote(image["src"].removeprefix("data:image/svg+xml,")))
+    before = list(ET.fromstring(picture.svg).iter())
+    names = {node.get("id") for node in root.iter()}
+    links = [node.get(LINK, "")[1:] for node in root.iter() if node.get(LINK)]
+    assert [(node.tag, node.get("d"), node.get("style")) for node in root.iter()] == [
+        (node.tag, node.get("d"), node.get("style")) for node in before
+    ]
+    assert set(links) <= names
+    assert [len({node.get(LINK) for node in nodes}) for nodes in (root.iter(), before)] == [
+        len(set(links)) + 1
+    ] * 2
+    assert len(lean(picture)) < 0.9 * len(picture.html)
 
 
 # In a browser.
@@ -231,7 +288,9 @@ def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
 
 
 @needs_a_browser
-def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(browser: Any, folder: Path) -> None:
+def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(
+    browser: Any, folder: Path, tmp_path: Path
+) -> None:
     page = folder / "framed" / f"{FIRST.stem}.html"
     asked = open_page(browser, page)
     assert [url[:80] for url in asked if not url.startswith("data:")] == []
@@ -242,15 +301,6 @@ def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(browser: A
     rank.send_keys("\ue014")
     [alt] = browser.execute_script(SHOWN_FRAMES)
     assert alt.startswith("3 · its momentum, gradients averaged, shared out over dp: rank 1 holds")
+    assert all(picture["drawn"] for picture in browser.execute_script(PICTURES))
     assert page.stat().st_size < 2_000_000
-
-
-@needs_a_browser
-def test_for_a_look(browser: Any, folder: Path, tmp_path: Path) -> None:
-    """Leaves pictures of one page, as a screen, a phone and paper show it."""
-    open_page(browser, folder / "framed" / f"{FIRST.stem}.html")
-    pieces = lab.photograph(browser, tmp_path, "screen")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    pieces += lab.photograph(browser, tmp_path, "phone")
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert all(piece.stat().st_size > 10_000 for piece in pieces)
+    lab.photograph(browser, tmp_path, "page")
