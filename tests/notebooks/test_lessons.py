@@ -13,6 +13,8 @@ from nbformat import NotebookNode
 from muon_tutorial.learn.guards import declared_parameters
 from scripts.notebooks import built_path, check, read_text, solved, sources
 
+from .reading import bold_terms
+
 SOURCES = sources()
 
 
@@ -53,8 +55,9 @@ def test_it_opens_with_what_a_reader_needs(committed: NotebookNode) -> None:
         assert re.search(promise, opening, re.IGNORECASE), promise
 
 
-def test_parameters_come_first_one_annotated_assignment_a_line(committed: NotebookNode) -> None:
-    cell = code(committed)[0]
+def test_parameters_follow_the_set_up_one_annotated_assignment_a_line(committed: NotebookNode) -> None:
+    setup, cell = code(committed)[:2]
+    assert tagged(committed, "setup") == [setup]
     assert tagged(committed, "parameters") == [cell]
     assert len(declared_parameters(committed)) == len(cell.source.splitlines())
     assert {"dp", "tp", "seed", "widgets"} <= set(declared_parameters(committed))
@@ -88,8 +91,7 @@ def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
 
 
 def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:
-    text = "\n".join(cell.source for cell in committed.cells[1:] if cell.cell_type == "markdown")
-    terms = [term.lower() for term in re.findall(r"\*\*([^*]+)\*\*", text)]
+    terms = [term.lower() for term in bold_terms(committed)]
     assert len(terms) == len(set(terms))
 
 

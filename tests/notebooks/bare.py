@@ -1,0 +1,128 @@
+"""An environment with what a hosted notebook has, and nothing of ours: a venv with a kernel, and runs in it.
+
+``linked_venv`` takes seconds: its packages are links to those of this environment, chosen by their declared
+dependencies. ``real_venv`` installs its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from packaging.requirements import Requirement
+
+from muon_tutorial.learn.guards import Problem, find_problems
+from scripts.notebooks import ROOT, WATCH
+
+from .test_runs import isolated
+
+HOST = ("torch", "numpy", "matplotlib", "ipywidgets", "ipykernel")
+OLD_WIDGETS = "ipywidgets==7.7.*"
+
+
+def empty_venv(folder: Path) -> Path:
+    """A virtual environment with nothing in it, not even pip; returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin" / "python"
+
+
+def linked_venv(folder: Path, names: Sequence[str] = HOST) -> Path:
+    """A virtual environment with ``names`` and what they require, each a link; returns its Python."""
+    python = empty_venv(folder)
+    [site] = folder.glob("lib/python*/site-packages")
+    for name in sorted(_closure(names)):
+        for entry in _top_level(name):
+            if not (site / entry.name).exists():
+                (site / entry.name).symlink_to(entry)
+    return python
+
+
+def real_venv(folder: Path) -> Path:
+    """A virtual environment filled by pip: the tested torch, numpy, matplotlib, old ipywidgets, a kernel."""
+    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    wanted = [torch, "numpy", "matplotlib", OLD_WIDGETS, "ipykernel"]
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    return python
+
+
+def _closure(names: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name not in found and _is_installed(name):
+            found.add(name)
+            waiting += _required(name)
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(distribution(name).files)
+    except PackageNotFoundError:
+        return False
+
+
+def _required(name: str) -> Iterator[str]:
+    for line in distribution(name).requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement.name
+
+
+def _top_level(name: str) -> set[Path]:
+    files = distribution(name).files or ()
+    names = {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}
+    return {Path(str(distribution(name).locate_file(each))) for each in names}
+
+
+def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:
+    """The problems of a notebook run by papermill in the kernel of ``python``, without files or network."""
+    watched = nbformat.from_dict(notebook)
+    watched.cells.insert(2, nbformat.v4.new_code_cell(WATCH))
+    start, end, empty = folder / "in.ipynb", folder / "out.ipynb", folder / "empty"
+    empty.mkdir(parents=True)
+    nbformat.write(watched, start)
+    done = subprocess.run(
+        [*isolated(), "-m", "papermill", start, end, "-k", "bare", "--cwd", empty, "--no-progress-bar"],
+        env=environment(python, folder),
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return [Problem("papermill", done.stderr[-3000:])]
+    return find_problems(nbformat.read(end, as_version=4))
+
+
+def environment(python: Path, folder: Path) -> dict[str, str]:
+    """The variables of a runner whose kernel ``bare`` is ``python``, and finds no package but that one's."""
+    spec = {
+        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "bare",
+        "language": "python",
+    }
+    kernel = folder / "jupyter" / "kernels" / "bare" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text(json.dumps(spec))
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
+    own = {"JUPYTER_PATH": str(folder / "jupyter"), "IPYTHONDIR": str(folder / "ipython")}
+    return {**kept, **own, "PYTHONNOUSERSITE": "1", "TMPDIR": str(_made(folder / "tmp"))}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

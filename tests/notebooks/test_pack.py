@@ -1,0 +1,220 @@
+"""Self-contained copies: what is in them, and that they run where nothing of ours is installed."""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from muon_tutorial.learn import series
+from scripts import pack
+from scripts.notebooks import FOLDER
+from scripts.series import SETUP
+
+from . import bare
+
+FIRST = series.LESSONS[0]
+
+
+@pytest.fixture(scope="module")
+def wheel() -> bytes:
+    return pack.wheel()
+
+
+@pytest.fixture(scope="module")
+def source(wheel: bytes) -> str:
+    return pack.setup_cell(wheel, *map(pack.installed, pack.CARRIED))
+
+
+def committed(lesson: series.Lesson) -> NotebookNode:
+    return nbformat.read(FOLDER / lesson.file, as_version=4)
+
+
+def names_in(archive: bytes) -> list[str]:
+    return zipfile.ZipFile(io.BytesIO(archive)).namelist()
+
+
+def test_the_wheel_has_the_same_bytes_from_two_builds(wheel: bytes) -> None:
+    assert pack.wheel() == wheel
+
+
+def test_the_wheel_holds_the_package_and_its_recordings(wheel: bytes) -> None:
+    names = names_in(wheel)
+    assert {"muon_tutorial/__init__.py", "muon_tutorial/learn/recorded/step_dp2_tp2.json"} <= set(names)
+    assert [name for name in names if not name.startswith("muon_tutorial")] == []
+
+
+def test_what_is_carried_beside_it_is_pure_python_and_has_its_licence() -> None:
+    for name in pack.CARRIED:
+        names = names_in(pack.installed(name))
+        assert any("LICENSE" in each for each in names)
+        assert [each for each in names if each.endswith((".so", ".pyc", ".dylib", ".pyd"))] == []
+        assert pack.installed(name) == pack.installed(name)
+
+
+@pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
+def test_a_copy_is_the_committed_notebook_but_for_two_cells(lesson: series.Lesson) -> None:
+    original = committed(lesson)
+    copy = pack.packed(original, lesson, "carried = True")
+    assert copy.cells[2:] == original.cells[2:]
+    assert copy.metadata == original.metadata
+    assert copy.cells[1].source == "carried = True"
+    assert copy.cells[1].metadata["jupyter"] == {"source_hidden": True}
+    assert "GLOSSARY.md" not in copy.cells[0].source
+    assert "*In Colab:* nothing to install" in copy.cells[0].source
+
+
+def test_the_cell_says_what_it_is_before_the_long_text(source: str) -> None:
+    lines = source.splitlines()
+    assert lines[0].startswith("#@title Set-up")
+    assert max(map(len, lines)) <= 110
+    assert lines.index('unpack("""') < 30
+    ast.parse(source)
+
+
+def test_written_copies_are_named_as_the_lessons_are(tmp_path: Path) -> None:
+    assert pack.main([FIRST.number, "--out", str(tmp_path / "new")]) == 0
+    [path] = (tmp_path / "new").iterdir()
+    assert path.name == FIRST.file
+    nbformat.validate(nbformat.read(path, as_version=4))
+
+
+def test_an_unknown_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        pack.main(["99"])
+    assert "no lesson has the number 99" in capsys.readouterr().err
+
+
+def python_says(python: Path, code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [python, "-"],
+        input=code,
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(cwd), "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_cell_leaves_nothing_behind_and_prefers_what_the_host_has(source: str, tmp_path: Path) -> None:
+    python, empty = bare.empty_venv(tmp_path / "venv"), tmp_path / "empty"
+    empty.mkdir()
+    where = "from importlib.util import find_spec; import os, sys; print(os.listdir())"
+    show = (
+        "print(*(os.path.relpath(find_spec(n).origin) for n in ('muon_tutorial', 'cloudpickle')), sep='\\n')"
+    )
+    here, own, needed = python_says(python, f"{source}\n{where}\n{show}", empty).splitlines()
+    assert own.endswith("/own/muon_tutorial/__init__.py")
+    assert needed.endswith("/needed/cloudpickle/__init__.py")
+    assert "muon_tutorial-" in here
+    assert list(empty.iterdir()) == []
+    (empty / "cloudpickle.py").touch()
+    assert python_says(python, f"{source}\n{where}\n{show}", empty).splitlines()[-1] == "cloudpickle.py"
+
+
+def test_a_second_run_of_the_cell_changes_nothing(source: str, tmp_path: Path) -> None:
+    code = f"import sys, types; sys.modules['muon_tutorial'] = types\nbefore = list(sys.path)\n{source}"
+    assert python_says(Path(sys.executable), f"{code}\nprint(sys.path == before)", tmp_path) == "True\n"
+
+
+def hosted(tmp_path: Path) -> Path:
+    """A host with pip, cloudpickle and a torch of its own, which is nothing but a version."""
+    python = bare.linked_venv(tmp_path / "venv", ("pip", "cloudpickle"))
+    [site] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    for file, text in (
+        ("torch/__init__.py", ""),
+        ("torch-2.9.0+cu126.dist-info/METADATA", "Version: 2.9.0+cu126"),
+    ):
+        (site / file).parent.mkdir()
+        (site / file).write_text(f"Name: torch\n{text}\n" if text else "")
+    return python
+
+
+TELL = """
+from importlib.metadata import version; from importlib.util import find_spec
+print(version("torch"), find_spec("muon_tutorial").origin)
+"""
+
+
+def test_in_a_hosted_notebook_the_cell_installs_a_wheel_and_not_torch(wheel: bytes, tmp_path: Path) -> None:
+    python, beside = hosted(tmp_path), tmp_path / "content"
+    beside.mkdir()
+    (beside / "muon_tutorial-0.1.0-py3-none-any.whl").write_bytes(wheel)
+    version, origin = python_says(python, SETUP + TELL, beside).split()
+    assert version == "2.9.0+cu126"
+    assert "site-packages/muon_tutorial/" in origin
+    (beside / "muon_tutorial-0.1.0-py3-none-any.whl").unlink()
+    assert python_says(python, SETUP + TELL, beside).split() == [version, origin]
+
+
+def test_below_a_checkout_the_cell_uses_it(tmp_path: Path) -> None:
+    python, notebooks = hosted(tmp_path), tmp_path / "checkout" / "notebooks"
+    for folder in (notebooks, tmp_path / "checkout" / "muon_tutorial" / "learn"):
+        folder.mkdir(parents=True)
+    (tmp_path / "checkout" / "muon_tutorial" / "__init__.py").touch()
+    assert "checkout/muon_tutorial/__init__.py" in python_says(python, SETUP + TELL, notebooks)
+
+
+def test_where_nothing_is_near_the_cell_says_so_in_one_line(tmp_path: Path) -> None:
+    said = python_says(hosted(tmp_path), SETUP, tmp_path).splitlines()
+    assert said[-1].startswith("ModuleNotFoundError: upload this lesson's self-contained copy")
+    assert "pip" not in said[-1]
+
+
+def test_where_the_package_is_installed_the_cell_does_nothing(tmp_path: Path) -> None:
+    code = f"import sys; before = list(sys.path)\n{SETUP}\nassert sys.path == before"
+    stopped = "import subprocess; subprocess.run = None\n"
+    ours = f"import sys; sys.path.append({str(bare.ROOT)!r})\n"
+    assert python_says(Path(sys.executable), stopped + ours + code, tmp_path) == ""
+
+
+WHAT_IS_THERE = f"""
+from importlib.util import find_spec
+names = {[*bare.HOST, "cloudpickle", "rich", "muon_tutorial"]}
+print([find_spec(name) is not None for name in names])
+"""
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_copy_runs_where_only_what_a_host_has_is_installed(source: str, tmp_path: Path) -> None:
+    python = bare.linked_venv(tmp_path / "venv")
+    assert (
+        python_says(python, WHAT_IS_THERE, tmp_path)
+        == "[True, True, True, True, True, False, False, False]\n"
+    )
+    copy = pack.packed(committed(FIRST), FIRST, source)
+    assert bare.run_in(python, copy, tmp_path / "run") == []
+
+
+@pytest.mark.live
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_all_copies_run_with_torch_numpy_matplotlib_old_widgets_and_a_kernel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = bare.real_venv(tmp_path / "venv")
+    before = listed(python)
+    assert not {"cloudpickle", "rich", "muon-tutorial"} & set(before.lower().split())
+    for path in pack.write(series.LESSONS, tmp_path / "copies"):
+        start = time.perf_counter()
+        assert bare.run_in(python, nbformat.read(path, as_version=4), tmp_path / path.stem) == []
+        with capsys.disabled():
+            print(f"{path.stem}: {time.perf_counter() - start:.1f} s")
+    assert listed(python) == before
+
+
+def listed(python: Path) -> str:
+    """What is installed there, in pip's words."""
+    command = [str(python), "-m", "pip", "list", "--disable-pip-version-check"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
