@@ -23,7 +23,7 @@ from .spectra import BLUE, ORANGE
 
 Frame = tuple[float, float, float, float]
 
-_WIDTH, _MARGIN, _SPLIT = 900, 28.0, 352.0
+_WIDTH, _MARGIN, _SPLIT = 880, 24.0, 340.0
 _UNIT, _SPACE = 14.0, 52.0
 _WHAT: dict[Kind, str] = {
     "column": "Cuts dimension 0 of W: its rows. A place needs all of x, and makes some columns of y.",
@@ -243,9 +243,9 @@ def _draw_piece(axes: Axes, frame: Frame, fill: str, label: str, partial: bool) 
     narrow = width < 30
     label = label.removeprefix("tp ") if narrow else label
     size = min(8.5, max(width, 12) / (2 if narrow else 4), max(height, 12) / 1.4)
-    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if partial else None
+    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if partial or width > 60 else None
     middle = (x + width / 2, y + height / 2)
-    axes.text(*middle, label, size=size, ha="center", va="center", color=INK, zorder=4, bbox=box)
+    axes.text(*middle, label, size=size, ha="center", va="center", color=INK, zorder=7, bbox=box)
 
 
 def draw_groups(groups: dict[str, list[list[int]]], grid: Grid) -> Picture:

@@ -37,7 +37,8 @@ from muon_tutorial.learn import grid_work as work, lesson06 as lesson
 # the right.
 #
 # Beside the grid is one Linear layer, y = x Wᵀ: inputs x, one example a row; the weight W; outputs y. There
-# are two ways to cut it. A colour is a place along tp. Press a rank, then the other cut.
+# are two ways to cut it. A colour is a place along tp: the first is tp 0. Press a rank, then the other
+# cut.
 
 # %%
 guess, grouping, shapes, quiz = lesson.exercises(dp, tp)
@@ -250,9 +251,9 @@ shapes.check(local_shape)
 # ## Cut, and still the same answer
 #
 # One after the other, both cuts fit together. `up` is column parallel: each place makes some of the hidden
-# numbers, and they are finished. Just those are the inputs that its piece of `down`, row parallel, needs. No
-# message in between. Only at the end each place has a part of every sum, and one all_reduce over the tp group
-# adds the parts up.
+# numbers. They are finished, so the relu can come at once. And just those are the inputs that its piece of
+# `down`, row parallel, needs: no message in between. Only at the end each place has a part of every sum, and
+# one all_reduce over the tp group adds the parts up.
 #
 # `work.cut` takes its lengths from your function, if it has passed.
 
