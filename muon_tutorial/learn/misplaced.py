@@ -1,0 +1,141 @@
+"""What is wrong with a run of ``sharing``: the first wrong interval, by rank and matrix, and why.
+
+Also what the early code would do, from intervals alone: where each answer goes if a missing gradient does not
+move the offset. Knows runs and places. Refuses to start one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .sharing import LENGTH, PLACES, Lacking, Place, Run, place_of
+
+
+def explain(run: Run) -> str | None:
+    """What is wrong with a run, told by its first wrong interval; None where nothing is."""
+    for rank, report in enumerate(run.reports):
+        if wrong := _judge_returned(rank, report.returned):
+            return wrong
+    right = run.expected()
+    for rank in range(run.ranks):
+        for place in PLACES:
+            differs = run.after(rank)[place.slice] != right[place.slice]
+            if bool(differs.any()):
+                first = place.start + int(differs.int().argmax())
+                return f"{_say_case(run)} {_explain_place(run, rank, place, first, right)}"
+    return None
+
+
+def _judge_returned(rank: int, returned: Any) -> str | None:
+    if not isinstance(returned, Tensor):
+        return f"Return the buffer; rank {rank} returned {type(returned).__name__}."
+    if tuple(returned.shape) != (LENGTH,):
+        shape = " × ".join(f"{size:,}" for size in returned.shape)
+        return f"The buffer has {LENGTH:,} numbers; rank {rank} returned {shape}."
+    return None
+
+
+def _say_case(run: Run) -> str:
+    if not run.lacking:
+        return "With all gradients there:"
+    lackers = sorted({rank for rank, _ in run.lacking})
+    names = ", ".join(dict.fromkeys(name for _, name in run.lacking))
+    who = "all ranks" if len(lackers) == run.ranks > 1 else say_ranks(lackers)
+    return f"Where {who} {'lack' if len(lackers) > 1 else 'lacks'} the gradient of {names}:"
+
+
+def say_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words.
+
+    >>> say_ranks([2]), say_ranks([0, 1, 3])
+    ('rank 2', 'ranks 0, 1 and 3')
+    """
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+def writers_at(run: Run, position: int) -> list[int]:
+    """The ranks that wrote a number of the buffer before the sum."""
+    flags = int(run.writers()[position])
+    return [rank for rank in range(run.ranks) if flags >> rank & 1]
+
+
+def _explain_place(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
+    """The first wrong interval, and from which number on; then why."""
+    whose = "every rank's" if run.agree() else f"rank {rank}'s"
+    place_said = f"the first wrong place is that of {place.name}, {place.start:,} to {place.stop:,}"
+    since = "" if first == place.start else f", from {first:,} on"
+    said = f"{place_said}, in {whose} buffer{since}."
+    return f"{said} {_why(run, rank, place, first, right)}{_say_displaced(run)}"
+
+
+def _why(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
+    owner, writers = place.owner(run.ranks), writers_at(run, first)
+    if not bool(right[place.slice].any()):
+        return f"Nobody has that answer, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
+    if len(writers) > 1:
+        return f"There, numbers of {say_ranks(writers)} are added up."
+    if run.after(rank)[first] == 0:
+        return _why_empty(run, rank, place, owner)
+    if run.filled(owner)[first] == right[first]:
+        return f"Rank {owner} handed over the right answer, but the sum of all buffers is not what came back."
+    if writers and writers != [owner]:
+        return f"Numbers of rank {writers[0]} are there; rank {owner} owns {place.name}."
+    return f"What is there is not Newton–Schulz of the gradient of {place.name}."
+
+
+def _why_empty(run: Run, rank: int, place: Place, owner: int) -> str:
+    if run.found(owner).get(place.name) != place.start:
+        return f"It is zero there: rank {owner}, the owner, has not put its answer in that place."
+    return f"It is zero there. Rank {owner} has the answer, but it never reached rank {rank}: what sums?"
+
+
+def _say_displaced(run: Run) -> str:
+    for rank, name, start in displaced(run):
+        place = place_of(name)
+        off, way = abs(start - place.start), "early" if start < place.start else "late"
+        return f" Rank {rank} has put its answer for {name} at {start:,}, which is {off:,} too {way}."
+    return ""
+
+
+def displaced(run: Run) -> list[tuple[int, str, int]]:
+    """Answers that a rank has put elsewhere than in their place: (rank, matrix, where it begins)."""
+    return [
+        (rank, name, start)
+        for rank in range(run.ranks)
+        for name, start in run.found(rank).items()
+        if start != place_of(name).start
+    ]
+
+
+def early_starts(ranks: int, lacking: Lacking) -> Mapping[tuple[int, str], int]:
+    """Where each (rank, matrix) puts its answer if a missing gradient does not move the offset."""
+    starts: dict[tuple[int, str], int] = {}
+    for rank in range(ranks):
+        offset = 0
+        for place in PLACES:
+            if (rank, place.name) in lacking and place.owner(ranks) == rank:
+                continue
+            if place.owner(ranks) == rank:
+                starts[rank, place.name] = offset
+            offset += place.stop - place.start
+    return starts
+
+
+def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
+    """The matrices that come out wrong then: those put elsewhere, and those they are put upon."""
+    moved = {
+        name: start
+        for (_, name), start in early_starts(ranks, lacking).items()
+        if start != place_of(name).start
+    }
+    hit = {other.name for name, start in moved.items() for other in PLACES if _overlap(name, start, other)}
+    return [place.name for place in PLACES if place.name in moved or place.name in hit]
+
+
+def _overlap(name: str, start: int, other: Place) -> bool:
+    place = place_of(name)
+    return start < other.stop and other.start < start + place.stop - place.start

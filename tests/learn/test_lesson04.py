@@ -1,0 +1,282 @@
+"""Lesson 04: its buffers are those of real ranks, and its checkers say what is wrong with a sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import launch
+from muon_tutorial.errors import GradientError, RankFailedError
+from muon_tutorial.learn import buffers, misplaced, sharing
+from muon_tutorial.learn import lesson04 as lesson
+from muon_tutorial.learn.widgets import Shell
+from tests.learn import sharings
+
+SIZES = [1, 2, 3, 4]
+
+
+def pretended(ranks: int, lacking: sharing.Lacking = (), skips: bool = True) -> sharing.Run:
+    """A run without processes: the same buffers, added up here."""
+    filled = []
+    for rank in range(ranks):
+        absent = [name for lacker, name in lacking if lacker == rank]
+        filled.append(sharings.fill(sharing.parameters(0, absent), rank, ranks, skips))
+    total = torch.stack(filled).sum(0)
+    return sharing.Run(0, lacking, tuple(sharing.RankReport((flat,), total) for flat in filled))
+
+
+def says(function: Callable, ranks: int, timeout: float = 8.0) -> str:
+    verdict = lesson.check_share(ranks, timeout=timeout).check(function)
+    assert verdict.passed is False
+    return verdict.message
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_solution_and_the_reference_pass(ranks: int) -> None:
+    exercise = lesson.check_share(ranks)
+    assert exercise.check(sharings.solution)
+    assert exercise.accepted is sharings.solution
+
+
+@pytest.mark.live
+def test_a_buffer_of_another_type_is_right_if_its_numbers_are() -> None:
+    assert lesson.check_share(2).check(sharings.in_float32)
+    assert lesson.check_share(3).check(lesson.share)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (sharings.early, "which is 1,024 too early"),
+        (sharings.keeps_to_itself, "Rank 1 has the answer, but it never reached rank 0: what sums?"),
+        (sharings.averages, "the sum of all buffers is not what came back"),
+        (sharings.everybody_does_all, "added up"),
+        (sharings.drops_it_from_the_list, "rank 1 23,552 of bfloat16"),
+        (sharings.moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
+        (sharings.sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
+        (sharings.nothing, "Return the buffer; rank 0 returned NoneType"),
+        (sharings.another_shape, "has 24,576 numbers; rank 0 returned 7 × 2"),
+    ],
+)
+def test_a_wrong_sharing_is_told_what_is_wrong_with_it(wrong: Callable, message: str) -> None:
+    assert message in " ".join(says(wrong, 3).split())
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (sharings.keeps_to_itself, "never reached rank 0"),
+        (sharings.averages, "not what came back"),
+        (sharings.everybody_does_all, "added up"),
+    ],
+)
+def test_on_any_number_of_ranks(wrong: Callable, message: str, ranks: int) -> None:
+    assert message in says(wrong, ranks)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("ranks", "place", "since"),
+    [
+        (2, "v1, 2,048 to 3,072", ""),
+        (3, "o1, 3,072 to 4,096", ""),
+        (4, "up1, 4,096 to 8,192", ", from 7,168 on"),
+    ],
+)
+def test_the_first_wrong_interval_is_named(ranks: int, place: str, since: str) -> None:
+    message = says(sharings.early, ranks)
+    assert message.startswith("Where rank 1 lacks the gradient of k1: the first wrong place is that of ")
+    assert f"that of {place}, in every rank's buffer{since}." in message
+    assert "numbers of ranks 0 and 1 are added up" in message
+
+
+@pytest.mark.live
+def test_owners_that_shift_with_what_is_there_are_told() -> None:
+    assert "first wrong place" in says(sharings.deals_out_what_is_there, 3)
+
+
+@pytest.mark.live
+def test_a_rank_that_leaves_the_others_waiting_is_told() -> None:
+    assert "Rank 1 returned early, and others wait for it in vain" in says(sharings.gives_up, 3, timeout=1.5)
+
+
+@pytest.mark.live
+def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lesson.check_share(2).check(sharings.stub).passed is None
+    run = lesson.run_share(sharings.stub, 2, lacking="k1")
+    assert run.wrong() == []
+    assert "reference" in capsys.readouterr().out
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ranks", SIZES)
+def test_real_ranks_do_what_intervals_foretell(ranks: int) -> None:
+    lacking = sharing.owner_lacks("k1", ranks)
+    whole, torn = sharing.run_cases(sharings.early, ranks, [(), lacking])
+    assert whole.wrong() == []
+    assert torn.wrong() == misplaced.early_wrong(ranks, lacking) != []
+    assert torn.agree()
+    assert f"{12 - len(torn.wrong())} of 12" in lesson.say_outcome(torn)
+    for run, imitated in ((whole, pretended(ranks)), (torn, pretended(ranks, lacking))):
+        assert buffers.draw_run(run).svg == buffers.draw_run(imitated).svg
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 13])
+def test_each_number_is_filled_once_so_the_rest_are_zeros(ranks: int) -> None:
+    run = pretended(ranks)
+    assert sum(run.zeros(rank) for rank in range(ranks)) == (ranks - 1) * sharing.LENGTH
+    assert run.wrong() == []
+    assert misplaced.explain(run) is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 9])
+def test_the_guess_knows_right_from_wrong(ranks: int) -> None:
+    more, guess = ranks + 1, lesson.guess(ranks)
+    owner, zeros = 11 % more, ranks / more
+    assert guess.check(owner, zeros)
+    assert guess.check(owner, round(zeros, 2))
+    wrong: list[tuple[Any, Any, str]] = [
+        ("rank 1", zeros, "Give a rank"),
+        (more, zeros, "there is no rank"),
+        (owner, 40, "no part of a whole"),
+        (owner, 0.37, "Look at one place"),
+    ]
+    if 11 % ranks != owner:
+        wrong.append((11 % ranks, zeros, "as long as nobody joins"))
+    if 12 % more not in (owner, 11 % ranks):
+        wrong.append((12 % more, zeros, "numbers begin at 0"))
+    if ranks > 1:
+        wrong += [(owner, 1 / more, "the part that is filled"), (owner, 1 - 1 / ranks, "nobody joins")]
+    for said_owner, said_zeros, says in wrong:
+        verdict = guess.check(said_owner, said_zeros)
+        assert verdict.passed is False
+        assert says in verdict.message
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 13])
+def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
+    right = misplaced.early_wrong(ranks, sharing.owner_lacks("k1", ranks))
+    assert lesson.predict(ranks).check(right)
+    wrong: list[tuple[Any, str]] = [("up1", "list of names"), (["W"], "list of names")]
+    wrong += [([*right, "q1"], "q1 comes out as it should. Its owner puts it in its place")]
+    wrong += [([*right, "k1"], "Nobody has an answer for it")] if ranks > 1 else []
+    wrong += [([other for other in right if other != name], f"{name} comes out wrong, too") for name in right]
+    for said, says in wrong:
+        verdict = lesson.predict(ranks).check(said)
+        assert verdict.passed is False
+        assert says in verdict.message
+
+
+def test_why_a_matrix_is_wrong_is_told() -> None:
+    moved = lesson.predict(4).check(["up1", "v2", "o2"]).message
+    assert "Rank 1 puts its answer at 7,168; its place begins at 8,192" in moved
+    hit = lesson.predict(4).check(["down1", "v2", "o2"]).message
+    assert "Rank 1 puts its answer for down1 at 7,168, and that reaches into it" in hit
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_position_of_its_widget_can_be_drawn(ranks: int) -> None:
+    shell = lesson.explore(pretended(ranks))
+    assert isinstance(shell, Shell)
+    seen = set()
+    for moment in buffers.MOMENTS.values():
+        for rank in range(ranks):
+            shell.controls["moment"].value, shell.controls["rank"].value = moment, rank
+            assert "<img " in shell.canvas.value
+            seen.add(shell.canvas.value)
+    assert len(seen) == len(buffers.MOMENTS) * ranks
+    assert shell.still is not None
+    assert "every place is right" in shell.still.alt
+
+
+def test_every_position_of_the_loads_can_be_drawn() -> None:
+    shell = lesson.explore_loads()
+    assert isinstance(shell, Shell)
+    for ranks in range(1, lesson.MOST + 1):
+        shell.controls["ranks"].value = ranks
+        assert "<img " in shell.canvas.value
+        assert shell.picture is not None
+        assert shell.picture.alt.startswith(f"{ranks} ranks.")
+        assert f"{lesson.fair_shares(ranks):.2f} fair shares" in shell.picture.alt
+
+
+def test_a_wrong_run_is_told_in_its_picture() -> None:
+    said = buffers.draw_run(pretended(4, sharing.owner_lacks("k1", 4))).alt
+    assert "Rank 1 hands over down1 at 7,168, o2 at 14,336, and 19,456 zeros of 24,576 numbers." in said
+    assert "All ranks end with the same bits; wrong places: up1, down1, v2, o2" in said
+    assert "up1 (ranks 0 and 1), v2 (ranks 0 and 1)" in said
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_end_differently_are_drawn_each(ranks: int) -> None:
+    reports = tuple(sharing.RankReport((), pretended(ranks).filled(rank)) for rank in range(ranks))
+    said = buffers.draw_run(sharing.Run(0, (), reports))
+    assert "The ranks end with different bits" in said.alt
+    nothing = sharing.Run(0, (), (sharing.RankReport((), None),) * ranks)
+    assert len(nothing.wrong()) == 12
+    assert "no answer" in buffers.draw_run(nothing).alt
+
+
+@pytest.mark.parametrize("ranks", lesson.RANKS)
+def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
+    costs = lesson.costs_of(lesson.LARGE.values())
+    loads = [sum(costs[rank::ranks]) for rank in range(ranks)]
+    assert lesson.fair_shares(ranks) == pytest.approx(max(loads) * ranks / sum(costs))
+    assert 1 - 1e-9 <= lesson.fair_shares(ranks, "longest first") <= lesson.fair_shares(ranks) + 1e-9
+    assert f"{ranks:5}   " in lesson.say_makespans()
+
+
+def test_the_prose_states_what_the_plans_say() -> None:
+    """The notebook's text: even on 8, two ranks with all the large ones on 6, more ranks than matrices."""
+    assert lesson.fair_shares(8) == pytest.approx(1)
+    assert [index % 6 for index, shape in enumerate(lesson.LARGE.values()) if shape[0] != shape[1]] == [
+        4,
+        5,
+    ] * 12
+    assert max(lesson.RANKS) > len(lesson.LARGE) == 72
+    assert len(lesson.SHAPES) == 12
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_bytes_are_the_formulas_and_the_quiz_knows_them(ranks: int) -> None:
+    count: Callable[..., Any] = lesson.count_bytes
+    rows = launch(count, ranks, args=(ranks, 0))[0]
+    assert rows[0].ring == 2 * (ranks - 1) * sharing.LENGTH * 2 // ranks
+    assert rows[1].ring == lesson.predict_ring(ranks)
+    assert rows[1].ring <= rows[0].ring
+    assert f"{rows[1].ring:,}" in lesson.say_bytes(rows, ranks)
+    zeros = pretended(ranks).zeros(0)
+    right = {"zeros": zeros, "busiest": 1.8, "bytes": rows[1].ring}
+    assert lesson.quiz(ranks).check(right)
+    assert "first.zeros(0)" in lesson.quiz(ranks).check({**right, "zeros": zeros + 999}).message
+    assert "in the table" in lesson.quiz(ranks).check({**right, "busiest": 1.0}).message
+    assert "table of bytes" in lesson.quiz(ranks).check({**right, "bytes": rows[0].ring + 9}).message
+
+
+@pytest.mark.live
+def test_the_package_refuses_what_the_early_code_got_wrong() -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch(sharings.lack_a_gradient, 2)
+    assert isinstance(caught.value.original, GradientError)
+    assert "k1 is missing on 1 of 2 ranks" in lesson.say_refusal(caught.value).replace("\n", " ")
+
+
+@pytest.mark.live
+def test_both_ways_of_stepping_are_timed() -> None:
+    time: Callable[..., Any] = lesson.time_steps
+    [alone], pair = launch(time, 1, args=(1, 0, 1)), launch(time, 2, args=(2, 0, 1))
+    assert all(report.round_robin > 0 for report in (alone, *pair))
+    assert len(lesson.say_clock([alone], pair).splitlines()) == 4
+
+
+def test_another_axis_is_told_to_be_unused() -> None:
+    assert "not used" not in lesson.say_axes(4, 1)
+    assert "tp = 2 is not used here" in lesson.say_axes(4, 2)
