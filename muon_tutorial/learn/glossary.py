@@ -56,7 +56,7 @@ TERMS = (
     Term(
         "orthogonalize",
         "00",
-        "To keep the directions of a matrix and make all of them equally loud: UVᵀ in place of U S Vᵀ.",
+        "To keep a matrix's directions and make all equally loud: UVᵀ in place of U S Vᵀ.",
         bold="orthogonalizing",
     ),
     Term(
@@ -185,7 +185,7 @@ SYMBOLS = (
         ("01", "02"),
         "The SVD: directions of the output, singular values, of the input.",
     ),
-    Symbol("UVᵀ", ("02", "07"), "The orthogonalized matrix; `U @ Vt` in code."),
+    Symbol("UVᵀ", ("07",), "The orthogonalized matrix; `U @ Vt` in code."),
     Symbol(
         "X",
         ("02",),

@@ -8,10 +8,22 @@
 # *You need* lesson 03 (what a collective moves) and lesson 05 (a rank owns a range). No knowledge of tensor
 # parallelism.
 #
-# *Previous:* 05, ZeRO-1 and the virtual buffer. *Next:* 07, What happens if each shard is orthogonalized
-# alone?
-#
-# *In Colab:* upload the package's wheel, run `%pip install --no-deps muon_tutorial-*.whl`, and go on here.
+# - *Previous:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
+# - *Next:* [07 · What happens if each shard is orthogonalized alone?](07_each_shard_alone.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. It has
+#   nothing to install.
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
+    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2

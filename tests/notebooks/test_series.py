@@ -1,0 +1,115 @@
+"""The order of the lessons, in one place: links, set-up cells, minutes, the README's table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from muon_tutorial.learn import series
+from scripts.notebooks import FOLDER, ROOT, sources
+from scripts.series import SETUP, wanted, with_series
+
+MINUTES = {"five": 5, "ten": 10, "fifteen": 15, "twenty": 20, "twenty-five": 25, "thirty": 30}
+
+
+@pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)
+def lesson(request: pytest.FixtureRequest) -> series.Lesson:
+    return request.param
+
+
+def opening_of(lesson: series.Lesson) -> str:
+    return nbformat.read(FOLDER / lesson.file, as_version=4).cells[0].source
+
+
+def test_every_lesson_is_in_the_series_in_order() -> None:
+    assert [source.stem for source in sources()] == [lesson.stem for lesson in series.LESSONS]
+    assert all(lesson.stem.startswith(lesson.number + "_") for lesson in series.LESSONS)
+
+
+def test_what_the_series_decides_stands_where_it_belongs() -> None:
+    stale = [path.name for path, text in wanted().items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run scripts/series.py, and build the notebooks whose texts change"
+
+
+def test_its_heading_and_its_minutes_are_the_seriess(lesson: series.Lesson) -> None:
+    opening = opening_of(lesson)
+    [minutes] = re.findall(r"\*\*([\w-]+) minutes?\.\*\*", opening)
+    assert opening.startswith(f"# {lesson.name}\n")
+    assert MINUTES[minutes.lower()] == lesson.minutes
+
+
+def test_it_needs_what_the_series_says(lesson: series.Lesson) -> None:
+    [needs] = re.findall(r"^\*You need\*.*?(?=\n\n)", opening_of(lesson), re.MULTILINE | re.DOTALL)
+    assert sorted(re.findall(r"(?<=lesson )\d\d", " ".join(needs.lower().split()))) == sorted(lesson.after)
+
+
+def test_its_links_lead_to_its_neighbours_and_to_files(lesson: series.Lesson) -> None:
+    opening = opening_of(lesson)
+    linked = [target for target in re.findall(r"\]\(([^)]+)\)", opening) if "://" not in target]
+    near = [each.file for each in series.neighbours(lesson) if each is not None]
+    assert series.navigation(lesson) in opening
+    assert linked == [*near, "GLOSSARY.md"]
+    assert [target for target in linked if not (FOLDER / target).exists()] == []
+
+
+def test_all_set_up_cells_are_the_same_hidden_and_silent(lesson: series.Lesson) -> None:
+    notebook = nbformat.read(FOLDER / lesson.file, as_version=4)
+    cell = notebook.cells[1]
+    assert cell.source == SETUP.rstrip()
+    assert cell.metadata == {"tags": ["setup"], "jupyter": {"source_hidden": True}}
+    assert cell.outputs == []
+
+
+def test_no_lesson_comes_before_what_it_needs() -> None:
+    for place, each in enumerate(series.LESSONS):
+        assert set(each.after) <= {earlier.number for earlier in series.LESSONS[:place]}
+
+
+@pytest.mark.parametrize("path", series.PATHS, ids=lambda path: path.name)
+def test_a_path_has_what_its_lessons_need_or_says_so(path: series.Path) -> None:
+    needed = {before for number in path.numbers for before in series.lesson(number).after}
+    assert list(path.numbers) == sorted(path.numbers)
+    assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
+
+
+def test_the_readme_has_the_table_and_the_paths() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert series.table() in readme
+    assert series.paths() in readme
+    assert all((ROOT / target).exists() for target in re.findall(r"\]\((notebooks/[^)]+)\)", readme))
+
+
+OLD = """# %% [markdown]
+# # 05 · ZeRO-1 and the virtual buffer
+#
+# *Previous:* 04, How did the first distributed Muon
+# work? *Next:* 06.
+#
+# *Other grids:* any.
+#
+# *In Colab:* upload the package's wheel,
+# and go on here.
+#
+# The end.
+
+# %% tags=["parameters"]
+dp: int = 2
+"""
+
+
+def test_links_and_set_up_are_put_into_a_text_once() -> None:
+    lesson = series.lesson("05")
+    once = with_series(OLD, lesson)
+    assert with_series(once, lesson) == once
+    assert once.count("*Previous:*") == once.count("*In Colab:*") == once.count('tags=["setup"]') == 1
+    assert "# *Other grids:* any.\n#\n# The end.\n" in once
+    assert once.endswith(OLD[OLD.index('# %% tags=["parameters"]') :])
+
+
+def test_a_set_up_cell_is_only_replaced(tmp_path: Path) -> None:
+    lesson = series.lesson("05")
+    once = with_series(OLD, lesson)
+    assert with_series(once.replace("-qq", "--upgrade"), lesson) == once
