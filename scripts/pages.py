@@ -15,7 +15,7 @@ import html
 import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,31 +131,41 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
     """For each cell that displays a widget, by its id, the widget's pictures at all its positions."""
     shown = {cell.id: displayed(notebook, cell) for cell in widget_cells(notebook)}
     shells = {name: shell for name, shell in shown.items() if isinstance(shell, Shell)}
-    room = PAGE_BYTES - len(nbformat.writes(notebook))
-    return {name: draw_frames(shell, room // len(shells)) for name, shell in shells.items()}
+    room, frames = PAGE_BYTES - len(nbformat.writes(notebook)), {}
+    for waiting, (name, shell) in zip(range(len(shells), 0, -1), shells.items(), strict=True):
+        frames[name] = draw_frames(shell, room // waiting)
+        room -= sum(map(len, frames[name].pictures.values()))
+    return frames
 
 
 def draw_frames(shell: Shell, most: int) -> Frames:
-    """A widget at all its positions. Where that takes more than so many bytes, controls are held where they
-    are, from the last on, and the first loses stops."""
+    """A widget at all its positions, or at those that fit into so many bytes."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
     drawn = {words: _at(shell, stops, words) for words in itertools.product(*stops.values())}
     images = {words: lean(picture) for words, picture in drawn.items()}
     pressed = [_word(of_one, shell.controls[name].value) for name, of_one in stops.items()]
-    kept: list[Sequence[str]] = [list(of_one) for of_one in stops.values()]
-    while sum(len(images[words]) for words in itertools.product(*kept)) > most and max(map(len, kept)) > 1:
-        kept = _fewer(kept, pressed)
-    places = itertools.product(*(range(len(words)) for words in kept))
+    for kept in selections([list(of_one) for of_one in stops.values()], pressed):
+        chosen = [images[words] for words in itertools.product(*kept)]
+        if sum(map(len, chosen)) <= most:
+            break
     return Frames(
         tuple(_knob(*knob) for knob in zip(shell.controls.items(), kept, pressed, strict=True)),
-        {place: images[words] for place, words in zip(places, itertools.product(*kept), strict=True)},
-        tuple(
-            name
-            for (name, of_one), words in zip(stops.items(), kept, strict=True)
-            if len(words) < len(of_one)
-        ),
+        dict(zip(itertools.product(*map(range, map(len, kept))), chosen, strict=True)),
+        tuple(name for name, words in zip(stops, kept, strict=True) if len(words) < len(stops[name])),
         shell.still is None or shell.still.alt in {picture.alt for picture in drawn.values()},
     )
+
+
+def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
+    """Fewer and fewer stops: all; with controls held where they are pressed, from the last on; then every
+    second stop of the first, every third, and so on, down to the pressed one."""
+    held = [[word] for word in pressed]
+    for moving in range(len(stops), 0, -1):
+        yield [*stops[:moving], *held[moving:]]
+    for stride in range(2, len(stops[0])):
+        few = [word for place, word in enumerate(stops[0]) if place % stride == 0 or word == pressed[0]]
+        yield [few, *held[1:]]
+    yield held
 
 
 def _at(shell: Shell, stops: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> Picture:
@@ -164,14 +174,6 @@ def _at(shell: Shell, stops: Mapping[str, Mapping[str, Any]], words: Sequence[st
 
 def _word(stops: Mapping[str, Any], value: Any) -> str:
     return next(word for word, other in stops.items() if other == value)
-
-
-def _fewer(kept: Sequence[Sequence[str]], pressed: Sequence[str]) -> list[Sequence[str]]:
-    """The last control that moves is held where it is; but of the first, only every other stop is dropped."""
-    *_, last = [place for place, words in enumerate(kept) if len(words) > 1]
-    thinned = [word for number, word in enumerate(kept[0]) if number % 2 == 0 or word == pressed[0]]
-    held = thinned if last == 0 and len(thinned) < len(kept[0]) else [pressed[last]]
-    return [*kept[:last], held, *kept[last + 1 :]]
 
 
 def _knob(control: tuple[str, Any], words: Sequence[str], pressed: str) -> Knob:

@@ -114,5 +114,6 @@ def choice(label: str, options: Mapping[str, Any]) -> Any:
     return ipywidgets.ToggleButtons(
         options=list(options.items()),
         description=label,
+        layout=ipywidgets.Layout(display="flex"),  # the label beside the buttons, not above them
         style={"button_width": "76px", "description_width": "90px"},
     )

@@ -182,6 +182,7 @@ def shell_of(last: int, row: int) -> Shell:
         (18, [list("012345678"), ["left", "right"]], ()),
         (9, [list("012345678"), ["left"]], ("side",)),
         (6, [list("023468"), ["left"]], ("row", "side")),
+        (3, [list("036"), ["left"]], ("row", "side")),
         (0, [["3"], ["left"]], ("row", "side")),
     ],
 )
