@@ -113,7 +113,7 @@ def moments_of(plan: Plan) -> list[Moment]:
         Moment("1 · its weight", "before the step", weight_holdings(plan)),
         Moment("2 · its gradient", "of its own data, for its columns", weight_holdings(plan)),
         Moment("3 · its momentum", "gradients averaged, shared out over dp", momentum_holdings(plan)),
-        Moment("4 · the whole matrix", "gathered, for Newton–Schulz", compute_holdings(plan)),
+        Moment("4 · the whole matrix", "gathered, to be orthogonalized", compute_holdings(plan)),
         Moment("5 · its part of the update", "cut like the momentum", momentum_holdings(plan)),
         Moment("6 · its weight", "after the step, gathered over dp", weight_holdings(plan)),
     ]

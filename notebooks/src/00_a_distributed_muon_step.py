@@ -12,8 +12,11 @@
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
 #   nothing to install.
 #
+# Muon is an optimizer for weight matrices: SGD with momentum, and one operation more. That operation needs a
+# whole matrix. What if no process has the whole matrix?
+#
 # Run the cells from top to bottom. Where a cell holds `...`, it waits for your answer. You can also go on
-# without.
+# without. The cell that begins with `dp` is yours to change: try 3 there, and run all cells again.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -44,13 +47,15 @@ from muon_tutorial.learn import lesson00 as lesson, measure
 # ## Who holds the weight?
 #
 # A **process** is a running program with its own memory. No other process can look into it. Big models are
-# trained by many processes at once, and each has a number, its **rank**.
+# trained by many processes at once, as a rule one for each GPU. Here all share your processor. Each has a
+# number, its **rank**.
 #
 # The ranks stand in a grid with two axes. Along **tp** (tensor parallel) a matrix is *cut*: each rank has
 # some of the columns. Along **dp** (data parallel) it is *copied*: each rank sees other data, but has the
 # same numbers.
 #
-# Here is one weight matrix, coloured by who holds it. Each colour is one rank.
+# Here is one weight matrix, of size 48 × 64, coloured by who holds it. Each colour is one rank. In the
+# picture, tp runs from left to right, and dp from top to bottom.
 
 # %%
 plan = lesson.plan_of(dp, tp)
@@ -61,7 +66,8 @@ lesson.picture_before(plan)
 # ## Start real processes
 #
 # You write a function; its first argument is the rank. `launch` starts the processes, runs your function in
-# each of them, and returns a list: what rank 0 returned, what rank 1 returned, and so on.
+# each of them, and returns a list: what rank 0 returned, what rank 1 returned, and so on. (`backend` names
+# the library that carries messages between them.)
 #
 # The numbers below are process numbers of your computer. They all differ, and none is that of this
 # notebook.
@@ -77,8 +83,8 @@ print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
 # ## Predict
 #
 # Muon remembers past gradients in a second matrix, the **momentum**, as large as the weight. To copy that,
-# too, would waste memory. With **ZeRO** nobody keeps a copy: what tp has cut, dp cuts once more, from top
-# to bottom.
+# too, would waste memory. With **ZeRO** (zero redundancy) nobody keeps a copy: what tp has cut, dp cuts once
+# more, from top to bottom.
 #
 # Look at the number in the last row and the last column.
 # Which ranks hold it in the weight? Which hold it in the momentum?
@@ -110,6 +116,9 @@ guess.check(weight_holders, momentum_holders)
 #
 # This is the whole program of a rank. It takes its columns of the weight and of its own gradient, and calls
 # `step()`. All ranks **must call** it: inside, they send parts to each other and wait for each other.
+#
+# What is new in the line of `Muon(…)`: `zero1` is the ZeRO from above, the mesh is the grid of ranks, and
+# `tp_dim=1` says that tp cuts columns. Weight and gradients are random numbers here.
 
 # %%
 def one_step(rank):
@@ -138,7 +147,7 @@ lesson.picture_of_run(plan, reports)
 # ## Is it the same answer?
 #
 # Now one process alone, with PyTorch's own `torch.optim.Muon`, the whole matrix and the mean of all
-# gradients. Beside it, the columns that the ranks sent back, put together.
+# gradients, as if it had seen all data. Beside it, the columns that the ranks sent back, put together.
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -171,8 +180,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start, next_start))
 # ## Recap
 #
 # - tp *cuts* a matrix, dp *copies* it. ZeRO makes dp cut the momentum as well.
-# - Each rank keeps other bytes, and together they take the step that one process would take, to the
-# bit.
+# - No rank keeps all, and together they take the step that one process would take, to the bit.
 # - In the middle of the step the whole matrix exists for a moment, on the ranks that orthogonalize it.
 #
 # **Quiz.** Answer with numbers. You can measure each of them with one line above.
