@@ -29,7 +29,15 @@ _ENDS = 2  # descriptors of a rank's line and output
 
 # What ranks are likely to import, torch's optimizers among them: seconds if each rank did it. Imported one by
 # one while nothing runs, so that the first launch does not wait for them.
-_LATER = ("sympy", "torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")
+_LATER = (
+    "sympy",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_svg",
+    "ipywidgets",
+)
 
 
 @dataclass(slots=True)
