@@ -7,7 +7,6 @@ of Newton–Schulz, on the matrices of a GPT of the size of GPT-2's smallest.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from matplotlib.axes import Axes
 
 from .. import Grid, Ledger, LiveWorld, Matrix, Muon, Plan, build_mesh, owner, round_robin
-from ..errors import RankFailedError
+from ..errors import MismatchError, RankFailedError
 from ..evidence.formulas import ddp_adamw
 from ..evidence.ledger import Row
 from ..newton_schulz import DEFAULT_STEPS
@@ -218,14 +217,12 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float
 
 
 def _say_trouble(error: RankFailedError) -> str:
-    """A run that did not end: the first failure, or the rank that left the others waiting."""
-    gone = re.findall(r"rank (\d+): had returned", str(error))
-    if gone and "no rank failed by itself" in str(error):
-        return (
-            f"Rank {gone[0]} returned early, and others wait for it in vain: all ranks must call all_reduce."
-        )
-    said = say_failure(error).partition("The other ranks:")[0].splitlines()
-    return "A run failed: " + " ".join(line.strip() for line in said[1:])
+    """A run that did not end: what the ranks did differently, or the first failure."""
+    if isinstance(error.original, MismatchError):
+        said = str(error.original)
+        return said[0].upper() + said[1:]
+    lines = say_failure(error).partition("The other ranks:")[0].splitlines()
+    return "A run failed: " + " ".join(line.strip() for line in lines[1:])
 
 
 def named_parameters(seed: int, lacking: Sequence[str] = ()) -> list[tuple[str, torch.nn.Parameter]]:

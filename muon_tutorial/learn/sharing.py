@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import MismatchError
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..worlds.launch import launch
 from ..worlds.live import gather_objects, sum_counts
@@ -243,6 +244,7 @@ def _play_case(rank: int, function: Share, ranks: int, case: Lacking, seed: int)
     mine = parameters(seed, [name for lacker, name in case if lacker == rank])
     with noting_sums() as handed:
         returned = function(mine, rank, ranks)
+    _check_alike("nothing, as it has returned")
     return RankReport(tuple(handed), returned)
 
 
@@ -255,7 +257,7 @@ def noting_sums() -> Iterator[list[Tensor]]:
     original, handed = getattr(dist, _SUM), []
 
     def noted(tensor: Tensor, *others: Any, **options: Any) -> Any:
-        _check_alike(tensor)
+        _check_alike(f"{tensor.numel():,} numbers of {str(tensor.dtype).removeprefix('torch.')}")
         handed.append(tensor.detach().clone())
         return original(tensor, *others, **options)
 
@@ -266,8 +268,13 @@ def noting_sums() -> Iterator[list[Tensor]]:
         setattr(dist, _SUM, original)
 
 
-def _check_alike(tensor: Tensor) -> None:
-    brought = gather_objects((tensor.numel(), str(tensor.dtype).removeprefix("torch.")))
-    if len(set(brought)) > 1:
-        said = ", ".join(f"rank {rank} {numel:,} of {dtype}" for rank, (numel, dtype) in enumerate(brought))
-        raise ValueError(f"an all_reduce adds buffers of one length and type; these were handed over: {said}")
+def _check_alike(brought: str) -> None:
+    """Compare what the ranks bring to their next all_reduce.
+
+    Raises:
+        MismatchError: they bring different things.
+    """
+    found = gather_objects(brought)
+    if len(set(found)) > 1:
+        said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
+        raise MismatchError(f"all ranks must hand alike buffers to an all_reduce. Handed over: {said}.")
