@@ -180,17 +180,18 @@ def whole_matrix(plan: Plan, meta: DistMeta, seed: int) -> Tensor:
 
 
 def split_matrices(plan: Plan) -> list[str]:
-    """The matrices of which more than one dp position keeps a part."""
+    """The matrices of which more than one slice has a part."""
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     return [entry.matrix.name for entry in entries if len(_keepers(plan, entry.matrix.name)) > 1]
 
 
 def _keepers(plan: Plan, name: str) -> list[int]:
+    """The ranks that keep a part of a matrix: as in the rulers, of those at the first place along tp."""
     tp = plan.grid.size("tp")
-    metas = [(rank // tp, plan.dist_meta(plan.grid.at(rank))) for rank in plan.grid.ranks if rank % tp == 0]
+    metas = [(rank, plan.dist_meta(plan.grid.at(rank))) for rank in plan.grid.ranks if rank % tp == 0]
     return [
-        place
-        for place, mine in metas
+        rank
+        for rank, mine in metas
         for meta in mine
         if meta.name == name and meta.local_range[0] < meta.local_range[1]
     ]
@@ -204,9 +205,9 @@ def split_exercise(plan: Plan) -> Exercise:
             return 'Give a list of names, such as ["A", "D"].'
         right = split_matrices(plan)
         if extra := [name for name in said if name not in right]:
-            return f"{extra[0]} lies whole in the slice of dp position {_keepers(plan, extra[0])[0]}."
+            return f"{extra[0]} lies whole in the slice of rank {_keepers(plan, extra[0])[0]}."
         if missing := [name for name in right if name not in said]:
-            return f"{missing[0]} is on dp positions {_keepers(plan, missing[0])}, too."
+            return f"{missing[0]} is shared, too: ranks {_keepers(plan, missing[0])} keep parts of it."
         return None
 
     return Exercise(
@@ -235,7 +236,7 @@ def range_exercise() -> Exercise:
         return None
 
     hints = (
-        "The slice of dp position place begins at place * length in the bucket, and ends length later.",
+        "Slice number place begins at place * length in the bucket, and ends length later.",
         "Two intervals share what lies between the larger of their starts and the smaller of their ends.",
     )
     return Exercise(judge, hints, "The same as plan.dist_meta, on every grid that was tried.")
@@ -265,7 +266,7 @@ def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | No
     if place and (start - place * length, stop - place * length) == right:
         return f"({start}, {stop}) counts from the start of the bucket. Count from the start of the slice."
     if start < 0 or stop > length:
-        return f"({start}, {stop}) reaches out of the slice, which has places 0 to {length}."
+        return f"({start}, {stop}) reaches out of the slice, which goes from 0 to {length}."
     if (start, stop + 1) == right:
         return f"({start}, {stop}) leaves out the last number: a range ends before its stop."
     return f"({start}, {stop}) is not the part that lies in the slice."
@@ -298,7 +299,7 @@ class BucketCost:
 
     size: int
     buckets: int
-    messages: int
+    collectives: int
     padding: int
     kept: int
     seconds: float
@@ -341,11 +342,11 @@ def _matrices(seed: int) -> list[tuple[str, torch.nn.Parameter]]:
 
 def say_buckets(costs: Sequence[Sequence[BucketCost]]) -> str:
     """The table of bucket sizes; seconds are those of the slowest rank."""
-    lines = ["bucket, at most   buckets   messages   padding   numbers kept   a step"]
+    lines = ["bucket, at most   buckets   collectives   padding   numbers kept   a step"]
     for number, cost in enumerate(costs[0]):
         slowest = max(of_rank[number].seconds for of_rank in costs)
         lines.append(
-            f"{cost.size:9,} bytes   {cost.buckets:7}   {cost.messages:8}   {cost.padding:7}   "
+            f"{cost.size:9,} bytes   {cost.buckets:7}   {cost.collectives:11}   {cost.padding:7}   "
             f"{cost.kept:12,}   {slowest * 1e3:.1f} ms"
         )
     return "\n".join(lines)

@@ -11,6 +11,9 @@
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
 #   nothing to install.
+#
+# *Other grids:* change dp and bucket as you like. With tp above 1, the rulers show what the ranks at the first
+# place along tp hold.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -45,8 +48,9 @@ from muon_tutorial.learn import lesson05 as lesson
 # gradients. `dp` ranks train the model together, each on other data. If each kept the whole momentum, all
 # copies but one would be a waste of memory.
 #
-# **ZeRO-1** wastes nothing: every number of the momentum is kept by one rank. But which? See for yourself:
-# three rulers over the same numbers. Colours in the last one are ranks.
+# **ZeRO-1** wastes nothing: every number of the momentum is kept by one rank. (The 1: of all that training
+# keeps, only the optimizer's memory is cut. The weights stay copies.) But which rank? Here are three rulers
+# over the same numbers. Colours in the last one are ranks.
 
 # %%
 plan = lesson.plan_of(dp, tp, bucket)
@@ -61,7 +65,9 @@ lesson.explore(plan, bucket, live=widgets)
 # the number `bucket`; a matrix that is larger itself gets a bucket of its own. The rest is filled up with
 # **padding**, numbers that mean nothing, until dp divides the length.
 # 3. *Slices.* Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1
-# the second, and so on.
+#    the second, and so on.
+#
+# The buttons and the slider change `bucket` and `dp`, in the picture only.
 #
 # The cuts know nothing of matrices. A rank owns a *range*, not a matrix. That makes all shares equal, however
 # unequal the matrices are.
@@ -95,8 +101,7 @@ split.check(shared)
 # %% [markdown]
 # ## The master plan
 #
-# The package writes this down, a line for each matrix. The blueprint of this method calls the lines
-# `dist_meta`. Every rank reads the same plan, and finds its own part without asking anyone. A range `a to b`
+# The package writes this down, a line for each matrix; in code, the lines are `dist_meta`. Every rank reads the same plan, and finds its own part without asking anyone. A range `a to b`
 # starts with number a and ends just before b, as in Python.
 
 # %%
@@ -147,7 +152,7 @@ ranges.check(local_range)
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
-meta = plan.dist_meta(plan.grid.at(0))[2]
+meta = plan.dist_meta(plan.grid.at(0))[2]  # the line of C
 
 def collect(place):
     kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
@@ -166,28 +171,29 @@ print("the whole of it:", torch.equal(torch.cat(collected[0]), lesson.whole_matr
 #
 # ## How large should a bucket be?
 #
-# Move the buttons above the rulers once more. Small buckets: much padding, and many messages. Large ones:
-# nothing can be worked on until a lot has arrived.
+# Try the buttons above the rulers once more. Small buckets: more padding, and more calls. Large ones: nothing
+# can be worked on until a lot has arrived.
 #
 # Now measure it, with the package's own Muon, on matrices of about the shapes that a small GPT has. (They are
-# made odd, so that there is padding.) The columns are those of rank 0: how many buckets, how many messages it
-# takes part in for one step, the padding, and how many numbers of momentum it keeps. The time is that of the
-# slowest rank.
+# made odd, so that there is padding.) Each bucket takes three collectives: one sums the gradients, one brings
+# the matrices together for Newton–Schulz, one hands out the new weights. The columns are those of rank 0: the
+# last but one is how many numbers of momentum it keeps. The time is that of the slowest rank.
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
 print(lesson.say_buckets(costs))
 
 # %% [markdown]
-# What a rank keeps hardly depends on the bucket. The number of messages does. Each costs time for its start,
-# however small it is; that is the latency you have measured in lesson 03.
+# What a rank keeps hardly depends on the bucket. The number of collectives does. Each costs time for its
+# start, however small it is: the latency of lesson 03. And where ranks share cores, it costs far more than
+# that, for it ends only when every rank has had its turn on a core.
 #
 # ## Recap
 #
 # - Momentum is cut by *number*, not by matrix: equal shares for all ranks, in every bucket.
 # - Where a rank's part of a matrix lies is an intersection of two ranges. No message is needed to know it.
 # - The virtual buffer is an address book. Nobody holds it.
-# - Fewer, larger buckets mean fewer messages and less padding.
+# - Fewer, larger buckets mean fewer collectives and less padding.
 #
 # **Quiz.** Answer with numbers, for `dp` and `bucket` as above.
 #

@@ -73,7 +73,7 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
     right = lesson.split_matrices(plan)
     assert lesson.split_exercise(plan).check(right)
     wrong: list[tuple[Any, str]] = [("A", "list of names"), (["A", "Z"], "list of names")]
-    wrong += [(right[1:], "is on dp positions")] if right else []
+    wrong += [(right[1:], "keep parts of it")] if right else []
     wrong += [([*right, name], "lies whole") for name in lesson.SHAPES if name not in right]
     for said, says in wrong:
         verdict = lesson.split_exercise(plan).check(said)
@@ -128,13 +128,13 @@ def test_the_rulers_say_where_every_matrix_lies(dp: int, tp: int) -> None:
 
 
 @pytest.mark.live
-def test_larger_buckets_mean_fewer_messages_and_equal_shares() -> None:
+def test_larger_buckets_mean_fewer_collectives_and_equal_shares() -> None:
     from muon_tutorial import launch
 
     measured: Callable[..., list[lesson.BucketCost]] = lesson.measure_buckets
     costs = launch(measured, 2, args=(2, 1, 0, 1))
-    messages = [cost.messages for cost in costs[0]]
-    assert messages == sorted(messages, reverse=True)
-    assert len(set(messages)) == len(messages)
+    collectives = [cost.collectives for cost in costs[0]]
+    assert collectives == sorted(collectives, reverse=True)
+    assert len(set(collectives)) == len(collectives)
     assert all(abs(cost.kept - other.kept) <= 2 * cost.buckets for cost, other in zip(*costs, strict=True))
-    assert all(f"{cost.messages}" in lesson.say_buckets(costs) for cost in costs[0])
+    assert all(f"{cost.collectives}" in lesson.say_buckets(costs) for cost in costs[0])
