@@ -398,7 +398,7 @@ def test_unnamed_parameters_are_named_by_place(param: Tensor, says: str) -> None
         ({"ns_coefficients": (1.0, 2.0)}, "three numbers"),
         ({"ns_coefficients": YOU_JIACHENG, "ns_steps": 3}, "got 5 for 3 steps"),
         ({"strategy": "zero7"}, "unknown strategy 'zero7'"),
-        ({"mesh": object()}, "a mesh needs a strategy"),
+        ({"mesh": "a mesh"}, "a mesh needs a strategy"),
     ],
     ids=str,
 )
