@@ -132,7 +132,9 @@ def story_of(run: Run, title: str, what: str, phases: Sequence[tuple[str, int]] 
 
 def gather_story(run: Run) -> Story:
     """An all_gather, to be drawn."""
-    what = "a strip shows what a rank holds: grey is nothing, a number is the piece that this rank brought"
+    what = (
+        "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on"
+    )
     return story_of(run, "all_gather, message by message", what)
 
 
@@ -140,7 +142,9 @@ def sum_story(run: Run) -> Story:
     """An all_reduce, to be drawn: its two halves are named."""
     rounds = max((message.round for message in run.messages), default=0)
     half = run.ranks - 1
-    what = "a strip has one cell a piece; the number says how many ranks' numbers are summed in it"
+    what = (
+        "on an arrow, which piece travels; in a strip, one cell a piece: how many ranks are in its sum"
+    )
     phases = (("reduce_\nscatter", half), ("all_\ngather", half)) if rounds == 2 * half else ()
     return story_of(run, "all_reduce, message by message", what, phases)
 
@@ -227,7 +231,15 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 
 def judge_ring(run: Run) -> str | None:
     """What is wrong with a run of an all_gather, or None."""
-    judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring, _judge_waits)
+    judges = (
+        _judge_stuck,
+        _judge_returned,
+        _judge_shared,
+        _judge_messages,
+        _judge_pieces,
+        _judge_ring,
+        _judge_waits,
+    )
     return next((wrong for judge in judges if (wrong := judge(run))), None)
 
 
@@ -261,6 +273,17 @@ def _judge_returned(run: Run) -> str | None:
     return None
 
 
+def _judge_shared(run: Run) -> str | None:
+    for rank, report in enumerate(run.reports):
+        first: dict[int, int] = {}
+        for place, piece in enumerate(report.returned):
+            twin = first.setdefault(id(piece), place)
+            if twin != place:
+                what = f"Rank {rank} returned one tensor at places {twin} and {place}"
+                return f"{what}: what came last has overwritten the rest. Receive into a new one each round."
+    return None
+
+
 def _judge_messages(run: Run) -> str | None:
     for message in run.messages:
         if message.stop is None:
@@ -286,6 +309,8 @@ def _judge_pieces(run: Run) -> str | None:
 
 
 def _judge_ring(run: Run) -> str | None:
+    if run.ranks > 1 and not run.messages:
+        return "The pieces are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
     for message in run.messages:
         if (message.receiver - message.sender) % run.ranks != 1:
             to = (message.sender + 1) % run.ranks
@@ -347,11 +372,11 @@ def say_wire(wire: Wire, sizes: Sequence[int], seconds: Sequence[float]) -> str:
     """A machine's latency and bandwidth, in words."""
     same = wire.latency * wire.bandwidth
     return (
-        f"{f'a message of {sizes[0]} bytes':<26}{seconds[0] * 1e6:10,.0f} µs\n"
-        f"{f'a message of {sizes[-1] / 1e6:.1f} MB':<26}{seconds[-1] * 1e6:10,.0f} µs\n"
-        f"{'latency':<26}{wire.latency * 1e6:10,.0f} µs\n"
-        f"{'bandwidth':<26}{wire.bandwidth / 1e9:10.2f} GB/s\n"
-        f"{'both cost the same at':<26}{same / 1e3:10,.0f} kB"
+        f"{f'a message of {sizes[0]} bytes':<29}{seconds[0] * 1e6:10,.0f} µs\n"
+        f"{f'a message of {sizes[-1] / 1e6:.1f} MB':<29}{seconds[-1] * 1e6:10,.0f} µs\n"
+        f"{'latency':<29}{wire.latency * 1e6:10,.0f} µs\n"
+        f"{'bandwidth':<29}{wire.bandwidth / 1e9:10.2f} GB/s\n"
+        f"{'bytes take as long as latency':<29}{same / 1e3:10,.0f} kB"
     )
 
 

@@ -132,6 +132,9 @@ def _noted(notebook: Notebook, verb: Verb, original: Callable[..., Any]) -> Call
         peer = dst if src is None else src
         if peer is None or group is not None or tag:
             raise ValueError("in this lesson, say only what travels and the rank at the other end")
+        if not 0 <= peer < notebook.ranks:
+            last = notebook.ranks - 1
+            raise ValueError(f"there is no rank {peer}: ranks go from 0 to {last}. Take it % {last + 1}.")
         return notebook.call(verb, original, tensor, peer)
 
     return call

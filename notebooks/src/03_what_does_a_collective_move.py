@@ -122,8 +122,8 @@ lesson.picture_of_gather(stuck, "lesson03-stuck")
 # Some libraries put small messages aside and let `send` return at once. There the same mistake passes every
 # small test, and shows with large tensors only.
 #
-# The remedy is `dist.isend`. It *starts* to send and returns at once, with a handle. Receive in the meantime,
-# then `wait()` for the handle.
+# The remedy is `dist.isend`. It *starts* to send and returns at once, with a handle. Receive in the meantime;
+# then the handle's `wait()` returns when the message has left.
 
 # %%
 def everybody_starts_to_send(rank):
@@ -185,8 +185,8 @@ ring.check(ring_all_gather)
 # **all_reduce**. How would you do it with a ring?
 #
 # In two halves. First each rank ends up with *one* piece of the sum: this half is a collective of its own,
-# **reduce_scatter**. A piece sets out, and each rank on its way adds its own numbers, until the piece's owner
-# has the whole sum. Here is its code; compare it with yours.
+# **reduce_scatter**. Piece 0 is to end at rank 0, so it sets out from rank 1 and goes all the way round. Each
+# rank on its way adds its own numbers. So does every other piece. Here is the code; compare it with yours.
 
 # %%
 print(inspect.getsource(lesson.ring_reduce_scatter))
@@ -204,14 +204,16 @@ def all_reduce(pieces, rank, ranks):
 total = lesson.run_sum(all_reduce, ranks, backend)
 
 # %% [markdown]
-# Move the slider through its rounds. In the first half colours deepen: the sums grow. In the second half
-# finished sums (bold frames) are handed on.
+# Move the slider through its rounds. A number on an arrow says which piece travels, and a number in a strip
+# how many ranks are in the sum. In the first half colours deepen: the sums grow. In the second half finished
+# sums (bold frames) are handed on.
 
 # %%
 lesson.explore_sum(total, live=widgets)
 
 # %% [markdown]
-# Is it the sum that PyTorch's own `all_reduce` finds? Compare on every rank.
+# Is it the sum that PyTorch's own `all_reduce` finds? Compare on every rank. (All numbers here are small and
+# whole, so that no sum is rounded. A later lesson looks at rounding.)
 
 # %%
 def compare(rank):
@@ -226,16 +228,18 @@ print("the same bits on every rank:", all(launch(compare, ranks, backend=backend
 # ## Half each
 #
 # Now count. The left column adds up the messages that rank 0 really sent. The right column is a formula that
-# the rest of the course uses: a ring of P ranks moves (P − 1)/P of the whole tensor through each rank, and an
-# all_reduce does so twice.
+# the rest of the course uses: in a ring of P ranks, each sends (P − 1)/P of the whole tensor (all pieces
+# together), and in an all_reduce it does so twice.
 
 # %%
+mine = lesson.run_gather(gather, ranks, backend)
 print(lesson.say_bytes(mine, total))
 
 # %% [markdown]
-# So all_reduce = reduce_scatter + all_gather, half the bytes each. This is why sharded training can be had for
-# the same bytes: whoever needs only *one* piece of the sum stops after the first half, works on that piece,
-# and spends the second half on sending the result. Muon will do just that.
+# So all_reduce = reduce_scatter + all_gather, half the bytes each. That is why ZeRO sends no more bytes.
+# Without it there is an all_reduce of the gradient in each step. With it a rank needs only *one* piece of the
+# sum. It stops after the first half, works on that piece, and spends the second half on sending the result.
+# Muon will do just that.
 #
 # These are the bytes of a ring, and GPUs mostly use rings. The library between your processes here, Gloo,
 # takes other ways for some calls. A later lesson puts both side by side.
@@ -251,7 +255,7 @@ lesson.picture_of_clock(mine)
 # %% [markdown]
 # What does one message take? It has a price for setting out, however small it is, its **latency**. And it has
 # a price for each byte: **bandwidth** says how many bytes pass in a second. To measure both, a ball goes from
-# rank 0 to rank 1 and back, in many sizes; the fastest of a few throws counts.
+# rank 0 to rank 1 and back, in many sizes; the fastest of some throws counts.
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -261,7 +265,7 @@ def there_and_back(rank, ball):
 
 def ping_pong(rank):
     balls = [torch.zeros(size // 4) for size in sizes]
-    return [lesson.fastest(steps, there_and_back, rank, ball) / 2 for ball in balls]
+    return [lesson.fastest(4 * steps, there_and_back, rank, ball) / 2 for ball in balls]
 
 # %% tags=["volatile"]
 seconds = launch(ping_pong, 2, backend=backend)[0]
@@ -273,8 +277,8 @@ lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
 # To the left the line is flat: a small message takes its latency, and bytes are free. To the right it climbs:
-# only bytes count. So many small matrices should travel as one large buffer. Optimizers call it a bucket, and
-# lesson 05 is about it.
+# only bytes count. (A dot far above the line: the machine was busy with something else.) So many small
+# matrices should travel as one large buffer. Optimizers call it a bucket, and lesson 05 is about it.
 #
 # ## Recap
 #

@@ -85,6 +85,31 @@ def receives_first(mine: Tensor, rank: int, ranks: int) -> Any:
     return solution(mine, rank, ranks)
 
 
+def one_buffer(mine: Tensor, rank: int, ranks: int) -> Any:
+    pieces, arrived = [mine] * ranks, torch.empty_like(mine)
+    for step in range(ranks - 1):
+        sending: Any = dist.isend(mine if step == 0 else arrived.clone(), (rank + 1) % ranks)
+        dist.recv(arrived, (rank - 1) % ranks)
+        sending.wait()
+        pieces[(rank - step - 1) % ranks] = arrived
+    return pieces
+
+
+def torchs_own(mine: Tensor, rank: int, ranks: int) -> Any:
+    pieces = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(pieces, mine)
+    return pieces
+
+
+def to_nobody(mine: Tensor, rank: int, ranks: int) -> Any:
+    dist.isend(mine, rank + 1)
+    dist.recv(mine, (rank - 1) % ranks)
+
+
+def from_nobody(mine: Tensor, rank: int, ranks: int) -> Any:
+    dist.recv(mine, rank - 1)
+
+
 def a_plain_error(mine: Tensor, rank: int, ranks: int) -> Any:
     return [mine][ranks]
 
@@ -113,11 +138,20 @@ def test_the_solution_and_the_reference_pass(ranks: int) -> None:
         (an_empty_buffer, "Round 1: rank 0 sends a buffer that holds no piece yet"),
         (wrong_order, "at place 0. Pieces stand in the order of ranks"),
         (joined, "pieces; rank 0 returned Tensor"),
+        (one_buffer, "what came last has overwritten the rest"),
+        (torchs_own, "no message was seen. Send them yourself"),
+        (from_nobody, "there is no rank -1: ranks go from 0 to"),
         (a_plain_error, "IndexError"),
     ],
 )
 def test_a_wrong_ring_is_told_what_is_wrong_with_it(wrong: Callable, message: str, ranks: int) -> None:
     assert message in says(wrong, ranks)
+
+
+def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
+    message = says(to_nobody, 3)
+    assert "there is no rank 3: ranks go from 0 to 2. Take it % 3." in message
+    assert "SIGSEGV" not in message
 
 
 def test_ranks_that_wait_for_each_other_are_told() -> None:
