@@ -130,15 +130,26 @@ def write_step() -> Exercise:
         "a * X is the first part. What stands before X in the other two can be added up first.",
         "A² is A @ A, not A * A. Then (b * A + c * A @ A) @ X.",
     )
-    return Exercise(judge, hints, "Three products of matrices, and no direction was ever looked for.")
+    return Exercise(
+        judge,
+        hints,
+        "No direction was ever looked for. Written with A, a step is three products of matrices.",
+    )
 
 
 def _judge_step(X: Tensor, function: Step, triple: tuple[float, float, float]) -> str | None:
     given = X.clone()
-    value = value_of(function, given, *triple)
+    rows, columns = X.shape
+    try:
+        value = value_of(function, given, *triple)
+    except MistakeError as mistake:
+        sizes = f"Here X is {rows} × {columns}, and A = X @ X.T is {rows} × {rows}."
+        raise MistakeError(f"{mistake} {sizes}") from None
+    if value is None:
+        return "The function returns nothing. Is there a return?"
     if not isinstance(value, Tensor) or value.shape != X.shape:
         shape = " × ".join(map(str, getattr(value, "shape", ()))) or type(value).__name__
-        return f"X is {X.shape[0]} × {X.shape[1]}, and so must the result be. Yours is {shape}."
+        return f"X is {rows} × {columns}, and so must the result be. Yours is {shape}."
     if not torch.equal(given, X):
         return "The function has changed X itself. Make a new matrix."
     if torch.allclose(value, newton_schulz_step(X, *triple)):
@@ -182,14 +193,14 @@ def bound_values(steps: int) -> Exercise:
             start = starts[ends.argmax()]
             return f"A value that begins at {start:.3f} ends at {right.highest:.3f}, above {high:g}."
         if low < right.lowest - 0.006:
-            return f"Nothing ends below {low:g}, but nothing comes near it, either. lowest can be larger."
+            return f"Nothing that began at {QUIET_START} or above ends near {low:g}. lowest can be larger."
         if high > right.highest + 0.006:
-            return f"Nothing ends above {high:g}, but nothing comes near it, either. highest can be smaller."
+            return f"Nothing that began at {QUIET_START} or above ends near {high:g}. highest can be smaller."
         return None
 
     hints = (
         "You need no matrix: take many numbers s and put them through the polynomial, again and again.",
-        "s = torch.linspace(quiet, 1, 100_001), then for each step s = a * s + b * s**3 + c * s**5.",
+        f"s = torch.linspace({QUIET_START}, 1, 100_001), then for each step s = a * s + b * s**3 + c * s**5.",
     )
     praise = (
         f"Whatever began at {QUIET_START} or above is now between {right.lowest:.2f} and {right.highest:.2f}."

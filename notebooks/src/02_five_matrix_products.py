@@ -67,9 +67,9 @@ U, S, Vt = torch.linalg.svd(X, full_matrices=False)
 print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
 
 # %% [markdown]
-# Now look at `X @ X.T @ X`, the matrix to the third power. Put `U S Vᵀ` in place of each `X`. Where two
-# parts meet, `Vᵀ V` and `Uᵀ U` cancel, and `U S³ Vᵀ` is left. The directions are the same. Only the singular
-# values have moved, each to its cube.
+# Now look at `X @ X.T @ X`, the matrix to the third power. With `U S Vᵀ` in place of `X` it is
+# `U S Vᵀ · V S Uᵀ · U S Vᵀ`. Where two parts meet, `Vᵀ V` and `Uᵀ U` are the identity and drop out. `U S³ Vᵀ`
+# is left. The directions are the same. Only the singular values have moved, each to its cube.
 
 # %%
 cubed = X @ X.T @ X
@@ -164,8 +164,9 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Take all values that begin between 0.01 and 1. Between which two numbers are they after `steps` steps? You
-# can read it off the picture, or compute it. Give the tightest bounds, to two digits after the point.
+# Take all values that begin between 0.01 and 1. Between which two numbers are they after `steps` steps? The
+# picture gives you an idea (leave out what begins below 0.01). Then compute the tightest bounds, to two digits
+# after the point: many starting values, put through the polynomial `steps` times.
 #
 # *Medium · 6 minutes · required*
 

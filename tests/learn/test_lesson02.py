@@ -39,6 +39,8 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda X, a, b, c: right_step(X, a, c, b), "changed places"),
     (lambda X, a, b, c: a * X + b * X**3 + c * X**5, "cubes each number"),
     (lambda X, a, b, c: a * X + b * X @ X.T, "The function raised RuntimeError"),
+    (lambda X, a, b, c: a * X + b * X @ X.T, "Here X is 3 × 5, and A = X @ X.T is 3 × 3."),
+    (lambda X, a, b, c: None, "returns nothing. Is there a return?"),
     (lambda X, a, b, c: X @ X.T, "so must the result be"),
     (lambda X, a, b, c: 2 * right_step(X, a, b, c), "are not those of"),
     (change_in_place, "has changed X itself"),
@@ -82,7 +84,7 @@ def test_the_bounds_know_right_from_wrong(steps: int) -> None:
     wrong: list[tuple[Any, Any, str]] = [
         (low + 0.05, high, "A value that begins at"),
         (low, high - 0.05, f"above {high - 0.05:g}"),
-        (low - 0.05, high, "lowest can be larger"),
+        (low - 0.05, high, "began at 0.01 or above ends near"),
         (low, high + 0.05, "highest can be smaller"),
         ("low", high, "Give two numbers."),
     ]
