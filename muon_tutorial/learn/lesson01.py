@@ -19,7 +19,7 @@ from .. import split_parameters
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..training.gpt import GPT
 from . import measure
-from .checks import Exercise, numbers, value_of
+from .checks import Exercise, MistakeError, numbers, value_of
 from .picture import INK, QUIET, Picture, finish
 from .reveal import FoldedAnswer, Reveal, predict
 from .small_gpt import GPT_SHAPE, Run
@@ -85,8 +85,11 @@ def write_muon() -> Exercise:
         generator = torch.Generator().manual_seed(0)
         for shape in ((6, 4), (4, 6), (5, 5)):
             G = torch.randn(shape, generator=generator)
-            wrong = _judge_muon(G, value_of(function, G.clone()))
-            if wrong:
+            try:
+                value = value_of(function, G.clone())
+            except MistakeError as mistake:
+                raise MistakeError(f"{mistake} {_sizes_of_factors(G)}") from None
+            if wrong := _judge_muon(G, value):
                 return wrong
         return None
 
@@ -97,7 +100,14 @@ def write_muon() -> Exercise:
     return Exercise(judge, hints, "Same directions, every singular value 1. This is what Muon aims at.")
 
 
+def _sizes_of_factors(G: Tensor) -> str:
+    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
+    return f"Here G is {_size(G)}, U is {_size(U)}, and Vt is {_size(Vt)}."
+
+
 def _judge_muon(G: Tensor, value: object) -> str | None:
+    if value is None:
+        return "The function returns nothing. Is there a return?"
     if not isinstance(value, Tensor):
         return f"The function must return a matrix; it returned {type(value).__name__}."
     if value.shape != G.shape:
@@ -162,7 +172,7 @@ def quiz(run: Run, G: Tensor) -> Exercise:
         "left_out": sum(parameter.numel() for _, parameter in rest),
     }
     why = {
-        "sum": "Each direction adds 1. Try torch.linalg.svdvals(svd_muon(G)).sum(), or count the directions.",
+        "sum": "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them.",
         "times": "Divide S[0] by S.median().",
         "left_out": "Add up parameter.numel() over rest, not over hidden.",
     }

@@ -48,7 +48,8 @@ from muon_tutorial.learn import lesson01 as lesson, measure, small_gpt
 #
 # Take every input `x` of length 1. If `x` has two numbers, that is a circle. The update turns the circle into
 # an ellipse: inputs along one direction are moved far, inputs along another hardly. We call the first
-# direction *loud* and the other *quiet*. Their lengths are the **singular values** of the update.
+# direction *loud* and the other *quiet*. How long their arrows are in the ellipse, those are the **singular
+# values** of the update.
 #
 # On the right, the same update after Muon's special step. The directions are the same. Both are equally loud.
 
@@ -172,9 +173,9 @@ drops = lesson.loss_drops(run, orthogonalize)
 lesson.picture_of_drops(drops)
 
 # %% [markdown]
-# Under that limit, no update can promise more than the exact `U @ Vt`. The reason is short. A direction of
-# the gradient with singular value `s` gives the loss `s` times the update's loudness there. The limit allows
-# loudness 1. So use it in every direction: the promise is then the sum of all singular values.
+# Under that limit, no update can promise more than the exact `U @ Vt`. The reason is short. In a direction of
+# the gradient with singular value `s`, the loss falls by `s` times the update's loudness there. The limit
+# allows loudness 1. So use it in every direction: the promise is then the sum of all singular values.
 
 # %% tags=["volatile"]
 update = orthogonalize(G)
@@ -228,7 +229,7 @@ print(lesson.say_cost(G))
 #
 # **Quiz.** Answer with numbers. You can measure each of them with one line above. 1% off is near enough.
 #
-# 1. `sum`: what is the sum of all singular values of `svd_muon(G)`?
+# 1. `sum`: what is the sum of all singular values of `orthogonalize(G)`, your function or the reference?
 # 2. `times`: how many times as loud as the median direction of `G` is its loudest?
 # 3. `left_out`: how many numbers of the model are left to AdamW?
 

@@ -55,6 +55,8 @@ WRONG: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda G: torch.linalg.svd(G, full_matrices=False), "must return a matrix"),
     (wrongly_transposed, "transposed already"),
     (with_full_matrices, "RuntimeError"),
+    (lambda G: torch.eye(64) @ G, "Here G is 6 × 4, U is 6 × 4, and Vt is 4 × 4."),
+    (lambda G: None, "returns nothing. Is there a return?"),
     (of_other_directions, "its directions are not those of G"),
 ]
 
