@@ -67,14 +67,18 @@ def say_axes(dp: int, tp: int) -> str:
 
 
 def run_share(function: Share, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = "") -> Run:
-    """Play ``function(parameters, rank, ranks)`` on real ranks; the reference, where it is a stub.
+    """Play ``function(parameters, rank, ranks)`` on real ranks; the reference, where it is a stub or fails.
 
-    ``lacking`` names a matrix whose gradient is missing, on its owner.
+    ``lacking`` names a matrix whose gradient is missing, on its owner. Says so if it takes the reference.
     """
     cases = [owner_lacks(lacking, ranks) if lacking else ()]
-    [run] = run_cases(function, ranks, cases, backend=backend, seed=seed)
-    if run.is_open:
-        print("No answer yet: this is the reference.")
+    try:
+        [run] = run_cases(function, ranks, cases, backend=backend, seed=seed)
+        trouble = "No answer yet" if run.is_open else ""
+    except RankFailedError as error:
+        trouble = f"{_say_trouble(error).rstrip('.')}. It has no buffers to show"
+    if trouble:
+        print(textwrap.fill(f"{trouble}: this is the reference.", 100))
         [run] = run_cases(share, ranks, cases, backend=backend, seed=seed)
     return run
 
@@ -210,7 +214,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float
 
     hints = (
         "The offset must say the same on all ranks. What may it depend on?",
-        "`continue` skips the rest of the round, and the last line of the round moves the offset.",
+        "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )
     return Exercise(judge, hints, "Whatever is missing, every other answer is in its place, on every rank.")

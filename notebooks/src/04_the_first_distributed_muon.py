@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · How did the first distributed Muon work?
 #
-# **Twenty-five minutes.** At the end you can say who orthogonalizes which matrix in the first published
+# **Thirty minutes.** At the end you can say who orthogonalizes which matrix in the first published
 # distributed Muon, what travels, how much of it is zeros, and when the work is shared badly. And you have
 # mended a bug in it that raises no error, on real processes.
 #
@@ -48,9 +48,9 @@ from muon_tutorial.learn import lesson04 as lesson
 # the same Newton–Schulz on the same matrices, and finds the same updates: in this lesson, the *answers*. The
 # work is done dp times.
 #
-# The first distributed Muon (in modded-nanogpt, 2024) does it once. Number the matrices. Matrix i belongs to
-# rank i modulo dp, its **owner**. To deal out in turn like this is called **round robin**. Only the owner
-# runs Newton–Schulz. But then all the others need its answer.
+# The first distributed Muon (in modded-nanogpt, 2024) does it once. Number the matrices from 0. Matrix i
+# belongs to rank i modulo dp, its **owner**. To deal out in turn like this is called **round robin**. Only
+# the owner runs Newton–Schulz. But then all the others need its answer.
 #
 # So each rank makes a **flat buffer** with a place for every answer, one after the other, all zero. It writes
 # the answers that it owns into their places, and leaves the rest at zero. Then one all_reduce adds up all
@@ -119,7 +119,7 @@ def early_share(parameters, rank, ranks):
 
 # %% [markdown]
 # The buffer holds bfloat16, 2 bytes a number. Newton–Schulz ends in bfloat16, so nothing is lost on the way.
-# Does it give what one process finds, which orthogonalizes all matrices by itself?
+# Does it give what one process finds that orthogonalizes all matrices by itself?
 
 # %% tags=["ranks"]
 early = lesson.run_share(early_share, dp, backend, seed)
@@ -130,9 +130,10 @@ print(lesson.say_outcome(early))
 #
 # ## One gradient is missing
 #
-# It happens: a rank's data took a branch of the model that skips a matrix, or somebody froze it. Say that the
-# gradient of `k1` is None in this step, on the rank that owns `k1`. All other gradients are there, on all
-# ranks. The code above foresees this. Or does it?
+# After averaging, all ranks should have the same gradients. But suppose that one rank's data took a branch of
+# the model that skips a matrix, and that whoever wrote the averaging did not think of it. Say that in this
+# step the gradient of `k1` is None, on the rank that owns `k1`, and only there. All other gradients are there,
+# on all ranks. The code above foresees a None. Or does it?
 #
 # Follow `offset` through the loop, on the owner of `k1` and on any other rank. Then predict: which matrices
 # get a wrong answer? (Here `up` and `down` have 4,096 numbers each, all others 1,024. `k1` itself is right if
@@ -218,8 +219,8 @@ mend.check(mended_share)
 
 # %% [markdown]
 # Is that good enough? `k1` stays as it was, on all ranks, though some of them had a gradient for it. Nobody
-# is told. The package's own Muon asks before each step who has which gradient, one tiny all_reduce, and
-# refuses a step in which ranks disagree. Nothing has changed by then. (If *no* rank has it, the matrix is
+# is told. The package's own Muon asks before each step who has which gradient, in one tiny all_reduce. Where
+# ranks disagree it refuses the step, before any parameter has changed. (If *no* rank has it, the matrix is
 # skipped; so with dp = 1 there is nothing to refuse.)
 
 # %%
@@ -248,7 +249,7 @@ print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
 # Half, if all ranks own equally many numbers. Where they do not, every rank's piece is filled up to the
-# longest, and an all_gather saves less.
+# longest, and an all_gather saves less. With more ranks than matrices it saves nothing.
 #
 # Then why an all_reduce in the first place? It needs no thought: one buffer, one offset, the same on all
 # ranks, whoever owns what.
@@ -256,8 +257,9 @@ print(lesson.say_bytes(counted[0], dp))
 # ## Who is waiting for whom?
 #
 # Nobody can go on before the all_reduce has everybody's answers. So a step takes as long as the *busiest*
-# rank. Its work is called the **makespan**. Newton–Schulz on an s × l matrix (s the shorter side) takes
-# 4s²l + 2s³ operations an iteration, so we can count it, and need no clock.
+# rank. Its work is called the **makespan**. At best it is a *fair share*: all the work, divided by the number
+# of ranks. Newton–Schulz on an s × l matrix (s the shorter side) takes 4s²l + 2s³ operations in each of its
+# five iterations. So we can count work, in GFLOP (10⁹ operations), and need no clock.
 #
 # Take a model of the size of GPT-2's smallest: twelve layers, each of four square matrices and two that are
 # four times as large. Move the slider. On the left they are dealt out by index. On the right the costliest
@@ -289,8 +291,10 @@ pair = launch(lesson.time_steps, 2, args=(2, seed, steps), backend=backend)
 print(lesson.say_clock(alone, pair))
 
 # %% [markdown]
-# With a free core for each rank, the last row lies between half of the first and the first: half the work, and
-# a buffer to send. Where other programs want the cores, too, it does not.
+# With a free core for each rank, a pair that does everything takes about as long as one process: all the work
+# twice, for the same answers. Round robin takes between half of that and all of it: half the work, and a buffer
+# to send. (If the pair took twice as long, its ranks had to share a core. Run the cell again when nothing else
+# runs.)
 #
 # ## Is it the same step?
 #
@@ -320,7 +324,7 @@ print("the same bits on every rank:", all(all(map(torch.equal, mine, single)) fo
 #
 # - Compute once, share the answer: each matrix has one owner, and all get its answer.
 # - The answers travel in one flat buffer. An all_reduce sends its zeros, too. An all_gather sends half the
-# bytes at best.
+#   bytes at best.
 # - Offsets must not depend on what one rank has: a skipped one is silently wrong, on all ranks alike.
 # - A step takes as long as the busiest rank. To deal out by index is even only by luck.
 #

@@ -118,6 +118,17 @@ def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureF
 
 
 @pytest.mark.live
+def test_a_function_that_fails_is_told_and_the_reference_stands_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = lesson.run_share(sharings.moves_the_offset_first, 2, lacking="k1")
+    assert run.wrong() == []
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("A run failed: rank 1 of 2 raised RuntimeError")
+    assert said.endswith("It has no buffers to show: this is the reference.")
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("ranks", SIZES)
 def test_real_ranks_do_what_intervals_foretell(ranks: int) -> None:
     lacking = sharing.owner_lacks("k1", ranks)
