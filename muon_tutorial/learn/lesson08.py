@@ -36,6 +36,7 @@ from .. import (
 from ..engine.collective import Collective, Label, Walk
 from ..engine.hops import view
 from ..engine.walk import gather, orthogonalize, scatter
+from ..errors import UsageError
 from ..plan.bucket import Bucket, DistMeta, Entry, Holding, holding_boxes
 from ..stepping import Stepper
 from ..training import gpt
@@ -96,7 +97,13 @@ def plan_of(dp: int, tp: int) -> Plan:
 
 
 def muon_on(seat: Any, at: Coordinate, seed: int) -> Muon:
-    """One rank's optimizer over its tp pieces, with the gradients of its own text."""
+    """One rank's optimizer over its tp pieces, with the gradients of its own text.
+
+    Raises:
+        UsageError: where tp does not divide the sides that it cuts.
+    """
+    if any(weights(seed)[name].shape[dim] % at.size("tp") for name, (_, dim) in MATRICES.items()):
+        raise UsageError(f"tp = {at.size('tp')} does not divide the sides that it cuts; take 1, 2 or 4")
     named = []
     for index, (name, whole) in enumerate(weights(seed).items()):
         box = plan_of(at.size("dp"), at.size("tp")).buckets[0].entries[index].matrix.box(at)
@@ -570,6 +577,8 @@ def mirror_exercise(plan: Plan) -> Exercise:
 
     def judge(undoes: Mapping[int, int], silent: Iterable[int]) -> str | None:
         recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
+        if isinstance(silent, int):
+            return "Give silent as a list of phases, such as [1, 2]."
         return _judge_mirror(undoes) or _judge_silent(recording, set(silent))
 
     hints = (
@@ -580,7 +589,11 @@ def mirror_exercise(plan: Plan) -> Exercise:
 
 
 def _judge_mirror(undoes: Mapping[int, int]) -> str | None:
+    if not isinstance(undoes, Mapping):
+        return "Give undoes as a dictionary: {1: the phase that undoes 1, 2: …, 3: …}."
     for phase in (1, 2, 3):
+        if phase not in undoes:
+            return f"undoes says nothing of phase {phase}. Its keys are the phases of the way out: 1, 2, 3."
         if undoes.get(phase) != len(PHASES) + 1 - phase:
             return f"Phase {phase} ({PHASES[phase - 1]}) is not undone by phase {undoes.get(phase)}."
     return None

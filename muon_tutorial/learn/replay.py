@@ -443,13 +443,17 @@ def _say_diary(diary: Diary, matrix: str, moment: int) -> str:
     return f"rank {diary.rank} {told or 'nothing'}"
 
 
-def explore(recording: Recording, live: bool = True) -> Shell | Picture:
-    """A slider through the seven phases and a button for each matrix, over all ranks' holdings."""
+def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
+    """A slider through the seven phases and a button for each matrix, over all ranks' holdings.
+
+    It starts at ``moment``, which is then its still picture, too; without one, that is all moments.
+    """
 
     def draw(phase: int, matrix: str) -> Picture:
         return render(recording, phase, matrix)
 
     start = recording.busiest()
     names = {start: start, **{name: name for name in recording.shapes}}
-    phase = slider("phase", last=LAST)
-    return show(draw, film(recording), live, phase=phase, matrix=choice("matrix", names))
+    still = film(recording) if moment is None else render(recording, moment)
+    phase = slider("phase", last=LAST, start=moment)
+    return show(draw, still, live, phase=phase, matrix=choice("matrix", names))

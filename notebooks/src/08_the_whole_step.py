@@ -56,18 +56,23 @@ from muon_tutorial.learn import lesson08 as lesson, replay
 # %%
 plan = lesson.plan_of(dp, tp)
 mirror, back, shapes, loop, quiz = lesson.exercises(plan)
-replay.explore(replay.load(), live=widgets)
+replay.film(replay.load())
 
 # %% [markdown]
 # Both ways you pass the same boxes. Only the outermost columns differ in colour: on the left each rank has a
-# gradient of its own, on the right all copies along dp have the same parts. These are the phases:
+# gradient of its own, on the right all copies along dp have the same parts. (What the hatching means follows
+# in a moment.) These are the phases:
 #
 # | way out | | way back | |
 # |---|---|---|---|
-# | 1 reduce_scatter | add the gradients over dp; each rank keeps the sum of its own range | 7 all_gather | the new weights of all ranges, over dp, to all |
+# | 1 reduce_scatter | average the gradients over dp; each rank keeps its own range of the mean | 7 all_gather | the new weights of all ranges, over dp, to all |
 # | 2 dp gather | all ranges, over dp | 6 dp slice | keep my range |
 # | 3 tp gather | all tp pieces: the matrix is whole | 5 tp slice | keep my piece |
 # | 4 Newton–Schulz | in one place, on the whole matrix | | |
+#
+# Where is the momentum? A rank keeps that of its own range only (lesson 05). After phase 1 it adds its range of
+# the mean gradient to it, and what comes out travels on, from phase 2 to Newton–Schulz. Before phase 7 it steps
+# its own range of the weight.
 #
 # ## Predict
 #
@@ -96,19 +101,19 @@ mirror.check(undoes, silent)
 # </details>
 
 # %% [markdown]
-# ## Stop between two messages
+# ## Stop between two requests
 #
 # Real processes do not wait for you to look. So here is a **stepping world**: all ranks live in this
 # notebook, each as a Python generator. A rank runs until it needs something from others. Then it *yields* a
 # request and stands still, until the world has answered.
 #
-# We let the world answer one message. The ranks that are listed below it stand and wait.
+# We let the world answer one request. The ranks that are listed below it stand and wait.
 
 # %%
 world = LocalWorld(Grid.of(dp=dp, tp=tp))
 world.start([lesson.program(world.seat(rank), seed) for rank in world.grid.ranks])
-messages = lesson.requests(world)
-print(next(messages))
+answered = lesson.requests(world)
+print(next(answered))
 for rank, asked in world.pending.items():
     print(f"  rank {rank} waits: {asked.kind} over {asked.axes[0]}")
 
@@ -118,9 +123,13 @@ for rank, asked in world.pending.items():
 # not there. (An `all_gather` over dp appears in phase 2 and in phase 7: its numbers differ, its kind does not.)
 
 # %%
-print(*messages, sep="\n")
+print(*answered, sep="\n")
 
 # %% [markdown]
+# Two things to see. No group waits for another one: some ranks may be in phase 2 before others are in phase 1.
+# And in phase 3 a rank asks only for the matrices it works on: those of which its own range has a part. A
+# matrix that a boundary between two ranges cuts is orthogonalized on both sides.
+#
 # ## Whose numbers are these?
 #
 # Let us send names in place of numbers: each rank fills its range with its own rank, and walks phases 2, 3,
@@ -136,18 +145,20 @@ print(lesson.say_home(plan, home))
 #
 # With Newton–Schulz in the middle this changes. It multiplies the matrix by itself, so that *every* number of
 # the result depends on *every* number that came in. From phase 4 on, a part has no single sender: it is made
-# from the whole matrix. The picture hatches it; its colour now says who will keep it.
+# from the whole matrix. The pictures hatch it; its colour now says who will keep it.
+#
+# Here is your grid, and beside each moment its mirror. Move the slider from 0 to 7.
 
 # %%
-replay.render(lesson.record_here(dp, tp, seed), 4)
+replay.explore(lesson.record_here(dp, tp, seed), live=widgets, moment=4)
 
 # %% [markdown]
 # ## The way out, as code
 #
 # The package keeps the way out as data, a **route**: a list of **hops**. A hop says how one axis holds a
 # tensor before and after (`Shard` is cut, `Replicate` is whole on all ranks). `take` carries a tensor over
-# one hop. This is the package's own code, read from it just now; `yield from` means: ask, and wait for the
-# answer.
+# one hop; `at` says which rank this is, `label` what to call the request. This is the package's own code, read
+# from it just now; `yield from` means: ask, and wait for the answer.
 
 # %%
 print(inspect.getsource(gather))
@@ -156,7 +167,8 @@ print(inspect.getsource(gather))
 # ## Write the way back
 #
 # Phases 5 and 6 are one function, the opposite of `gather`. Every hop has an opposite, too: `hop.inverse`.
-# The stub is `gather` with a hole; the hole is not all that has to change. Think of coming home: shoes that you put on last, you take off first.
+# The stub is `gather` with a hole; the hole is not all that has to change. Think of coming home: shoes that
+# you put on last, you take off first.
 #
 # *Medium · 5 minutes · required*
 
@@ -279,7 +291,9 @@ loop.check(update_loop)
 # ## Your optimizer
 #
 # Now all seven phases, with your functions in their places. `job` does the arithmetic in between (momentum,
-# Newton–Schulz, weight decay). Everything that moves is in this cell.
+# Newton–Schulz, weight decay). Everything that moves is in the second cell below. `gather` walks whatever route
+# it is given: that of phase 1 is one hop, a reduce_scatter. Matrices that this rank does not work on stay zero
+# in `done`; its own range has none of them.
 
 # %%
 way_back = back.accepted_or(scatter)

@@ -12,6 +12,7 @@ from muon_tutorial import Grid, LocalWorld, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.walk import gather, scatter
+from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import lesson08 as lesson
 from muon_tutorial.learn import replay
 from muon_tutorial.learn.checks import Verdict
@@ -155,6 +156,14 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
     says(exercise.check(mirror, silent[1:]), "Phase 4 (Newton–Schulz) sends nothing either")
     if dp > 1:
         says(exercise.check(mirror, [*silent, 7]), "Phase 7 does send: all_gather over dp")
+    says(exercise.check([7, 6, 5], silent), "as a dictionary")
+    says(exercise.check({7: 1, 6: 2, 5: 3}, silent), "says nothing of phase 1. Its keys")
+    says(exercise.check(mirror, 4), "as a list of phases")
+
+
+def test_a_tp_that_leaves_uneven_pieces_is_refused_with_a_remedy() -> None:
+    with pytest.raises(UsageError, match="tp = 3 does not divide the sides that it cuts; take 1, 2 or 4"):
+        lesson.exercises(lesson.plan_of(2, 3))
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 2)])

@@ -82,6 +82,14 @@ def test_every_position_of_the_scrubber_can_be_drawn(recording: replay.Recording
     assert len(seen) == len(recording.shapes) * (replay.LAST + 1)
 
 
+def test_a_scrubber_that_starts_at_a_moment_has_it_as_its_still(recording: replay.Recording) -> None:
+    there = replay.render(recording, 4)
+    assert replay.explore(recording, live=False, moment=4) == there
+    shell = replay.explore(recording, moment=4)
+    assert isinstance(shell, Shell)
+    assert shell.picture == there
+
+
 def test_the_film_names_every_phase_and_rank(recording: replay.Recording) -> None:
     said = replay.film(recording).alt
     assert all(phase in said for phase in replay.PHASES)
