@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import torch
@@ -82,69 +83,64 @@ def sample_request(
 def strategies_table(command: str, D: int = 4) -> Table:
     """Every strategy of the table of formulas, as its formula says and as the plan's ledger does."""
     rows = tuple(_strategy_rows(D))
-    columns = ("strategy", "formula", "g", "p", "by formula", "by ledger", "over ZeRO-1 AdamW")
+    columns = (
+        "strategy",
+        "formula",
+        "g",
+        "p",
+        "by formula",
+        "by ledger",
+        "whole step",
+        "over DDP AdamW",
+        "over ZeRO-1 AdamW",
+        "over FSDP2 AdamW",
+    )
     notes = (
         f"Bytes a rank sends in a step as rings do, {D} ranks, {_count(_even()):,} elements in Muon's "
         "matrices, no tensor parallelism; the agreement on which gradients exist (8 bytes a parameter) left "
-        "out. The gradient's all_reduce before `round_robin` and `owner` is the caller's. `owner` is the "
-        "mean over ranks. (1, 1.25] is the paper's range for g = p = 4; other dtypes leave it.",
+        "out. The whole step holds what comes before, too: DDP's all_reduce of the gradients for "
+        "`round_robin`, FSDP2's three moves for `owner`, a mean over ranks. The ratios are of whole steps. "
+        "(1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. Over DDP, with "
+        "p = 2, the sign turns round: `zero1, boundary` sends less, as does ZeRO-1 AdamW.",
     )
     return Table("The strategies: formula and ledger", columns, rows, command, notes)
 
 
 def _strategy_rows(D: int) -> Iterator[tuple[Cell, ...]]:
-    N = _count(_even())
     for g, p in ((4, 4), (4, 2), (2, 2)):
-        adamw = formulas.zero1_adamw(D, N, g, p)
-        updates = formulas.round_robin_updates(D, N)
-        boundary = partial(zero1, gather="boundary")
-        straddling = formulas.zero1_adamw(D, N, g, p) + _straddling(D, g, p)
-        sharded = (("dp", Shard(0)),)
-        yield _row("AdamW, DDP", "2ρNg", g, p, formulas.ddp_adamw(D, N, g), None, adamw)
-        yield _row("AdamW, ZeRO-1", "ρN(g+p)", g, p, adamw, None, adamw)
-        yield _row(
-            "zero1, gather all",
-            "ρN(g+p+2)",
-            g,
-            p,
-            formulas.zero1_gather_all(D, N, g, p),
-            _mean(zero1, D, g, p),
-            adamw,
+        N = _count(_even())
+        adamw = (
+            formulas.ddp_adamw(D, N, g),
+            formulas.zero1_adamw(D, N, g, p),
+            formulas.fsdp2_adamw(D, N, g, p),
         )
-        yield _row(
-            "zero1, boundary",
-            "ρN(g+p) + straddling",
-            g,
-            p,
-            straddling,
-            _mean(boundary, D, g, p),
-            adamw,
-        )
-        yield _row(
-            "round_robin, all_reduce back",
-            "2ρN·2",
-            g,
-            p,
-            updates,
-            _mean(round_robin, D, g, p),
-            adamw,
-        )
-        yield _row(
-            "owner over shards",
-            "2ρ(N/D)·2",
-            g,
-            p,
-            formulas.owner_both_ways(D, N),
-            _mean(owner, D, g, p, sharded),
-            adamw,
-        )
+        for name, formula, due, before, counted in _strategies_of(D, N, g, p):
+            whole = float(due + before)
+            ratios = (whole / float(one) for one in adamw)
+            yield name, formula, g, p, float(due), counted, whole, *ratios
 
 
-def _row(
-    name: str, formula: str, g: int, p: int, due: object, counted: float | None, adamw: object
-) -> tuple[Cell, ...]:
-    due = float(due)  # type: ignore[arg-type]
-    return name, formula, g, p, due, counted, due / float(adamw)  # type: ignore[arg-type]
+def _strategies_of(
+    D: int, N: int, g: int, p: int
+) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
+    """Name, formula, what the step sends by it, what was sent before, and the step by the plan's ledger."""
+    ddp, zero, fsdp2 = (
+        formulas.ddp_adamw(D, N, g),
+        formulas.zero1_adamw(D, N, g, p),
+        formulas.fsdp2_adamw(D, N, g, p),
+    )
+    nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
+    yield "AdamW, DDP", "2ρNg", ddp, nothing, None
+    yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None
+    yield "AdamW, FSDP2", "ρN(g+2p)", fsdp2, nothing, None
+    every = formulas.zero1_gather_all(D, N, g, p)
+    yield "zero1, gather all", "ρN(g+p+2)", every, nothing, _mean(zero1, D, g, p)
+    straddling = zero + Fraction(_straddling(D, g, p))
+    yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
+    shared = formulas.round_robin_updates(D, N)
+    yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
+    owned, sharded = formulas.owner_both_ways(D, N), (("dp", Shard(0)),)
+    yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
 
 
 def _even(g: int = 4, p: int = 4, cuts: tuple = ()) -> list[Matrix]:

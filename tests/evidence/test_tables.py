@@ -44,8 +44,18 @@ def test_the_spread_is_the_middle_half() -> None:
 def test_every_strategys_formula_is_its_ledger() -> None:
     rows = [row for row in strategies_table("").rows if row[5] is not None]
     assert len(rows) == 12
-    for _, _, _, _, due, counted, _ in rows:
+    for _, _, _, _, due, counted, *_ in rows:
         assert due == counted
+
+
+def test_ratios_are_of_whole_steps_and_their_sign_turns_round() -> None:
+    """The table's ratios: 1.5 for round robin over DDP; the paper's 1.25, and 1.33 and 1.5 beyond it."""
+    over_ddp = {(row[0], row[2], row[3]): row[7] for row in strategies_table("").rows}
+    over_zero1 = {(row[0], row[2], row[3]): row[8] for row in strategies_table("").rows}
+    assert over_ddp["round_robin, all_reduce back", 4, 4] == 1.5
+    assert [over_zero1["zero1, gather all", g, p] for g, p in ((4, 4), (2, 2))] == [1.25, 1.5]
+    assert over_zero1["zero1, gather all", 4, 2] == pytest.approx(4 / 3)
+    assert over_ddp["zero1, boundary", 4, 2] < 1 < over_ddp["zero1, boundary", 4, 4]
 
 
 def test_gloo_reduces_and_scatters_at_the_price_of_an_all_reduce() -> None:
