@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..plan.grid import Coordinate, Grid
-from .checks import Exercise, value_of
+from .checks import Exercise, MistakeError, value_of
 from .grid_work import DIM, KINDS, Kind, ShapeOf, local_shape
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
@@ -128,7 +128,7 @@ def shapes_exercise() -> Exercise:
     def judge(function: ShapeOf) -> str | None:
         for shape, tp in ((shape, tp) for tp in PARTS for shape in SHAPES):
             for kind in KINDS:
-                said = [value_of(function, shape, kind, place, tp) for place in range(tp)]
+                said = [_ask(function, shape, kind, place, tp) for place in range(tp)]
                 if wrong := _judge_shapes(said, shape, kind, tp):
                     return f"A weight of {shape}, {kind} parallel, tp {tp}: {wrong}"
         return None
@@ -139,6 +139,16 @@ def shapes_exercise() -> Exercise:
         "What is left for a place is n - step * place; never less than 0, never more than step.",
     )
     return Exercise(judge, hints, "As torch.chunk cuts, for places that get less, or nothing, too.")
+
+
+def _ask(function: ShapeOf, shape: tuple[int, int], kind: Kind, place: int, tp: int) -> Any:
+    """The shape that the reader's function returns; if it raises, the mistake says in which case."""
+    try:
+        return value_of(function, shape, kind, place, tp)
+    except MistakeError as mistake:
+        raise MistakeError(
+            f"A weight of {shape}, {kind} parallel, tp {tp}, place {place}: {mistake}"
+        ) from None
 
 
 def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: Kind, tp: int) -> str | None:

@@ -75,14 +75,20 @@ def plan_of(dp: int, tp: int) -> Plan:
 
 def picture_of_kept(plan: Plan, kept: Sequence[Kept]) -> Picture:
     """The first weight and its momentum, by holder, with a letter for each distinct content of a real run."""
-    letters = name_contents([mine.weights[0] for mine in kept] + [mine.momentum[0] for mine in kept])
-    weights, momentum = letters[: len(kept)], letters[len(kept) :]
-    held = _named(weight_holdings(plan), weights), _named(momentum_holdings(plan), momentum)
+    up, _, momentum = _letters(kept)
+    held = _named(weight_holdings(plan), up), _named(momentum_holdings(plan), momentum)
     moments = [
         Moment("up: the weight", "tp cuts it, dp copies it", held[0]),
         Moment("up: its momentum", "tp cuts it, dp cuts the buffer", held[1]),
     ]
     return figures.draw_holdings(moments, UP, "lesson06-kept")
+
+
+def _letters(kept: Sequence[Kept]) -> tuple[list[str], list[str], list[str]]:
+    """A letter for each rank's piece of the first weight, of the second, and of the first one's momentum."""
+    pieces = [mine.weights[number] for number in (0, 1) for mine in kept]
+    letters, ranks = name_contents([*pieces, *(mine.momentum[0] for mine in kept)]), len(kept)
+    return letters[:ranks], letters[ranks : 2 * ranks], letters[2 * ranks :]
 
 
 def _named(held: Sequence[Held], letters: Sequence[str]) -> tuple[Held, ...]:
@@ -91,8 +97,7 @@ def _named(held: Sequence[Held], letters: Sequence[str]) -> tuple[Held, ...]:
 
 def say_kept(kept: Sequence[Kept], tp: int) -> str:
     """What each rank keeps, a line a rank: the same letter means the same bytes."""
-    letters = name_contents([mine.weights[number] for number in (0, 1) for mine in kept])
-    up, down = letters[: len(kept)], letters[len(kept) :]
+    up, down, _ = _letters(kept)
     lines = ["rank   dp  tp   up  down   numbers of momentum: of up, of down"]
     for rank, mine in enumerate(kept):
         counts = [part.numel() for part in mine.momentum]

@@ -54,7 +54,7 @@ LESSONS = (
     Lesson("03", "03_what_does_a_collective_move", "What does a collective move?", 25, ("00",)),
     Lesson("04", "04_the_first_distributed_muon", "How did the first distributed Muon work?", 30, ("03",)),
     Lesson("05", "05_zero1_and_the_virtual_buffer", "ZeRO-1 and the virtual buffer", 20, ("00", "03")),
-    Lesson("06", "06_the_grid", "The 2-D grid, and what TP cuts", 25, ("03", "05")),
+    Lesson("06", "06_the_grid", "The 2-D grid, and what TP cuts", 30, ("03", "05")),
     Lesson(
         "07",
         "07_each_shard_alone",

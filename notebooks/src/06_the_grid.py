@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · The 2-D grid, and what TP cuts
 #
-# **Twenty-five minutes.** At the end you can say, for any rank, who holds the same numbers as it does, who
+# **Thirty minutes.** At the end you can say, for any rank, who holds the same numbers as it does, who
 # holds the rest of a matrix, and which piece is its own. And your own function has made the groups of a grid
 # on real processes.
 #
@@ -59,7 +59,8 @@ lesson.explore(dp, tp, live=widgets)
 # %% [markdown]
 # Three things to see:
 #
-# 1. *Ranks are counted along the rows:* rank = dp place × tp + tp place.
+# 1. *Ranks are counted along the rows:* rank = dp place × tp + tp place. Back again: `rank // tp` is its place
+#    along dp, and `rank % tp` its place along tp.
 # 2. *Along a row* the colours differ. These ranks hold different pieces, which make one whole matrix. They
 # are the rank's **tp group**: in it, tp changes.
 # 3. *Along a column* the colours are the same. These ranks hold the same piece, and see different data. They
@@ -191,9 +192,10 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# "No rank failed by itself": each waits for somebody who waits elsewhere. Which rank is named first is
-# chance, and nothing says what the fault is. It ended soon, because `launch` lets a rank wait for 1.5 seconds
-# here. By itself, PyTorch lets it wait for half an hour.
+# "No rank failed by itself": each waits for somebody who waits elsewhere. (On some grids a rank needs none of
+# those, and "had returned".) Which rank is named first is chance, and nothing says what the fault is. It
+# ended soon, because `launch` lets a rank wait for 1.5 seconds here. By itself, PyTorch lets it wait for half
+# an hour.
 #
 # It is better to compare first. `work.agree` sends each rank's list to all, and every rank looks for the
 # first difference. That takes one collective over all ranks, once, and it tells you what to mend.
@@ -262,10 +264,11 @@ shapes.check(local_shape)
 # %% [markdown]
 # ## Cut, and still the same answer
 #
-# One after the other, both cuts fit together. `up` is column parallel: each place makes some of the hidden
-# numbers. They are finished, so the relu can come at once. And just those are the inputs that its piece of
-# `down`, row parallel, needs: no message in between. Only at the end each place has a part of every sum, and
-# one all_reduce over the tp group adds the parts up.
+# One after the other, both cuts fit together. Take two layers: `up`, 10 × 8, makes 10 hidden numbers of 8
+# inputs; `down`, 6 × 10, makes 6 outputs of them. `up` is column parallel: each place makes some of the
+# hidden numbers. They are finished, so the relu can come at once. And just those are the inputs that its
+# piece of `down`, row parallel, needs: no message in between. Only at the end each place has a part of every
+# sum, and one all_reduce over the tp group adds the parts up.
 #
 # `work.cut` takes its lengths from your function, if it has passed.
 
@@ -311,7 +314,8 @@ lesson.picture_of_buffers(dp, tp)
 # (Where a place holds less of a matrix than others, its buffer is filled up with padding, hatched. So all
 # buffers have the same layout, and the ranks of one row keep the same stretch of them.)
 #
-# Now train on real ranks, with gradients that differ in every row of the grid.
+# Now train on real ranks, with gradients that differ in every row of the grid. `work.my_parameters` cuts `up`
+# and `down`, and notes on each piece how it was cut: Muon must know.
 
 # %%
 def train(rank):
@@ -329,7 +333,7 @@ print(lesson.say_kept(kept, tp))
 # %% [markdown]
 # A letter stands for the bytes of a piece. After all those steps, with other data in every row, the letters
 # still repeat along dp: the step made the copies the same again, to the bit. The momentum is nowhere twice.
-# Here is `up`, from the same run. In this picture a colour is a rank.
+# Here is `up`, from the same run, with the same letters. In this picture a colour is a rank.
 
 # %%
 lesson.picture_of_kept(lesson.plan_of(dp, tp), kept)

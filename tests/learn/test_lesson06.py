@@ -133,6 +133,11 @@ def other_cut(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
     return lesson.local_shape(shape, "row" if kind == "column" else "column", place, tp)
 
 
+def piece_of_chunk(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
+    """By torch.chunk, which gives fewer pieces than places where nothing is left."""
+    return torch.empty(shape).chunk(tp, 0 if kind == "column" else 1)[place].shape
+
+
 def with_length(length: Any) -> Any:
     def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
         mine = length(shape[0 if kind == "column" else 1], place, tp)
@@ -155,7 +160,11 @@ def with_length(length: Any) -> Any:
             "torch.chunk fills one place after another",
         ),
         (lambda shape, kind, place, tp: shape[0], "give a pair (rows, columns) for place 0"),
-        (lambda shape, kind, place, tp: shape[2], "IndexError"),
+        (lambda shape, kind, place, tp: shape[2], "tp 1, place 0: The function raised IndexError"),
+        (
+            piece_of_chunk,
+            "A weight of (1, 5), column parallel, tp 2, place 1: The function raised IndexError",
+        ),
     ],
 )
 def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
@@ -347,5 +356,6 @@ def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_say
     assert kept[0].numbers == 35
     lines = lesson.say_kept(kept, 2).splitlines()[1:]
     assert [line.split()[3:5] for line in lines] == [["A", "C"], ["B", "D"]] * 2
-    said = lesson.picture_of_kept(plan, kept).alt
-    assert "rank 2 holds rows 0 to 4, all columns (bytes A)" in said
+    weight, momentum = lesson.picture_of_kept(plan, kept).alt.split("up: its momentum")
+    assert "rank 2 holds rows 0 to 4, all columns (bytes A)" in weight
+    assert "rank 0 holds rows 0 to 3, all columns and rows 4 to 4, columns 0 to 2 (bytes E)" in momentum
