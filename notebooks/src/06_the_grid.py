@@ -192,10 +192,9 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# "No rank failed by itself": each waits for somebody who waits elsewhere. (On some grids a rank needs none of
-# those, and "had returned".) Which rank is named first is chance, and nothing says what the fault is. It
-# ended soon, because `launch` lets a rank wait for 1.5 seconds here. By itself, PyTorch lets it wait for half
-# an hour.
+# "No rank failed by itself": each waits for somebody who waits elsewhere. (On some grids a few get through: they
+# "had returned".) Which rank is named first is chance, and nothing says what the fault is. It ended soon,
+# because `launch` lets a rank wait for 1.5 seconds here. By itself, PyTorch lets it wait for half an hour.
 #
 # It is better to compare first. `work.agree` sends each rank's list to all, and every rank looks for the
 # first difference. That takes one collective over all ranks, once, and it tells you what to mend.
