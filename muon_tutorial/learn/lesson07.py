@@ -291,8 +291,15 @@ def probe() -> Tensor:
 
 
 def run_gather(function: Gather, dp: int, tp: int, backend: str = "gloo") -> Gathered:
-    """Play ``function(piece, dim, tp group)`` on real ranks, both cuts; the reference, where it is a stub."""
-    run = _run(function, dp, tp, backend)
+    """Play ``function(piece, dim, tp group)`` on real ranks, both cuts; the reference, where it is a stub.
+
+    Where a rank fails, says why, and returns results that are no matrices.
+    """
+    try:
+        run = _run(function, dp, tp, backend)
+    except RankFailedError as error:
+        print(_say_trouble(error, dp, tp))
+        return Gathered(dp, tp, ({1: None, 0: None},) * (dp * tp))
     if not run.is_open:
         return run
     print("No answer yet: this is the reference.")
@@ -322,7 +329,7 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         try:
             run = _run(function, dp, tp, backend)
         except RankFailedError as error:
-            raise MistakeError(say_failure(error)) from None
+            raise MistakeError(" ".join(_say_trouble(error, dp, tp).split())) from None
         if run.is_open:
             raise OpenAnswerError
         return next(filter(None, (_judge_result(run, *each) for each in run.each())), None)
@@ -332,6 +339,15 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "torch.cat(pieces, dim=...) puts them side by side along the dimension that was cut.",
     )
     return Exercise(judge, hints, "Every rank holds the whole matrix, every number in its place, either way.")
+
+
+def _say_trouble(error: RankFailedError, dp: int, tp: int) -> str:
+    """The first rank's failure and the reader's own line, and the reason where the group was left out."""
+    told = say_failure(error).split("\nThe other ranks:")[0]
+    if dp == 1 or f"expected length {dp * tp}, got {tp}" not in str(error):
+        return told
+    who = f"all {dp * tp} ranks of the grid answer, not the {tp} of your line along tp"
+    return f"{told}\nWithout group=group {who}."
 
 
 def _judge_result(run: Gathered, rank: int, dim: int, result: Any) -> str | None:

@@ -102,7 +102,8 @@ print(alone)
 
 # %% [markdown]
 # **Cosine** says whether two matrices point the same way: 1 is the same way, 0 is at right angles. **Distance**
-# is the size of the difference, divided by the size of UVᵀ.
+# is the size of the difference, divided by the size of UVᵀ. In brackets stands what is left of it with the
+# factor that brings the update nearest: the best that a learning rate could do.
 #
 # The singular values are all equal. To somebody who looks at the spectrum only, this update is perfect, up to
 # a factor. But the cosine says that it points elsewhere. A factor does not change the cosine: no learning rate
@@ -122,7 +123,8 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 # ## Both cuts, more and more pieces
 #
 # The same gradient. Panel 1: the whole, before and after. Panel 2: in pieces. Panels 3 and 4: how wrong, by
-# the number of pieces. In panel 4 a distance of 1 is as far off as no update at all.
+# the number of pieces. In panel 4 a distance of 1 is as far off as no update at all. (Much of the columns'
+# distance is their factor, which the cosine leaves out.)
 
 # %%
 lesson.picture_of_panels(gradient, tp)

@@ -187,6 +187,29 @@ def test_a_gather_from_all_ranks_is_told_that_the_line_is_enough() -> None:
     assert "pieces of all ranks" in lesson07.check_gather(2, 2).check(everybody).message
 
 
+def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
+    pieces = [torch.empty_like(piece) for _ in range(group.size())]
+    dist.all_gather(pieces, piece)
+    return torch.cat(pieces, dim=dim)
+
+
+@pytest.mark.live
+def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = lesson07.check_gather(2, 2).check(without_group).message
+    assert "Without group=group all 4 ranks of the grid answer, not the 2 of your line along tp." in said
+    assert said.count("RuntimeError") == 1
+    broken = lesson07.run_gather(without_group, 2, 2)
+    assert "Without group=group" in capsys.readouterr().out
+    assert lesson07.picture_of_gathered(broken).alt.count("no matrix") == 2
+
+
+@pytest.mark.live
+def test_another_failure_is_not_laid_to_the_group() -> None:
+    assert "Without group" not in lesson07.check_gather(2, 2).check(a_plain_error).message
+
+
 @pytest.mark.live
 def test_pictures_show_the_readers_wrong_run() -> None:
     right = lesson07.picture_of_gathered(lesson07.run_gather(solution, 1, 2))
