@@ -76,7 +76,7 @@ def run_share(function: Share, ranks: int, backend: str = "gloo", seed: int = 0,
         [run] = run_cases(function, ranks, cases, backend=backend, seed=seed)
         trouble = "No answer yet" if run.is_open else ""
     except RankFailedError as error:
-        trouble = f"{_say_trouble(error).rstrip('.')}. It has no buffers to show"
+        trouble = f"{_say_trouble(error).rstrip('.')}. Your function left no buffers to show"
     if trouble:
         print(textwrap.fill(f"{trouble}: this is the reference.", 100))
         [run] = run_cases(share, ranks, cases, backend=backend, seed=seed)

@@ -125,7 +125,7 @@ def test_a_function_that_fails_is_told_and_the_reference_stands_in(
     assert run.wrong() == []
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("A run failed: rank 1 of 2 raised RuntimeError")
-    assert said.endswith("It has no buffers to show: this is the reference.")
+    assert said.endswith("Your function left no buffers to show: this is the reference.")
 
 
 @pytest.mark.live
