@@ -62,7 +62,7 @@ LESSONS = (
         20,
         ("01", "06"),
     ),
-    Lesson("08", "08_the_whole_step", "The whole step, and its opposite arrows", 30, ("03", "05", "06")),
+    Lesson("08", "08_the_whole_step", "The whole step, and its opposite arrows", 40, ("03", "05", "06")),
 )
 
 PATHS = (

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 · The whole step, and its opposite arrows
 #
-# **Thirty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of
+# **Forty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of
 # them sends, and write the way back from the way out. And an optimizer with your own functions in it has run
 # on real processes.
 #

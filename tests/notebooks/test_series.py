@@ -12,7 +12,7 @@ from muon_tutorial.learn import series
 from scripts.notebooks import FOLDER, ROOT, sources
 from scripts.series import SETUP, wanted, with_series
 
-MINUTES = {"five": 5, "ten": 10, "fifteen": 15, "twenty": 20, "twenty-five": 25, "thirty": 30}
+MINUTES = {"five": 5, "ten": 10, "fifteen": 15, "twenty": 20, "twenty-five": 25, "thirty": 30, "forty": 40}
 
 
 @pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)
