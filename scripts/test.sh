@@ -14,7 +14,7 @@ run() {
 
 run ruff check .
 run mypy
-run pytest --durations=10 "$@"
+run pytest -n 2 --dist loadfile --durations=10 "$@" # a file at a time in each of two processes
 
 [ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }
 echo "test: ruff, mypy and pytest passed"
