@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,8 @@ def test_every_strategys_formula_is_its_ledger() -> None:
 
 def test_ratios_are_of_whole_steps_and_their_sign_turns_round() -> None:
     """The table's ratios: 1.5 for round robin over DDP; the paper's 1.25, and 1.33 and 1.5 beyond it."""
-    over_ddp = {(row[0], row[2], row[3]): row[7] for row in strategies_table("").rows}
-    over_zero1 = {(row[0], row[2], row[3]): row[8] for row in strategies_table("").rows}
+    over_ddp: dict[Any, Any] = {(row[0], row[2], row[3]): row[7] for row in strategies_table("").rows}
+    over_zero1: dict[Any, Any] = {(row[0], row[2], row[3]): row[8] for row in strategies_table("").rows}
     assert over_ddp["round_robin, all_reduce back", 4, 4] == 1.5
     assert [over_zero1["zero1, gather all", g, p] for g, p in ((4, 4), (2, 2))] == [1.25, 1.5]
     assert over_zero1["zero1, gather all", 4, 2] == pytest.approx(4 / 3)
