@@ -286,8 +286,12 @@ class Muon(torch.optim.Optimizer):
 
         Momentum keeps its dtype, or takes the parameter's where that is wider: nothing is rounded. (The stock
         method rounds fp32 momentum to a bf16 parameter's dtype.)
+
+        Raises:
+            UsageError: a momentum is not what this rank keeps; everything is as it was before.
         """
         self._refuse_while_ready("load_state_dict")
+        before = self.state, self.param_groups
         # Registered last, so that it sees what the user's own hooks made of the state.
         parts = [group.get("parts") for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(_hide_tensors)
@@ -298,7 +302,11 @@ class Muon(torch.optim.Optimizer):
         for group, its_parts in zip(self.param_groups, parts, strict=True):
             group.setdefault("parts", its_parts)
         self._legs = None
-        self._planned()
+        try:
+            self._planned()
+        except UsageError:
+            self.state, self.param_groups = before
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         if self._planning is not None:

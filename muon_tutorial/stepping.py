@@ -29,6 +29,8 @@ from .plan.matrix import Matrix, held_box
 from .plan.strategies import BUCKET_BYTES, Plan
 from .update import Piece, adjusted_lr, decay_and_add_piece, momentum_update
 
+Kept = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
@@ -93,7 +95,8 @@ class Stepper:
         """Give every parameter its momentum: what this rank keeps of it, of no elements where it keeps
         nothing.
 
-        A momentum loaded as a whole parameter (the stock optimizer's) is cut to that.
+        A momentum loaded as a whole parameter (the stock optimizer's) is cut to that. Where storage is
+        sliced, the state also says which elements it ``kept``, so that another rank's is not taken for it.
 
         Raises:
             UsageError: a loaded momentum is neither what this rank keeps nor the whole parameter.
@@ -106,6 +109,8 @@ class Stepper:
                 if saved is None
                 else keepsake.cut(saved, self.at)
             )
+            if keepsake.flat:
+                keepsake.slot.state["kept"] = keepsake.kept(self.at)
 
     def forget(self) -> None:
         """Drop the gradients that were readied: they have been used, or have changed since."""
@@ -335,6 +340,7 @@ class Keepsake:
         matrix = self.holdings[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
         if tuple(saved.shape) == self.shape:
+            self._check_kept(matrix.name, at)
             return saved
         if tuple(saved.shape) != whole:
             raise UsageError(
@@ -346,6 +352,20 @@ class Keepsake:
             return local.contiguous()
         kept = [local[h.entry.matrix.slices(at)].reshape(-1)[slice(*h.inside)] for h in self.holdings]
         return torch.cat([saved.new_empty(0), *kept])
+
+    def kept(self, at: Coordinate) -> Kept:
+        """The elements of a flat momentum: for each matrix the piece's offset and shape, and a run in it."""
+        frames = [(flat_frame(held.entry.matrix, at), held) for held in self.holdings if held.numel]
+        return tuple((_pair(frame.offset), _pair(frame.shape), held.inside) for frame, held in frames)
+
+    def _check_kept(self, name: str, at: Coordinate) -> None:
+        theirs = self.slot.state.get("kept")
+        if self.flat and theirs not in (None, self.kept(at)):
+            raise UsageError(
+                f"{name}: the loaded momentum was kept by another rank, or on another grid: it holds "
+                f"{_say_kept(theirs)}, where {at} keeps {_say_kept(self.kept(at))}; load each rank's own "
+                "state, or use load_checkpoint()"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +431,12 @@ def _sharded_axes(param: Tensor) -> tuple[str, ...]:
 
 def as_scalar(value: float | Tensor) -> float | Tensor:
     return value.squeeze() if isinstance(value, Tensor) else value
+
+
+def _say_kept(kept: Kept) -> str:
+    """Each run of elements, in the piece it belongs to."""
+    runs = [f"{run[0]} to {run[1]} of a {h} x {w} piece at {place}" for place, (h, w), run in kept]
+    return "elements " + ", ".join(runs) if runs else "nothing"
 
 
 def _pair(shape: tuple[int, ...]) -> tuple[int, int]:

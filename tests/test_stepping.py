@@ -378,7 +378,8 @@ def test_a_closures_gradients_are_readied_anew() -> None:
 def test_every_rank_has_an_entry_for_every_parameter_from_the_start(strategy: str, grid: Grid) -> None:
     for params, muon in pairs(Ranks.seated(grid, strategy)):
         assert set(muon.state) == set(params)
-        assert all(set(state) == {"momentum_buffer"} for state in muon.state.values())
+        keys = {"momentum_buffer", "kept"} if strategy == "zero1" else {"momentum_buffer"}
+        assert all(set(state) == keys for state in muon.state.values())
         assert all(not momentum(muon, param).any() for param in params)
 
 
@@ -449,6 +450,22 @@ def test_a_momentum_of_a_wrong_shape_is_refused_by_name(strategy: str) -> None:
         UsageError, match=r"parameter 3: a loaded momentum of shape \(2, 3\).* rank 1 .*\(9, 1\)"
     ):
         muon.load_state_dict(state)
+
+
+@pytest.mark.parametrize("giver", [0, 2, 3])
+def test_another_ranks_slices_are_refused_though_their_sizes_fit(giver: int) -> None:
+    """Along dp the slices differ, along tp the pieces do: nothing but the state itself can tell."""
+    case = Case(((8, 8),), (Shard(0),), steps=1)
+    ranks = Ranks.seated(DP2_TP2, "zero1", case)
+    ranks.steps(gradients(case))
+    sizes = [[momentum(muon, param).shape for param in params] for params, muon in pairs(ranks)]
+    assert sizes[giver] == sizes[1]
+    before = ranks.muons[1].state_dict()
+    with pytest.raises(
+        UsageError, match=r"parameter 0: the loaded momentum was kept by another rank.*rank 1"
+    ):
+        ranks.muons[1].load_state_dict(saved(ranks.muons[giver]))
+    assert ranks.muons[1].state_dict() == before
 
 
 def test_momentum_keeps_a_wider_dtype_than_the_parameters() -> None:
