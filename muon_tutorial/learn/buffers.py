@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from .misplaced import say_ranks, writers_at
+from .misplaced import ranks_of, say_ranks
 from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
-from .sharing import LENGTH, PLACES, Place, Run, differ
+from .sharing import LENGTH, PLACES, Place, Run, differ, place_of
 
 MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
 ALARM = "#b00020"
@@ -124,7 +124,8 @@ def _codes(run: Run, rank: int, moment: int) -> Tensor:
         return torch.zeros(LENGTH, dtype=torch.long)
     if moment == 1:
         return (run.filled(rank) != 0).long() << rank
-    return torch.where(run.after(rank) == 0, 0, run.writers())
+    after = run.after(rank)
+    return torch.where((after == 0) | after.isnan(), 0, run.writers())
 
 
 def _pieces(codes: Tensor) -> Iterator[tuple[int, int, int]]:
@@ -139,9 +140,8 @@ def _pieces(codes: Tensor) -> Iterator[tuple[int, int, int]]:
 
 def _names(run: Run, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
     """Answers that lie whole in a rank's buffer at a moment: (start, stop, name)."""
-    sizes = {place.name: place.stop - place.start for place in PLACES}
     if moment == 1:
-        yield from ((start, start + sizes[name], name) for name, start in run.found(rank).items())
+        yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
     if moment == 2:
         right, wrong = run.expected(), _wrong_places(run, rank)
         for place in PLACES:
@@ -178,18 +178,25 @@ def say_run(run: Run) -> str:
         begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no answer"
         said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
     wrong = run.wrong()
-    same = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
-    return " ".join([*said, f"{same}; {_say_wrong(run, wrong)}."])
+    return " ".join([*said, f"{_say_end(run)}; {_say_wrong(run, wrong)}."])
+
+
+def _say_end(run: Run) -> str:
+    if lost := run.without_buffer():
+        return f"No such buffer comes back from {say_ranks(lost)}"
+    return "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
 
 
 def _say_wrong(run: Run, wrong: Sequence[str]) -> str:
     if not wrong:
         return "every place is right"
-    mixed = [
-        f"{place.name} ({say_ranks(writers)})"
-        for place in PLACES
-        for writers in [max((writers_at(run, at) for at in (place.start, place.stop - 1)), key=len)]
-        if len(writers) > 1
-    ]
+    together = {place.name: _most_writers(run, place) for place in PLACES}
+    mixed = [f"{name} ({say_ranks(writers)})" for name, writers in together.items() if len(writers) > 1]
     sums = f"; sums of several ranks' answers in {', '.join(mixed)}" if mixed else ""
     return f"wrong places: {', '.join(wrong)}{sums}"
+
+
+def _most_writers(run: Run, place: Place) -> list[int]:
+    """The ranks that wrote the number of a place that the most ranks wrote."""
+    flags: list[int] = run.writers()[place.slice].unique().tolist()
+    return max((ranks_of(flag, run.ranks) for flag in flags), key=len)

@@ -129,6 +129,8 @@ def numbers(expected: Mapping[str, float], why: Mapping[str, str], within: float
     """
 
     def judge(answers: Mapping[str, Any]) -> str | None:
+        if not isinstance(answers, Mapping):
+            return f"Give a dictionary of {', '.join(expected)}."
         wrong = [name for name in expected if not _is_near(answers.get(name, ...), expected[name], within)]
         said = [f"{name}: {answers[name]} is not it. {why[name]}" for name in wrong]
         left = [name for name in expected if answers.get(name, ...) is ...]

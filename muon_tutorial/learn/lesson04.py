@@ -7,11 +7,12 @@ of Newton–Schulz, on the matrices of a GPT of the size of GPT-2's smallest.
 
 from __future__ import annotations
 
+import operator
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, SupportsFloat, SupportsIndex
 
 import torch
 from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ from . import measure
 from .buffers import MOMENTS, draw_moment, draw_run
 from .checks import Exercise, MistakeError, OpenAnswerError, numbers
 from .lesson03 import fastest, say_failure
-from .misplaced import early_starts, early_wrong, explain
+from .misplaced import early_starts, early_wrong, explain, reaches_into
 from .picture import INK, QUIET, Picture, finish
 from .sharing import (
     LENGTH,
@@ -113,13 +114,15 @@ def guess(ranks: int) -> Exercise:
     more = ranks + 1
     right = PLACES[-1].owner(more)
 
-    def judge(owner_of_last: object, zeros: object) -> str | None:
-        if not isinstance(owner_of_last, int) or not isinstance(zeros, (int, float)):
+    def judge(owner_of_last: SupportsIndex, zeros: SupportsFloat) -> str | None:
+        try:
+            said, part = operator.index(owner_of_last), float(zeros)
+        except (TypeError, ValueError):
             return "Give a rank, and a number between 0 and 1."
-        if owner_of_last != right:
-            return f"owner_of_last: {_why_not_owner(owner_of_last, ranks)}"
-        if abs(zeros - ranks / more) > 0.005:
-            return f"zeros: {_why_not_zeros(zeros, ranks)}"
+        if said != right:
+            return f"owner_of_last: {_why_not_owner(said, ranks)}"
+        if not abs(part - ranks / more) <= 0.005:
+            return f"zeros: {_why_not_zeros(part, ranks)}"
         return None
 
     hints = (
@@ -154,8 +157,9 @@ def predict(ranks: int) -> Exercise:
     lacking = owner_lacks(LACKING, ranks)
     right = early_wrong(ranks, lacking)
 
-    def judge(said: Iterable[str]) -> str | None:
-        if isinstance(said, str) or not all(name in SHAPES for name in said):
+    def judge(answer: object) -> str | None:
+        said = _read_names(answer)
+        if said is None:
             return 'Give a list of names, such as ["q1", "v2"].'
         if extra := [name for name in said if name not in right]:
             return f"{extra[0]} comes out as it should. {_why_right(extra[0])}"
@@ -168,6 +172,14 @@ def predict(ranks: int) -> Exercise:
         "Two kinds are wrong: what its owner puts elsewhere, and what it is put upon.",
     )
     return Exercise(judge, hints, "What is put elsewhere is wrong, and so is what it is put upon.")
+
+
+def _read_names(answer: object) -> list[str] | None:
+    """Names of matrices as a list; None where it is something else."""
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        return None
+    names = list(answer)
+    return names if all(isinstance(name, str) and name in SHAPES for name in names) else None
 
 
 def _why_right(name: str) -> str:
@@ -184,14 +196,9 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
     rank, other, start = next(
         (rank, other, start)
         for (rank, other), start in starts.items()
-        if start < place.stop and place.start < start + count_of(other) and other != name
+        if reaches_into(other, start, place) and other != name
     )
     return f"Rank {rank} puts its answer for {other} at {start:,}, and that reaches into it."
-
-
-def count_of(name: str) -> int:
-    """How many numbers a matrix has."""
-    return place_of(name).stop - place_of(name).start
 
 
 def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float = PATIENCE) -> Exercise:
@@ -376,7 +383,7 @@ def say_clock(alone: Sequence[StepSeconds], pair: Sequence[StepSeconds]) -> str:
 
 def quiz(ranks: int) -> Exercise:
     """Three numbers that the notebook has measured."""
-    own = sum(count_of(place.name) for place in PLACES if place.owner(ranks) == 0)
+    own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
     sent = predict_ring(ranks)
     expected = {"zeros": LENGTH - own, "busiest": fair_shares(WORST), "bytes": sent}
     why = {
@@ -384,12 +391,12 @@ def quiz(ranks: int) -> Exercise:
         "busiest": f"Look at the row for {WORST} in the table, or ask lesson.fair_shares({WORST}).",
         "bytes": "Look for all_gather in the table of bytes, or ask counted[0][1].ring.",
     }
-    return numbers(expected, why, within=0.005)
+    return numbers(expected, why, within=1e-6)
 
 
 def predict_ring(ranks: int) -> int:
     """Bytes a rank sends to all_gather the answers: every segment but one, each as long as the longest."""
-    own = [sum(count_of(p.name) for p in PLACES if p.owner(ranks) == rank) for rank in range(ranks)]
+    own = [sum(place.size for place in PLACES if place.owner(ranks) == rank) for rank in range(ranks)]
     return (ranks - 1) * max(own) * 2
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .sharing import LENGTH, PLACES, Lacking, Place, Run, place_of
+from .sharing import LENGTH, PLACES, Lacking, Place, Run, is_buffer, place_of
 
 
 def explain(run: Run) -> str | None:
@@ -32,7 +32,7 @@ def explain(run: Run) -> str | None:
 def _judge_returned(rank: int, returned: Any) -> str | None:
     if not isinstance(returned, Tensor):
         return f"Return the buffer; rank {rank} returned {type(returned).__name__}."
-    if tuple(returned.shape) != (LENGTH,):
+    if not is_buffer(returned):
         shape = " × ".join(f"{size:,}" for size in returned.shape)
         return f"The buffer has {LENGTH:,} numbers; rank {rank} returned {shape}."
     return None
@@ -41,10 +41,14 @@ def _judge_returned(rank: int, returned: Any) -> str | None:
 def _say_case(run: Run) -> str:
     if not run.lacking:
         return "With all gradients there:"
-    lackers = sorted({rank for rank, _ in run.lacking})
-    names = ", ".join(dict.fromkeys(name for _, name in run.lacking))
-    who = "all ranks" if len(lackers) == run.ranks > 1 else say_ranks(lackers)
-    return f"Where {who} {'lack' if len(lackers) > 1 else 'lacks'} the gradient of {names}:"
+    lackers: dict[str, list[int]] = {}
+    for rank, name in run.lacking:
+        lackers.setdefault(name, []).append(rank)
+    said = []
+    for name, ranks in lackers.items():
+        who = "all ranks" if len(ranks) == run.ranks > 1 else say_ranks(ranks)
+        said.append(f"{who} {'lack' if len(ranks) > 1 else 'lacks'} the gradient of {name}")
+    return f"Where {' and '.join(said)}:"
 
 
 def say_ranks(ranks: Sequence[int]) -> str:
@@ -59,8 +63,16 @@ def say_ranks(ranks: Sequence[int]) -> str:
 
 def writers_at(run: Run, position: int) -> list[int]:
     """The ranks that wrote a number of the buffer before the sum."""
-    flags = int(run.writers()[position])
-    return [rank for rank in range(run.ranks) if flags >> rank & 1]
+    return ranks_of(int(run.writers()[position]), run.ranks)
+
+
+def ranks_of(flags: int, ranks: int) -> list[int]:
+    """The ranks whose bits are set.
+
+    >>> ranks_of(0b101, 4)
+    [0, 2]
+    """
+    return [rank for rank in range(ranks) if flags >> rank & 1]
 
 
 def _explain_place(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
@@ -90,6 +102,8 @@ def _why(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
 def _why_empty(run: Run, rank: int, place: Place, owner: int) -> str:
     if run.found(owner).get(place.name) != place.start:
         return f"It is zero there: rank {owner}, the owner, has not put its answer in that place."
+    if rank == owner:
+        return f"It is zero there. Rank {rank} had handed over its answer: is what comes back a sum?"
     return f"It is zero there. Rank {owner} has the answer, but it never reached rank {rank}: what sums?"
 
 
@@ -121,7 +135,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[tuple[int, str], int]:
                 continue
             if place.owner(ranks) == rank:
                 starts[rank, place.name] = offset
-            offset += place.stop - place.start
+            offset += place.size
     return starts
 
 
@@ -132,10 +146,12 @@ def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
         for (_, name), start in early_starts(ranks, lacking).items()
         if start != place_of(name).start
     }
-    hit = {other.name for name, start in moved.items() for other in PLACES if _overlap(name, start, other)}
+    hit = {
+        other.name for name, start in moved.items() for other in PLACES if reaches_into(name, start, other)
+    }
     return [place.name for place in PLACES if place.name in moved or place.name in hit]
 
 
-def _overlap(name: str, start: int, other: Place) -> bool:
-    place = place_of(name)
-    return start < other.stop and other.start < start + place.stop - place.start
+def reaches_into(name: str, start: int, other: Place) -> bool:
+    """Whether a matrix's answer, put at ``start``, lies in part in the place of another."""
+    return start < other.stop and other.start < start + place_of(name).size

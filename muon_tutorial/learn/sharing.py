@@ -48,6 +48,11 @@ class Place:
         """The place, to index a buffer with."""
         return slice(self.start, self.stop)
 
+    @property
+    def size(self) -> int:
+        """How many numbers the matrix has."""
+        return self.stop - self.start
+
     def owner(self, ranks: int) -> int:
         """The rank that orthogonalizes the matrix: matrices are dealt out in turn."""
         return self.number % ranks
@@ -151,9 +156,12 @@ class Run:
         return all(report.returned is ... for report in self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """A rank's buffer as it handed it to the all_reduce; what it returned, where it called none."""
+        """A rank's buffer as it handed it to its last all_reduce of a whole one, in whatever shape; what it
+        returned, where it called no all_reduce at all."""
         handed = self.reports[rank].handed
-        return _as_buffer(handed[-1] if handed else self.reports[rank].returned).to(WIRE)
+        whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
+        found = whole[-1] if whole else None if handed else self.reports[rank].returned
+        return _as_buffer(found).to(WIRE)
 
     def after(self, rank: int) -> Tensor:
         """What a rank's function returned, as a buffer."""
@@ -181,13 +189,18 @@ class Run:
             if any(differ(after[place.slice], right[place.slice]) for after in afters)
         ]
 
+    def without_buffer(self) -> list[int]:
+        """The ranks that returned something else than a buffer of the right length."""
+        return [rank for rank, report in enumerate(self.reports) if not is_buffer(report.returned)]
+
     def agree(self) -> bool:
-        """Whether all ranks ended with the same bits."""
+        """Whether all ranks ended with the same bits, in a buffer."""
         return not any(differ(self.after(0), self.after(rank)) for rank in range(self.ranks))
 
     def writers(self) -> Tensor:
         """For each number of the buffer, who wrote there before the sum: bit r is set for rank r."""
-        flags = (self.filled(rank) != 0 for rank in range(self.ranks))
+        buffers = (self.filled(rank) for rank in range(self.ranks))
+        flags = ((buffer != 0) & ~buffer.isnan() for buffer in buffers)
         return torch.stack([flag.long() << rank for rank, flag in enumerate(flags)]).sum(0)
 
     def found(self, rank: int) -> dict[str, int]:
@@ -197,10 +210,14 @@ class Run:
         return {name: start for name, start in starts.items() if start is not None}
 
 
+def is_buffer(value: Any) -> bool:
+    """Whether it is a tensor of the flat buffer's length."""
+    return isinstance(value, Tensor) and tuple(value.shape) == (LENGTH,)
+
+
 def _as_buffer(value: Any) -> Tensor:
     """A tensor of the buffer's length as it is; anything else as a buffer of NaN, which equals nothing."""
-    fits = isinstance(value, Tensor) and tuple(value.shape) == (LENGTH,)
-    return value.detach() if fits else torch.full((LENGTH,), torch.nan, dtype=WIRE)
+    return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
 
 
 def differ(one: Tensor, other: Tensor) -> bool:

@@ -86,6 +86,32 @@ def gives_up(parameters: Parameters, rank: int, ranks: int) -> Any:
     return solution(parameters, rank, ranks)
 
 
+def gathered(parameters: Parameters, rank: int, ranks: int) -> Any:
+    """Right, by all_gather: each place from the buffer of its owner."""
+    all_flat = [torch.zeros(sharing.LENGTH, dtype=torch.bfloat16) for _ in range(ranks)]
+    dist.all_gather(all_flat, fill(parameters, rank, ranks, skips=False))
+    return torch.cat([all_flat[place.owner(ranks)][place.slice] for place in sharing.PLACES])
+
+
+def one_by_one(parameters: Parameters, rank: int, ranks: int) -> Any:
+    """Right, with a message for each matrix."""
+    flat = fill(parameters, rank, ranks, skips=False)
+    return torch.cat([summed(flat[place.slice].clone()) for place in sharing.PLACES])
+
+
+def with_a_flag(parameters: Parameters, rank: int, ranks: int) -> Any:
+    """Right, and counts missing gradients besides, as the package does."""
+    flat = solution(parameters, rank, ranks)
+    dist.all_reduce(torch.tensor([float(parameter.grad is None) for parameter in parameters]))
+    return flat
+
+
+def takes_the_largest(parameters: Parameters, rank: int, ranks: int) -> Any:
+    flat = fill(parameters, rank, ranks, skips=False).float()
+    dist.all_reduce(flat, op=dist.ReduceOp.MAX)
+    return flat
+
+
 def nothing(parameters: Parameters, rank: int, ranks: int) -> Any:
     return None
 

@@ -90,6 +90,13 @@ def test_the_reference_is_used_until_an_answer_passes(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("odd", [3, "a", [100], None])
+def test_numbers_without_names_are_no_answer(odd: object) -> None:
+    verdict = numbers({"a": 100, "b": 1}, {"a": "count", "b": "count"}).check(odd)
+    assert verdict.passed is False
+    assert verdict.message == "Give a dictionary of a, b."
+
+
 @pytest.mark.parametrize(("answer", "passed"), [(100, True), (100.9, True), (102, False), ("100", False)])
 def test_numbers_may_be_off_by_a_part(answer: object, passed: bool) -> None:
     assert numbers({"a": 100}, {"a": "count"}, within=0.01).check({"a": answer}).passed is passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -49,6 +50,12 @@ def test_a_buffer_of_another_type_is_right_if_its_numbers_are() -> None:
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("right", [sharings.gathered, sharings.one_by_one, sharings.with_a_flag])
+def test_other_ways_to_share_are_right(right: Callable) -> None:
+    assert lesson.check_share(3).check(right)
+
+
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -59,6 +66,8 @@ def test_a_buffer_of_another_type_is_right_if_its_numbers_are() -> None:
         (sharings.drops_it_from_the_list, "rank 1 23,552 numbers of bfloat16"),
         (sharings.moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
         (sharings.sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
+        (sharings.takes_the_largest, "Rank 0 had handed over its answer: is what comes back a sum?"),
+        (3, "'int' object is not callable"),
         (sharings.nothing, "Return the buffer; rank 0 returned NoneType"),
         (sharings.another_shape, "has 24,576 numbers; rank 0 returned 7 × 2"),
     ],
@@ -167,6 +176,12 @@ def test_the_guess_knows_right_from_wrong(ranks: int) -> None:
         wrong.append((12 % more, zeros, "numbers begin at 0"))
     if ranks > 1:
         wrong += [(owner, 1 / more, "the part that is filled"), (owner, 1 - 1 / ranks, "nobody joins")]
+    wrong += [
+        (owner, float("nan"), "no part of a whole"),
+        (1.5, zeros, "Give a rank"),
+        (None, None, "Give a rank"),
+    ]
+    assert guess.check(torch.tensor(owner), Fraction(ranks, more))
     for said_owner, said_zeros, says in wrong:
         verdict = guess.check(said_owner, said_zeros)
         assert verdict.passed is False
@@ -178,6 +193,8 @@ def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
     right = misplaced.early_wrong(ranks, sharing.owner_lacks("k1", ranks))
     assert lesson.predict(ranks).check(right)
     wrong: list[tuple[Any, str]] = [("up1", "list of names"), (["W"], "list of names")]
+    wrong += [(odd, "list of names") for odd in (5, None, [["q1"]], [0])]
+    assert lesson.predict(ranks).check(name for name in reversed(right))
     wrong += [([*right, "q1"], "q1 comes out as it should. Its owner puts it in its place")]
     wrong += [([*right, "k1"], "Nobody has an answer for it")] if ranks > 1 else []
     wrong += [([other for other in right if other != name], f"{name} comes out wrong, too") for name in right]
@@ -237,6 +254,53 @@ def test_ranks_that_end_differently_are_drawn_each(ranks: int) -> None:
     assert "no answer" in buffers.draw_run(nothing).alt
 
 
+def reported(handed: list[list[torch.Tensor]], returned: list[Any]) -> sharing.Run:
+    pairs = zip(handed, returned, strict=True)
+    return sharing.Run(0, (), tuple(sharing.RankReport(tuple(mine), back) for mine, back in pairs))
+
+
+def test_a_function_that_returns_nothing_is_not_said_to_end_with_bits() -> None:
+    flats = [[pretended(2).filled(rank)] for rank in range(2)]
+    said = buffers.draw_run(reported(flats, [None, None])).alt
+    assert "Rank 1 owns k1" in said
+    assert "No such buffer comes back from ranks 0 and 1; wrong places: q1" in said
+    assert " bits" not in said
+    for_one = reported(flats, [None, pretended(2).after(1)])
+    assert "comes back from rank 0;" in buffers.draw_run(for_one).alt
+    assert not buffers._codes(for_one, 0, 2).any()
+    assert buffers._codes(for_one, 1, 2).all()
+
+
+def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
+    run = pretended(2)
+    flag, flats = torch.ones(3), [run.filled(rank) for rank in range(2)]
+    noted = reported([[flats[0].view(-1, 2), flag], [flats[1], flag]], [run.after(0)] * 2)
+    assert [noted.zeros(rank) for rank in range(2)] == [run.zeros(rank) for rank in range(2)]
+    assert noted.found(1) == run.found(1)
+    unknown = reported([[flag], [flag]], [run.after(0) / 2] * 2)
+    assert not unknown.writers().any()
+    assert "is not Newton–Schulz of the gradient of q1" in str(misplaced.explain(unknown))
+
+
+def test_who_lacks_what_is_told_of_each_matrix() -> None:
+    lacking = sharing.owner_lacks("q1", 2) + sharing.owner_lacks("o2", 2)
+    said = str(misplaced.explain(pretended(2, lacking)))
+    assert said.startswith("Where rank 0 lacks the gradient of q1 and rank 1 lacks the gradient of o2: the")
+    both = tuple((rank, "k1") for rank in range(2))
+    said = str(misplaced.explain(pretended(2, both)))
+    assert said.startswith("Where all ranks lack the gradient of k1: the")
+
+
+def test_answers_added_up_amid_a_place_are_told() -> None:
+    flats = [pretended(2).filled(rank).clone() for rank in range(2)]
+    up = sharing.place_of("up1")
+    intruder = next(rank for rank in range(2) if rank != up.owner(2))
+    flats[intruder][up.start + 2000 : up.start + 2010] = 1.0
+    total = torch.stack(flats).sum(0)
+    said = buffers.draw_run(reported([[flat] for flat in flats], [total, total])).alt
+    assert "sums of several ranks' answers in up1 (ranks 0 and 1)." in said
+
+
 @pytest.mark.parametrize("ranks", lesson.RANKS)
 def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
     costs = lesson.costs_of(lesson.LARGE.values())
@@ -269,9 +333,9 @@ def test_bytes_are_the_formulas_and_the_quiz_knows_them(ranks: int) -> None:
     zeros = pretended(ranks).zeros(0)
     right = {"zeros": zeros, "busiest": 1.8, "bytes": rows[1].ring}
     assert lesson.quiz(ranks).check(right)
-    assert "first.zeros(0)" in lesson.quiz(ranks).check({**right, "zeros": zeros + 999}).message
+    assert "first.zeros(0)" in lesson.quiz(ranks).check({**right, "zeros": zeros + 1}).message
     assert "in the table" in lesson.quiz(ranks).check({**right, "busiest": 1.0}).message
-    assert "table of bytes" in lesson.quiz(ranks).check({**right, "bytes": rows[0].ring + 9}).message
+    assert "table of bytes" in lesson.quiz(ranks).check({**right, "bytes": rows[1].ring + 1}).message
 
 
 @pytest.mark.live
