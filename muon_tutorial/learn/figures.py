@@ -58,7 +58,7 @@ def _draw_layer(
         Rectangle((left, top), width, height, facecolor=EMPTY, edgecolor=INK, linewidth=1.6, zorder=3)
     )
     for held in layer:
-        for box in held.boxes:
+        for box in filter(lambda box: box.numel, held.boxes):
             _draw_box(axes, held, box, shape, frame)
 
 
@@ -118,15 +118,19 @@ def _describe(moment: Moment, shape: tuple[int, int]) -> str:
 
 def say_held(held: Held, shape: tuple[int, int]) -> str:
     """What a rank holds, in words: rows and columns, and the name of the contents."""
-    content = f" (bytes {held.content})" if held.content else ""
-    return (" and ".join(_say_box(box, shape) for box in held.boxes) or "nothing") + content
+    boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
+    content = f" (bytes {held.content})" if held.content and boxes else ""
+    return (" and ".join(boxes) or "nothing") + content
 
 
 def _say_box(box: Box, shape: tuple[int, int]) -> str:
     if box.shape == shape:
         return "the whole matrix"
-    said = [
-        "all " + word if length == whole else f"{word} {start} to {start + length - 1}"
-        for word, start, length, whole in zip(("rows", "columns"), box.offset, box.shape, shape, strict=True)
-    ]
-    return ", ".join(said)
+    edges = zip(("row", "column"), box.offset, box.shape, shape, strict=True)
+    return ", ".join(_say_run(*edge) for edge in edges)
+
+
+def _say_run(word: str, start: int, length: int, whole: int) -> str:
+    if length == whole:
+        return f"all {word}s"
+    return f"{word}s {start} to {start + length - 1}" if length > 1 else f"{word} {start}"

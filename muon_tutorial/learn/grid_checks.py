@@ -5,10 +5,9 @@ Knows answers and the plan's own arithmetic. What is said of a wrong one names t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from ..plan.grid import Coordinate, Grid
 from .checks import Exercise, MistakeError, value_of
@@ -154,15 +153,28 @@ def _ask(function: ShapeOf, shape: tuple[int, int], kind: Kind, place: int, tp: 
 def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: Kind, tp: int) -> str | None:
     right = [local_shape(shape, kind, place, tp) for place in range(tp)]
     for place, (one, expected) in enumerate(zip(said, right, strict=True)):
-        if not isinstance(one, (tuple, list, torch.Size)) or len(one) != 2:
-            return f"give a pair (rows, columns) for place {place}, not {one!r}."
+        if not _is_pair(one):
+            return f"give a pair (rows, columns) of whole numbers for place {place}, not {one!r}."
         if tuple(one) != expected:
-            pieces = [tuple(piece) for piece in said if isinstance(piece, (tuple, list)) and len(piece) == 2]
+            pieces = [(int(piece[0]), int(piece[1])) for piece in said if _is_pair(piece)]
             return f"place {place} holds {expected}, not {tuple(one)}. {_why_not(pieces, shape, kind, tp)}"
     return None
 
 
-def _why_not(said: Sequence[tuple[Any, ...]], shape: tuple[int, int], kind: Kind, tp: int) -> str:
+def _is_pair(said: object) -> bool:
+    """Whether it is a pair of whole numbers. 4.0 is none: the lesson cuts with them."""
+    return isinstance(said, (tuple, list)) and len(said) == 2 and all(map(_is_whole, said))
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: Kind, tp: int) -> str:
     dim, length = DIM[kind], shape[DIM[kind]]
     other, sides = KINDS[1 - dim], ("out", "in")
     held = [piece[dim] for piece in said]

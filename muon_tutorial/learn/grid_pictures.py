@@ -94,11 +94,13 @@ def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> Pic
 def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> list[str]:
     at = grid.at(rank)
     x, w, y = (operand.say(at["tp"], at.size("tp")) for operand in operands(shape, kind))
-    return [
+    row = f"Together {say_ranks(at.group('tp'))} keep all of W." if at.size("tp") > 1 else ""
+    lines = [
         f"Rank {rank} keeps {w}; the same piece is on {say_ranks(at.group('dp'))}.",
         f"It takes {x}, and makes {y}.",
-        f"Together {say_ranks(at.group('tp'))} keep all of W.",
+        row,
     ]
+    return [line for line in lines if line]
 
 
 def _say_rank(grid: Grid, rank: int) -> str:
@@ -222,16 +224,17 @@ def _draw_operand(
     axes.text(left, top - 10, title, size=9, weight="bold", va="center", color=INK)
     size = (columns * _UNIT, rows * _UNIT)
     axes.add_patch(Rectangle((left, top), *size, facecolor=EMPTY, edgecolor=INK, linewidth=1.4))
+    partial = operand.partial and tp > 1
     if operand.dim is None and len(places) > 1:
-        label = "every place:\na part of\nevery sum" if operand.partial else "every place:\nall of it"
-        _draw_piece(axes, (left, top, *size), "#ffffff", label, operand.partial)
+        label = "every place:\na part of\nevery sum" if partial else "every place:\nall of it"
+        _draw_piece(axes, (left, top, *size), "#ffffff", label, partial)
         return
     for place in places:
         box = operand.box(place, tp)
         if box.numel:
             x, y = left + box.offset[1] * _UNIT, top + box.offset[0] * _UNIT
             frame = (x, y, box.shape[1] * _UNIT, box.shape[0] * _UNIT)
-            _draw_piece(axes, frame, holder_colour(place), f"tp {place}", operand.partial)
+            _draw_piece(axes, frame, holder_colour(place), f"tp {place}", partial)
 
 
 def _draw_piece(axes: Axes, frame: Frame, fill: str, label: str, partial: bool) -> None:
@@ -313,10 +316,10 @@ def say_buffer(plan: Plan, place: int) -> str:
     [bucket] = plan.buckets
     at, dp = plan.grid.at(place), plan.grid.size("dp")
     length = bucket.length(bucket.handed, at)
-    pieces = (
-        f"{spot.entry.matrix.name} from {spot.interval[0]} to {spot.interval[1]}"
-        for spot in bucket.spots(bucket.handed, at)
-    )
+    spots = [spot for spot in bucket.spots(bucket.handed, at) if spot.box.numel]
+    pieces = [f"{spot.entry.matrix.name} from {spot.interval[0]} to {spot.interval[1]}" for spot in spots]
+    if sum(spot.box.numel for spot in spots) < length:
+        pieces.append("padding elsewhere" if pieces else "padding only")
     slices = (
         f"rank {rank} keeps {position * length // dp} to {(position + 1) * length // dp}"
         for position, rank in enumerate(at.group("dp"))

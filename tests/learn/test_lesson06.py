@@ -152,6 +152,8 @@ def with_length(length: Any) -> Any:
         (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
         (lambda shape, kind, place, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
         (lambda shape, kind, place, tp: shape, "That is the whole weight"),
+        (with_length(lambda n, place, tp: float(n)), "of whole numbers for place 0, not (10.0, 8)"),
+        (with_length(lambda n, place, tp: n if tp == 1 else None), "for place 0, not (None, 8)"),
         (with_length(lambda n, place, tp: n // tp), "Your places hold 6 of 7 together. Round up."),
         (with_length(lambda n, place, tp: -(-n // tp)), "A place cannot hold more than is left"),
         (with_length(lambda n, place, tp: min(-(-n // tp), n - place * -(-n // tp))), "never below 0"),
@@ -159,7 +161,10 @@ def with_length(length: Any) -> Any:
             with_length(lambda n, place, tp: n // tp + (place < n % tp)),
             "torch.chunk fills one place after another",
         ),
-        (lambda shape, kind, place, tp: shape[0], "give a pair (rows, columns) for place 0"),
+        (
+            lambda shape, kind, place, tp: shape[0],
+            "give a pair (rows, columns) of whole numbers for place 0, not 10.",
+        ),
         (lambda shape, kind, place, tp: shape[2], "tp 1, place 0: The function raised IndexError"),
         (
             piece_of_chunk,
@@ -255,6 +260,32 @@ def test_the_picture_says_which_piece_a_rank_keeps(dp: int, tp: int, kind: Kind)
         said = f"keeps {'all' if tp == 1 else run if length else 'nothing'} of W"
         assert said in grid_pictures.draw_place(grid, lesson.UP, rank, kind).alt
         assert said in overview
+
+
+def test_a_tp_of_one_cuts_nothing_and_no_picture_says_so() -> None:
+    drawn = grid_pictures.draw_place(Grid.of(dp=2, tp=1), lesson.UP, 1, "row")
+    assert (
+        "Rank 1 keeps all of W; the same piece is on ranks 0, 1. It takes all of x, and makes all of y."
+        in drawn.alt
+    )
+    assert "Together" not in drawn.alt
+    assert "<pattern" not in drawn.svg
+    assert "<pattern" in grid_pictures.draw_place(Grid.of(dp=1, tp=2), lesson.UP, 1, "row").svg
+
+
+def test_a_place_with_nothing_left_is_said_to_hold_nothing() -> None:
+    said = lesson.picture_of_buffers(1, 7).alt
+    assert "tp 5: a buffer of 28 numbers holds padding elsewhere" not in said
+    assert "tp 5: a buffer of 28 numbers holds padding only; rank 5 keeps 0 to 28." in said
+    assert "tp 4: a buffer of 28 numbers holds up from 0 to 16, down from 16 to 28; rank 4" in said
+    assert "down from 32 to 44, padding elsewhere; rank 2" in lesson.picture_of_buffers(3, 3).alt
+    kept = [
+        work.Kept(tuple(work.my_parameters(rank, 7, 0)), (torch.full((2,), rank), torch.full((3,), rank)))
+        for rank in range(7)
+    ]
+    weight, _ = lesson.picture_of_kept(lesson.plan_of(1, 7), kept).alt.split("up: its momentum")
+    assert "rank 4 holds rows 8 to 9, all columns (bytes E)" in weight
+    assert "rank 5 holds nothing; rank 6 holds nothing." in weight
 
 
 def test_groups_are_drawn_as_they_were_made(capsys: pytest.CaptureFixture[str]) -> None:
@@ -358,4 +389,4 @@ def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_say
     assert [line.split()[3:5] for line in lines] == [["A", "C"], ["B", "D"]] * 2
     weight, momentum = lesson.picture_of_kept(plan, kept).alt.split("up: its momentum")
     assert "rank 2 holds rows 0 to 4, all columns (bytes A)" in weight
-    assert "rank 0 holds rows 0 to 3, all columns and rows 4 to 4, columns 0 to 2 (bytes E)" in momentum
+    assert "rank 0 holds rows 0 to 3, all columns and row 4, columns 0 to 2 (bytes E)" in momentum
