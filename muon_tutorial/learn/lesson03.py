@@ -132,9 +132,7 @@ def story_of(run: Run, title: str, what: str, phases: Sequence[tuple[str, int]] 
 
 def gather_story(run: Run) -> Story:
     """An all_gather, to be drawn."""
-    what = (
-        "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on"
-    )
+    what = "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on"
     return story_of(run, "all_gather, message by message", what)
 
 
@@ -142,9 +140,7 @@ def sum_story(run: Run) -> Story:
     """An all_reduce, to be drawn: its two halves are named."""
     rounds = max((message.round for message in run.messages), default=0)
     half = run.ranks - 1
-    what = (
-        "on an arrow, which piece travels; in a strip, one cell a piece: how many ranks are in its sum"
-    )
+    what = "on an arrow, which piece travels; in a strip, one cell a piece: how many ranks are in its sum"
     phases = (("reduce_\nscatter", half), ("all_\ngather", half)) if rounds == 2 * half else ()
     return story_of(run, "all_reduce, message by message", what, phases)
 
