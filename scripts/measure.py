@@ -17,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,7 +38,7 @@ from muon_tutorial.plan.matrix import Matrix  # noqa: E402
 from muon_tutorial.training import batches, measured, predicted  # noqa: E402
 from muon_tutorial.training.baselines import CONTENDERS, Work  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
-from muon_tutorial.training.measured import Counters, Readings, Seen  # noqa: E402
+from muon_tutorial.training.measured import Counters, Seen  # noqa: E402
 
 NAMESPACE = "ip link set lo up && exec "
 
@@ -53,10 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
     command = shlex.join(
         ["python", "scripts/measure.py", *(sys.argv[1:] if arguments is None else arguments)]
     )
-    tables, readings = all_tables(asked, work, command)
+    tables = all_tables(asked, work, command)
     facts = machine(command, work, asked.rounds)
     asked.out.mkdir(parents=True, exist_ok=True)
-    write(asked.out, tables, facts, plots(asked.out, readings))
+    write(asked.out, tables, facts, plots(asked.out, tables))
     print(f"wrote {len(tables)} tables to {asked.out}")
     return 0
 
@@ -78,7 +78,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return asked
 
 
-def all_tables(asked: argparse.Namespace, work: Work, command: str) -> tuple[list[Table], Readings]:
+def all_tables(asked: argparse.Namespace, work: Work, command: str) -> list[Table]:
     """Every table, in the order in which they are read."""
     say("real ranks: fifteen contenders")
     readings = measured.read_all(work, asked.rounds)
@@ -103,7 +103,7 @@ def all_tables(asked: argparse.Namespace, work: Work, command: str) -> tuple[lis
         for size in (2_000_000, 25_000_000):
             say(f"memory on {grid}, buckets of {size:,} bytes")
             tables.append(measured.memory_table(command, matrices(work.shape), grid, size))
-    return tables, readings
+    return tables
 
 
 def matrices(shape: GPTShape) -> list[Matrix]:
@@ -172,10 +172,10 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: list[str]) -> None:
+def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:
     """Markdown for people, JSON for programs."""
     head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    shown = "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
+    shown = "\n\n".join(f"![{said}]({name})" for name, said in pictures.items())
     body = "\n".join(table.markdown() for table in tables)
     opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
     text = f"# Measured\n\n{opening}\n\n{head}\n\n{shown}\n\n{body}"
@@ -184,37 +184,48 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: li
     (folder / "measure.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def plots(folder: Path, readings: Readings) -> list[str]:
-    """Bytes, seconds and state of the contenders as bars; returns the files' names."""
-    import matplotlib as mpl
+PLOTS = (
+    (
+        "bytes",
+        "Bytes of a step: fifteen contenders on the same work",
+        {"ring": "as a ring", "Gloo data": "as Gloo sends them"},
+        1e-6,
+        "MB sent in a step by the rank that sends most",
+    ),
+    (
+        "seconds",
+        "Seconds of a step",
+        {
+            "forward and backward ms": "forward and backward",
+            "optimizer ms": "optimizer",
+            "collectives alone ms": "all collectives alone",
+        },
+        1.0,
+        "milliseconds of a step, median of the slowest rank",
+    ),
+    (
+        "state",
+        "Memory of the contenders",
+        {"state of the matrices": "optimizer state"},
+        1e-6,
+        "MB of optimizer state for hidden matrices, at the rank that holds most",
+    ),
+)
 
-    mpl.use("Agg")
-    mega, milli = 1e-6, 1e3
-    wire = {
-        "ring": [mega * sum(row.ring for row in _halves(ranks[0])) for ranks in readings.values()],
-        "Gloo": [mega * ranks[0].bytes.wire.data for ranks in readings.values()],
-    }
-    seconds = {
-        part: [milli * _middle([getattr(r.seconds, part) for r in ranks]) for ranks in readings.values()]
-        for part in ("learn", "finish", "collectives")
-    }
-    state = {"state of the matrices": [mega * ranks[0].memory.matrix_state for ranks in readings.values()]}
-    return [
-        bars(folder / "bytes.svg", list(readings), wire, "MB sent by rank 0 in a step"),
-        bars(folder / "seconds.svg", list(readings), seconds, "milliseconds of a step, median"),
-        bars(folder / "state.svg", list(readings), state, "MB kept by rank 0 for hidden matrices"),
-    ]
+
+def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
+    """Bytes, seconds and state of the contenders as bars; returns the files' names with their words."""
+    drawn = {}
+    for stem, title, columns, unit, label in PLOTS:
+        table = next(table for table in tables if table.title == title)
+        cells: dict[str, Any] = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+        series = {said: [unit * cell for cell in cells[column]] for column, said in columns.items()}
+        bars(folder / f"{stem}.svg", cells["contender"], series, label)
+        drawn[f"{stem}.svg"] = f"{label}, as bars; the numbers stand under *{title}*"
+    return drawn
 
 
-def _halves(reading: Any) -> tuple[Any, Any]:
-    return reading.bytes.learn, reading.bytes.finish
-
-
-def _middle(rows: list[tuple[float, ...]]) -> float:
-    return sorted(max(row) for row in zip(*rows, strict=True))[len(rows[0]) // 2]
-
-
-def bars(path: Path, names: list[str], series: dict[str, list[float]], label: str) -> str:
+def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
     """Horizontal bars, one group a contender; saved so that the same numbers give the same file."""
     from matplotlib import pyplot as plt
 
@@ -230,7 +241,6 @@ def bars(path: Path, names: list[str], series: dict[str, list[float]], label: st
         axes.legend()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
-    return path.name
 
 
 def say(what: str) -> None:
