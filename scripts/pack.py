@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import hashlib
 import inspect
 import io
 import os
@@ -20,13 +21,18 @@ import tempfile
 import textwrap
 import zipfile
 from collections.abc import Sequence
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, PackagePath, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import series
+from scripts.files import answered, made, read_notebook, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
@@ -34,6 +40,7 @@ OUT = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
 EPOCH = "1580601600"  # the time of each file in the wheel: its bytes depend on the sources alone
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
+MARK = "packed"  # in the set-up cell's metadata: what the cells said when the copy was made
 _DATE = (2020, 2, 2, 0, 0, 0)
 _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
@@ -65,32 +72,49 @@ def wheel() -> bytes:
     """The package's wheel, built now; the same bytes for the same sources.
 
     Raises:
-        SystemExit: hatchling is not installed, or could not build it; says why.
+        UsageError: hatchling is not installed, or could not build it; says why.
     """
+    if find_spec("hatchling") is None:
+        raise UsageError(
+            "hatchling, which builds the wheel, is not installed; the extra `notebooks` brings it"
+        )
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
             cwd=ROOT,
-            env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
+            env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "TMPDIR": folder},
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
-            raise SystemExit(f"pack: hatchling could not build the wheel: {done.stderr.strip()}")
+            reason = (done.stderr.strip().splitlines() or ["it did not say why"])[-1]
+            raise UsageError(f"hatchling could not build the wheel: {reason}")
         [built] = Path(folder).glob("*.whl")
         return built.read_bytes()
 
 
 def installed(name: str) -> bytes:
-    """The files of an installed distribution in pure Python, licence included, as a zip archive."""
-    found = distribution(name)
-    files = [file for file in found.files or () if file.suffix != ".pyc" and file.name not in _LEFT_OUT]
+    """The files of an installed distribution in pure Python, licence included, as a zip archive.
+
+    Raises:
+        UsageError: it is not installed, or in a way that does not tell its files.
+    """
+    files = [file for file in _files(name) if file.suffix != ".pyc" and file.name not in _LEFT_OUT]
+    if not any(file.suffix == ".py" for file in files):
+        raise UsageError(f"{name} is not installed here, or not by pip; `python -m pip install {name}`")
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as zipped:
         for file in sorted(files, key=str):
             zipped.writestr(_entry(str(file)), file.read_binary())
     return archive.getvalue()
+
+
+def _files(name: str) -> list[PackagePath]:
+    try:
+        return distribution(name).files or []
+    except PackageNotFoundError:
+        return []
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
@@ -111,22 +135,51 @@ def packed(notebook: NotebookNode, lesson: series.Lesson, source: str) -> Notebo
     copy = nbformat.from_dict(notebook)
     opening = copy.cells[0]
     opening.source = opening.source.replace(series.navigation(lesson), series.navigation_of_copy(lesson))
-    [cell] = [cell for cell in copy.cells if "setup" in cell.metadata.get("tags", ())]
+    cells = [cell for cell in copy.cells if "setup" in cell.metadata.get("tags", ())]
+    if len(cells) != 1:
+        raise UsageError(f"{lesson.file} has {len(cells)} set-up cells, not one")
+    [cell] = cells
     cell.source = source
-    cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+    cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, MARK: _digest(copy)}
     nbformat.validate(copy)
     return copy
 
 
+def _digest(notebook: NotebookNode) -> str:
+    said = [(cell.cell_type, cell.source) for cell in notebook.cells]
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def is_untouched(path: Path) -> bool:
+    """Whether a file is a copy that was made here, perhaps run since, but not written in."""
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        marks = [cell.metadata[MARK] for cell in notebook.cells if MARK in cell.metadata]
+        return marks == [_digest(notebook)]
+    except Exception:
+        return False
+
+
 def write(lessons: Sequence[series.Lesson], folder: Path) -> list[Path]:
-    """Write the copies of these lessons; returns where."""
+    """Write the copies of these lessons; returns where.
+
+    Raises:
+        UsageError: a notebook is missing or broken, the folder cannot be written to, or one of its files is
+            not an untouched copy, so that somebody's work would be lost. Nothing is written.
+    """
+    paths = {folder / lesson.file: lesson for lesson in lessons}
+    for path in paths:
+        if path.exists() and path.stat().st_size and not is_untouched(path):
+            raise UsageError(
+                f"{path} may hold somebody's work: it is not as it was packed. Move it, or use --out"
+            )
+    originals = {path: read_notebook(FOLDER / lesson.file) for path, lesson in paths.items()}
+    made(folder)
     source = setup_cell(wheel(), *map(installed, CARRIED))
-    folder.mkdir(parents=True, exist_ok=True)
-    for lesson in lessons:
-        committed = nbformat.read(FOLDER / lesson.file, as_version=4)
-        copy = packed(committed, lesson, source)
-        (folder / lesson.file).write_text(nbformat.writes(copy) + "\n", encoding="utf-8")
-    return [folder / lesson.file for lesson in lessons]
+    copies = {path: packed(originals[path], lesson, source) for path, lesson in paths.items()}
+    for path, copy in copies.items():
+        write_whole(path, nbformat.writes(copy) + "\n")
+    return list(copies)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,12 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="numbers of lessons: 00, 01 …; all of them without")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="(dist/notebooks)")
     options = parser.parse_intermixed_args(arguments)
-    lessons = [each for each in series.LESSONS if not options.names or each.number in options.names]
-    if not lessons:
-        parser.error(f"no lesson has the number {', '.join(options.names)}")
-    for path in write(lessons, options.out):
+    return answered("pack", lambda: _pack(options.names, options.out))
+
+
+def _pack(numbers: Sequence[str], folder: Path) -> None:
+    lessons = [series.lesson(number) for number in dict.fromkeys(numbers)] or series.LESSONS
+    for path in write(lessons, folder):
         print(f"packed {path} ({path.stat().st_size / 1e6:.1f} MB)")
-    return 0
 
 
 if __name__ == "__main__":

@@ -26,9 +26,13 @@ from nbconvert import HTMLExporter
 from nbconvert.preprocessors import TagRemovePreprocessor
 from nbformat import NotebookNode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import series, widgets
 from muon_tutorial.learn.picture import Picture
 from muon_tutorial.learn.widgets import Shell
+from scripts.files import answered, made, read_notebook, write_whole
 from scripts.notebooks import FOLDER, ROOT
 from scripts.shells import displayed, widget_cells
 
@@ -64,14 +68,27 @@ class Frames:
 
 
 def committed(prefixes: Sequence[str] = ()) -> list[Path]:
-    """The notebooks whose names start with one of ``prefixes``; all of them without."""
-    return [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(prefixes) or "")]
+    """The lessons' notebooks whose names start with one of ``prefixes``; all of them without.
+
+    Raises:
+        UsageError: no lesson's name starts with one of them.
+    """
+    names = [lesson.file for lesson in series.LESSONS]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            raise UsageError(f"no lesson's name starts with {prefix!r}; {names[0]} is the first")
+    return [FOLDER / name for name in names if name.startswith(tuple(prefixes) or "")]
 
 
 def page_of(path: Path, still: bool = False) -> str:
     """A committed notebook as one HTML document; without frames of its widgets if ``still``."""
-    notebook = nbformat.read(path, as_version=4)
-    return _export(notebook, _links(path), {} if still else frames_of(notebook))
+    notebook = read_notebook(path)
+    try:
+        frames = {} if still else frames_of(notebook)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise UsageError(f"{path.name}: a widget cannot be drawn, {reason}; --still runs no cell") from error
+    return _export(notebook, _links(path), frames)
 
 
 def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
@@ -87,7 +104,7 @@ def index() -> str:
 
 
 def _heading(text: str) -> str:
-    return re.findall(r"^# (.+)$", text, re.MULTILINE)[0]
+    return (re.findall(r"^# (.+)$", text, re.MULTILINE) or ["Untitled"])[0]
 
 
 def _texts() -> list[Path]:
@@ -192,12 +209,13 @@ def lean(picture: Picture) -> str:
 
 def write(target: Path, prefixes: Sequence[str] = (), still: bool = False) -> list[Path]:
     """Write the chosen pages, the texts beside the notebooks and the index; returns where they are."""
-    target.mkdir(parents=True, exist_ok=True)
-    pages = {f"{path.stem}.html": page_of(path, still) for path in committed(prefixes)}
+    chosen = committed(prefixes)
+    made(target)
+    pages = {f"{path.stem}.html": page_of(path, still) for path in chosen}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
     pages["index.html"] = index()
     for name, page in pages.items():
-        (target / name).write_text(page, encoding="utf-8")
+        write_whole(target / name, page)
     return [target / name for name in pages]
 
 
@@ -209,13 +227,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--still", action="store_true", help="a still picture for each widget; nothing is run"
     )
-    options = parser.parse_args(arguments)
-    if not committed(options.names):
-        print(f"no notebook in {FOLDER} starts with {options.names}", file=sys.stderr)
-        return 2
-    for path in write(options.out, options.names, options.still):
+    options = parser.parse_intermixed_args(arguments)
+    return answered("pages", lambda: _pages(options.out, options.names, options.still))
+
+
+def _pages(target: Path, prefixes: Sequence[str], still: bool) -> None:
+    for path in write(target, prefixes, still):
         print(f"wrote {path} ({path.stat().st_size / 1e6:.2f} MB)")
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,11 +8,18 @@ lessons; and ``notebooks/GLOSSARY.md``. A notebook whose text has changed must t
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import glossary, series
+from scripts.files import answered, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
@@ -38,7 +45,13 @@ _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-
 
 
 def with_series(text: str, lesson: series.Lesson) -> str:
-    """A lesson's text with its list of links and its set-up cell as they are to be."""
+    """A lesson's text with its list of links and its set-up cell as they are to be.
+
+    Raises:
+        UsageError: it has no place for them.
+    """
+    if _PARAMETERS_HEAD not in text or not _LINKS.search(text):
+        raise UsageError(f"the text of lesson {lesson.number} lacks its links, or its cell of parameters")
     links = textwrap.indent(series.navigation(lesson) + "\n", "# ")
     text = _LINKS.sub(lambda _: links, _COLAB.sub("", text), count=1)
     return _SETUP_CELL.sub("", text).replace(_PARAMETERS_HEAD, f"{SETUP_HEAD}{SETUP}\n{_PARAMETERS_HEAD}", 1)
@@ -50,7 +63,13 @@ def with_table(readme: str) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Each file that this script writes, and what is to stand in it."""
+    """Each file that this script writes, and what is to stand in it.
+
+    Raises:
+        UsageError: the README is missing, or has no place for the table; or so for a text.
+    """
+    if not README.is_file() or not _README_PART.search(_read(README)):
+        raise UsageError(f"{README} is missing, or has no part that is marked as made here")
     texts = {lesson: FOLDER / "src" / f"{lesson.stem}.py" for lesson in series.LESSONS}
     return {
         **{path: with_series(_read(path), lesson) for lesson, path in texts.items() if path.exists()},
@@ -59,11 +78,18 @@ def wanted() -> dict[Path, str]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="series.py", description=(__doc__ or "").partition("\n")[0])
+    parser.parse_args(arguments)
+    return answered("series", write)
+
+
+def write() -> None:
     """Write the files that differ from what is wanted, and name them."""
     for path, text in wanted().items():
         if not path.exists() or _read(path) != text:
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
             print(f"wrote {path.relative_to(ROOT)}")
 
 
@@ -72,4 +98,4 @@ def _read(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

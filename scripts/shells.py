@@ -59,12 +59,21 @@ def _is(cell: NotebookNode, tag: str) -> bool:
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """The names a cell reads, and those it writes; a name whose part is written counts as both."""
+    """The names a cell reads, and those it writes; a name whose part is written counts as both.
+
+    A cell that is not Python alone (a magic, an answer half written) counts as reading and writing nothing.
+    """
     read: set[str] = set()
     written: set[str] = set()
-    for node in ast.walk(ast.parse(cell.source)):
+    try:
+        lines = ast.parse(cell.source)
+    except SyntaxError:
+        return read, written
+    for node in ast.walk(lines):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else written).add(node.id)
+        if isinstance(node, ast.AugAssign):  # x += 1 reads x, though its target is only stored to
+            read.update(inner.id for inner in ast.walk(node.target) if isinstance(inner, ast.Name))
         written.update(_bound(node))
     return read, written
 

@@ -251,10 +251,10 @@ def look_up(word: str = "") -> Entries:
     """
     if not word:
         return Entries(by_word(), SYMBOLS)
-    wanted = word.casefold()
+    wanted = word.strip().casefold()
     found = Entries(
         [term for term in TERMS if wanted in (term.word.casefold(), term.bold.casefold())],
-        [symbol for symbol in SYMBOLS if word in symbol.sign.split(", ")],
+        [symbol for symbol in SYMBOLS if word.strip() in symbol.sign.split(", ")],
     )
     if not (found.terms or found.symbols):
         raise UsageError(_not_found(word))
@@ -263,7 +263,8 @@ def look_up(word: str = "") -> Entries:
 
 def _not_found(word: str) -> str:
     known = [term.word for term in TERMS]
-    near = difflib.get_close_matches(word, known) or [each for each in known if word in each]
+    wanted = word.strip().casefold()
+    near = difflib.get_close_matches(wanted, known) or [each for each in known if wanted in each]
     advice = f"did you mean {', '.join(map(repr, near))}?" if near else "look_up() shows all words"
     return f"the glossary has no {word!r}; {advice}"
 

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import UsageError
+
 _WIDTH = 108
 
 
@@ -81,8 +83,16 @@ def lesson(number: str) -> Lesson:
 
     >>> lesson("05").name, lesson("05").file
     ('05 · ZeRO-1 and the virtual buffer', '05_zero1_and_the_virtual_buffer.ipynb')
+
+    Raises:
+        UsageError: there is none.
     """
-    return next(each for each in LESSONS if each.number == number)
+    for each in LESSONS:
+        if each.number == number:
+            return each
+    raise UsageError(
+        f"no lesson has the number {number!r}; there are {LESSONS[0].number} to {LESSONS[-1].number}"
+    )
 
 
 def link(to: Lesson, text: str = "", folder: str = "") -> str:

@@ -87,3 +87,14 @@ def test_one_word_is_one_table() -> None:
 def test_an_unknown_word_is_refused_with_advice(asked: str, advice: str) -> None:
     with pytest.raises(UsageError, match=advice):
         glossary.look_up(asked)
+
+
+@pytest.mark.parametrize(("asked", "entry"), [(" rank ", "rank"), ("Dp ", "dp"), (" Vt", "U, S, Vt")])
+def test_spaces_around_a_word_do_not_matter(asked: str, entry: str) -> None:
+    assert repr(glossary.look_up(asked)).startswith(entry)
+
+
+@pytest.mark.parametrize("asked", ["RANKS", "Rnak", " ranks"])
+def test_a_near_word_is_named_whatever_its_letters(asked: str) -> None:
+    with pytest.raises(UsageError, match="did you mean 'rank'"):
+        glossary.look_up(asked)

@@ -8,9 +8,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import series
 from scripts.notebooks import FOLDER, ROOT, sources
-from scripts.series import SETUP, wanted, with_series
+from scripts.series import SETUP, main, wanted, with_series
 
 MINUTES = {"five": 5, "ten": 10, "fifteen": 15, "twenty": 20, "twenty-five": 25, "thirty": 30, "forty": 40}
 
@@ -107,6 +108,38 @@ def test_links_and_set_up_are_put_into_a_text_once() -> None:
     assert once.count("*Previous:*") == once.count("*In Colab:*") == once.count('tags=["setup"]') == 1
     assert "# *Other grids:* any.\n#\n# The end.\n" in once
     assert once.endswith(OLD[OLD.index('# %% tags=["parameters"]') :])
+
+
+@pytest.mark.parametrize("lost", ['# %% tags=["parameters"]', "*Previous:*"])
+def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
+    once = with_series(OLD, series.lesson("05"))
+    with pytest.raises(UsageError, match="lesson 05 lacks"):
+        with_series(once.replace(lost, "lost"), series.lesson("05"))
+
+
+def test_an_unknown_lesson_is_named() -> None:
+    with pytest.raises(UsageError, match="no lesson has the number '9'; there are 00 to 08"):
+        series.lesson("9")
+
+
+def test_help_and_unknown_words_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code in ((["--help"], 0), (["00"], 2)):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == code
+        assert "wrote" not in capsys.readouterr().out
+
+
+def test_a_readme_without_a_part_for_it_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for text in (None, "no such part"):
+        if text is not None:
+            (tmp_path / "README.md").write_text(text)
+        monkeypatch.setattr("scripts.series.README", tmp_path / "README.md")
+        monkeypatch.setattr("scripts.series.write_whole", pytest.fail)
+        assert main([]) == 2
+        assert "README.md is missing, or has no part" in capsys.readouterr().err
 
 
 def test_a_set_up_cell_is_only_replaced(tmp_path: Path) -> None:

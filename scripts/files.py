@@ -1,0 +1,78 @@
+"""Files that the scripts read and write: whole or not at all, or a refusal in one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from muon_tutorial.errors import UsageError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def made(folder: Path) -> Path:
+    """A folder to write to, made if it was missing.
+
+    Raises:
+        UsageError: it is a file, or cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise UsageError(f"cannot write to the folder {folder}: {reason}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to the folder {folder}: no permission")
+    return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file; what stood there stays until all of the new one is written.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """A notebook with at least one cell.
+
+    Raises:
+        UsageError: it is missing, or is not a notebook; says how to get it back.
+    """
+    remedy = f"`python scripts/notebooks.py build {path.stem[:2]}` makes it anew"
+    if not path.is_file():
+        raise UsageError(f"{path} is missing; {remedy}")
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        notebook.cells[0]
+    except Exception as error:
+        raise UsageError(f"{path} is not a whole notebook ({type(error).__name__}); {remedy}") from error
+    return notebook
+
+
+def answered(program: str, work: Callable[[], object]) -> int:
+    """The exit code of some work, with what stopped it told in one line."""
+    try:
+        work()
+    except (UsageError, OSError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; every file that was written is whole", file=sys.stderr)
+        return INTERRUPTED
+    return 0
