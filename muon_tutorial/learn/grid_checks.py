@@ -182,7 +182,7 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: Kind
         swapped = all(piece == local_shape(shape, other, place, tp) for place, piece in enumerate(said))
         what = f"That is {other} parallel" if swapped else f"Dimension {1 - dim} stays whole"
         return f"{what}: {kind} parallel cuts dimension {dim}, {sides[dim]}."
-    if tp > 1 and all(piece == length for piece in held):
+    if all(piece == length for piece in held):
         return "That is the whole weight. tp cuts it."
     if min(held) < 0:
         return "A length is never below 0: once all is given away, a place holds nothing."

@@ -16,6 +16,7 @@ from muon_tutorial.learn import grid_pictures, rank_buttons
 from muon_tutorial.learn import grid_work as work
 from muon_tutorial.learn import lesson06 as lesson
 from muon_tutorial.learn.grid_work import KINDS, Kind
+from muon_tutorial.learn.picture import EMPTY, holder_colour
 from muon_tutorial.learn.widgets import Shell
 
 GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
@@ -260,6 +261,54 @@ def test_the_picture_says_which_piece_a_rank_keeps(dp: int, tp: int, kind: Kind)
         said = f"keeps {'all' if tp == 1 else run if length else 'nothing'} of W"
         assert said in grid_pictures.draw_place(grid, lesson.UP, rank, kind).alt
         assert said in overview
+
+
+Cells = list[tuple[tuple[float, float], str, str]]
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
+    """What is drawn of each rank: where, in which fill, with which label."""
+    seen: Cells = []
+    draw_cell = grid_pictures._draw_cell
+
+    def noted(axes: Any, where: Any, fill: str, label: str, *args: Any, **options: Any) -> None:
+        seen.append((where[:2], fill, label))
+        draw_cell(axes, where, fill, label, *args, **options)
+
+    monkeypatch.setattr(grid_pictures, "_draw_cell", noted)
+    return seen
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_ranks_are_drawn_where_they_stand_in_the_fill_of_their_column(dp: int, tp: int, cells: Cells) -> None:
+    grid_pictures.draw_overview(Grid.of(dp=dp, tp=tp), lesson.UP)
+    across = sorted({x for (x, _), _, _ in cells})
+    down = sorted({y for (_, y), _, _ in cells})
+    assert (len(across), len(down)) == (tp, dp)
+    for rank, ((x, y), fill, label) in enumerate(cells):
+        assert (down.index(y), across.index(x)) == divmod(rank, tp)
+        assert fill == holder_colour(rank % tp)
+        assert label.split() == ["rank", str(rank), "dp", str(rank // tp), "tp", str(rank % tp)]
+
+
+def test_groups_have_a_fill_each_and_ranks_in_none_or_several_have_none(cells: Cells) -> None:
+    lesson.picture_of_groups(made([[0, 1], [1, 2]], [[0, 1, 2], [3, 4, 5]]), 2, 3)
+    first, second, none = holder_colour(0), holder_colour(1), EMPTY
+    assert [fill for _, fill, _ in cells] == [first, none, second, *[none] * 3, *[first] * 3, *[second] * 3]
+    said = [label.partition("\n")[2] for _, _, label in cells[:4]]
+    assert said == ["group 0", "in several", "group 1", "in none"]
+
+
+def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
+    def gradients(rank: int, step: int) -> torch.Tensor:
+        weights = work.my_parameters(rank, 2, 0)
+        work.fill_gradients(weights, rank, 2, step)
+        return torch.cat([grad.flatten() for weight in weights if (grad := weight.grad) is not None])
+
+    assert torch.equal(gradients(0, 0), gradients(0, 0))
+    for rank, step in ((1, 0), (2, 0), (3, 0), (0, 1)):
+        assert not torch.equal(gradients(0, 0), gradients(rank, step))
 
 
 def test_a_tp_of_one_cuts_nothing_and_no_picture_says_so() -> None:
