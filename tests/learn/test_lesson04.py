@@ -11,6 +11,7 @@ import torch
 
 from muon_tutorial import launch
 from muon_tutorial.errors import GradientError, RankFailedError
+from muon_tutorial.evidence.ledger import Row
 from muon_tutorial.learn import buffers, misplaced, sharing
 from muon_tutorial.learn import lesson04 as lesson
 from muon_tutorial.learn.widgets import Shell
@@ -352,6 +353,25 @@ def test_both_ways_of_stepping_are_timed() -> None:
     [alone], pair = launch(time, 1, args=(1, 0, 1)), launch(time, 2, args=(2, 0, 1))
     assert all(report.round_robin > 0 for report in (alone, *pair))
     assert len(lesson.say_clock([alone], pair).splitlines()) == 4
+
+
+def test_the_clock_is_that_of_the_slowest_rank() -> None:
+    alone, fast, slow = (lesson.StepSeconds(*pair) for pair in ((0.11, 9.0), (0.2, 0.04), (0.3, 0.06)))
+    said = [line.split()[-2:] for line in lesson.say_clock([alone], [fast, slow]).splitlines()[1:]]
+    assert said == [["110", "ms"], ["300", "ms"], ["60", "ms"]]
+
+
+def test_work_is_said_in_operations_and_in_fair_shares() -> None:
+    total = sum(lesson.costs_of(lesson.LARGE.values())) / 1e9
+    rows = {line.split()[0]: line.split()[1:] for line in lesson.say_makespans().splitlines()[1:-1]}
+    assert rows["1"] == [f"{total:.0f}", f"{total:.0f}", "(1.00)", f"{total:.0f}", "(1.00)"]
+    assert rows["6"][:3] == [f"{total / 6:.0f}", f"{1.8 * total / 6:.0f}", "(1.80)"]
+
+
+def test_bytes_are_said_beside_the_gradients_and_as_a_ratio() -> None:
+    rows = [Row("updates all_reduce", 1, 0, 800), Row("updates all_gather", 1, 0, 600)]
+    said = [line.split()[-1] for line in lesson.say_bytes(rows, 4).splitlines()]
+    assert said == ["bytes", f"{2 * 3 * sharing.LENGTH * 4 // 4:,}", "800", "600", "0.75"]
 
 
 def test_another_axis_is_told_to_be_unused() -> None:
