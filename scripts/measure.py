@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -55,7 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     tables = all_tables(asked, work, command)
     facts = machine(command, work, asked.rounds)
-    asked.out.mkdir(parents=True, exist_ok=True)
     write(asked.out, tables, facts, plots(asked.out, tables))
     print(f"wrote {len(tables)} tables to {asked.out}")
     return 0
@@ -75,7 +75,35 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--counters-only", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     asked.contender = asked.contender or list(CONTENDERS)
+    if problem := unfit(asked):
+        parser.error(problem)
     return asked
+
+
+def unfit(asked: argparse.Namespace) -> str | None:
+    """What is wrong with the options, before anything is measured; None where nothing is."""
+    ranks = measured.RANKS
+    sizes = {
+        name: getattr(asked, name) for name in ("rounds", "layers", "width", "context", "batch", "heads")
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            return f"--{name} must be at least 1; got {size}"
+    if asked.batch % ranks:
+        return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
+    if asked.heads % ranks or asked.width % asked.heads:
+        return f"--heads is shared by {ranks} ranks and divides --width; got {asked.heads} and {asked.width}"
+    return unwritable(asked.out)
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written to a folder, made where it is missing; None if it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"cannot write to {folder}: {error.strerror}"
 
 
 def all_tables(asked: argparse.Namespace, work: Work, command: str) -> list[Table]:
@@ -223,6 +251,21 @@ def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
         bars(folder / f"{stem}.svg", cells["contender"], series, label)
         drawn[f"{stem}.svg"] = f"{label}, as bars; the numbers stand under *{title}*"
     return drawn
+
+
+def read_tables(path: Path) -> list[Table]:
+    """The tables of a ``measure.json``, to draw or write them anew without measuring."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    return [
+        Table(
+            one["title"],
+            tuple(one["rows"][0]),
+            tuple(tuple(row.values()) for row in one["rows"]),
+            one["command"],
+            tuple(one["notes"]),
+        )
+        for one in kept
+    ]
 
 
 def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
