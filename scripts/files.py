@@ -21,14 +21,18 @@ def made(folder: Path) -> Path:
     Raises:
         UsageError: it is a file, or cannot be made or written to.
     """
+    if reason := why_not_writable(folder):
+        raise UsageError(f"cannot write to the folder {folder}: {reason}")
+    return folder
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Why nothing can be written to a folder, which is made if it was missing; None if something can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror
-        raise UsageError(f"cannot write to the folder {folder}: {reason}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write to the folder {folder}: no permission")
-    return folder
+        return f"{error.strerror} (it is a file)" if folder.is_file() else str(error.strerror)
+    return None if os.access(folder, os.W_OK | os.X_OK) else "no permission"
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -17,7 +17,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -40,6 +39,7 @@ from muon_tutorial.training import batches, measured, predicted  # noqa: E402
 from muon_tutorial.training.baselines import CONTENDERS, Work  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
 from muon_tutorial.training.measured import Counters, Seen  # noqa: E402
+from scripts.files import why_not_writable, write_whole  # noqa: E402
 
 NAMESPACE = "ip link set lo up && exec "
 
@@ -93,17 +93,8 @@ def unfit(asked: argparse.Namespace) -> str | None:
         return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
     if asked.heads % ranks or asked.width % asked.heads:
         return f"--heads is shared by {ranks} ranks and divides --width; got {asked.heads} and {asked.width}"
-    return unwritable(asked.out)
-
-
-def unwritable(folder: Path) -> str | None:
-    """Why nothing can be written to a folder, made where it is missing; None if it can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return f"cannot write to {folder}: {error.strerror}"
+    reason = why_not_writable(asked.out)
+    return f"cannot write to {asked.out}: {reason}" if reason else None
 
 
 def all_tables(asked: argparse.Namespace, work: Work, command: str) -> list[Table]:
@@ -207,9 +198,9 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: di
     body = "\n".join(table.markdown() for table in tables)
     opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
     text = f"# Measured\n\n{opening}\n\n{head}\n\n{shown}\n\n{body}"
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "README.md", text)
     data = {"facts": facts, "tables": [table.data() for table in tables]}
-    (folder / "measure.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write_whole(folder / "measure.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 PLOTS = (

@@ -111,7 +111,7 @@ def ratios_table(readings: Readings, command: str) -> Table:
 
 def _ratio_row(name: str, mine: Sequence[Reading], its: Sequence[Reading]) -> tuple[Cell, ...]:
     step = [a / b for a, b in zip(steps_of(mine), steps_of(its), strict=True)]
-    alone = [a / b for a, b in zip(_alone(mine), _alone(its), strict=True)]
+    alone = [a / b for a, b in zip(_slowest(mine, "collectives"), _slowest(its, "collectives"), strict=True)]
     median, low, high = median_and_spread(step)
     state = sum(r.memory.matrix_state for r in mine) / sum(r.memory.matrix_state for r in its)
     return (
@@ -120,7 +120,7 @@ def _ratio_row(name: str, mine: Sequence[Reading], its: Sequence[Reading]) -> tu
         _sum(mine, "payload") / _sum(its, "payload"),
         _sum(mine, "ring") / _sum(its, "ring"),
         sum(r.bytes.wire.data for r in mine) / sum(r.bytes.wire.data for r in its),
-        median_and_spread(alone)[0],
+        _middle(alone),
         median,
         low,
         high,
@@ -140,13 +140,12 @@ def steps_of(ranks: Sequence[Reading]) -> list[float]:
 
 def shares_of(ranks: Sequence[Reading]) -> list[float]:
     """Each round's share of what follows backward, each part at the rank that takes longest with it."""
-    learn = [max(row) for row in zip(*(r.seconds.learn for r in ranks), strict=True)]
-    finish = [max(row) for row in zip(*(r.seconds.finish for r in ranks), strict=True)]
-    return [f / (f + x) for f, x in zip(finish, learn, strict=True)]
+    return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
 
 
-def _alone(ranks: Sequence[Reading]) -> list[float]:
-    return [max(row) for row in zip(*(r.seconds.collectives for r in ranks), strict=True)]
+def _slowest(ranks: Sequence[Reading], part: str) -> list[float]:
+    """Each round's seconds of one part, at the rank that takes longest with it."""
+    return [max(row) for row in zip(*(getattr(r.seconds, part) for r in ranks), strict=True)]
 
 
 def seconds_table(readings: Readings, command: str) -> Table:
@@ -171,13 +170,13 @@ def seconds_table(readings: Readings, command: str) -> Table:
 
 
 def _seconds_row(name: str, ranks: Sequence[Reading]) -> tuple[Cell, ...]:
-    steps, alone = steps_of(ranks), _alone(ranks)
-    learn = [max(row) for row in zip(*(r.seconds.learn for r in ranks), strict=True)]
-    finish = [max(row) for row in zip(*(r.seconds.finish for r in ranks), strict=True)]
-    shares = shares_of(ranks)
-    milli = [1e3 * value for value in median_and_spread(steps)]
-    middles = [median_and_spread(values)[0] for values in (learn, finish, shares, alone)]
-    return name, *milli, 1e3 * middles[0], 1e3 * middles[1], middles[2], 1e3 * middles[3]
+    milli = [1e3 * value for value in median_and_spread(steps_of(ranks))]
+    learn, finish, alone = (1e3 * _middle(_slowest(ranks, p)) for p in ("learn", "finish", "collectives"))
+    return name, *milli, learn, finish, _middle(shares_of(ranks)), alone
+
+
+def _middle(values: Sequence[float]) -> float:
+    return median_and_spread(values)[0]
 
 
 def state_table(readings: Readings, command: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,10 +55,7 @@ class Setup:
 
     @property
     def world_size(self) -> int:
-        size = 1
-        for length in self.axes.values():
-            size *= length
-        return size
+        return math.prod(self.axes.values())
 
 
 def mlp(depth: int = 2) -> Mlp:

@@ -6,6 +6,7 @@ beside it. A cell is ``bitwise``, ``refused`` (by a named error, which the notes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,10 +53,7 @@ class Row:
 
     @property
     def world_size(self) -> int:
-        size = 1
-        for length in self.axes.values():
-            size *= length
-        return size
+        return math.prod(self.axes.values())
 
 
 def whole(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -33,6 +33,7 @@ from muon_tutorial.evidence.ledger import total
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.matrix import held_box
 from muon_tutorial.stepping import Slot, Stepper
+from muon_tutorial.training.predicted import llama_70b
 
 from ..engine.test_order import GROUP
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
@@ -200,22 +201,6 @@ def test_owners_move_a_shard_both_ways() -> None:
 # Thousands of ranks
 
 
-def llama_70b() -> list[Matrix]:
-    """The hidden matrices of a Llama of 70 billion parameters: 80 layers, 8 key and value heads."""
-    cut = {dim: (("tp", Shard(dim)),) for dim in (0, 1)}
-    layer = [
-        ("q", (8192, 8192), 0),
-        ("k", (1024, 8192), 0),
-        ("v", (1024, 8192), 0),
-        ("o", (8192, 8192), 1),
-        ("gate", (28672, 8192), 0),
-        ("up", (28672, 8192), 0),
-        ("down", (8192, 28672), 1),
-    ]
-    rows = [(f"layers.{i}.{name}", shape, cut[dim]) for i in range(80) for name, shape, dim in layer]
-    return [Matrix(i, *row, dtype=torch.bfloat16) for i, row in enumerate(rows)]
-
-
 def plan_for_thousands(rank: int) -> tuple[float, int]:
     """Processor seconds and peak KiB that bytes per rank take on 16,384 ranks."""
     start = time.process_time()
@@ -224,7 +209,7 @@ def plan_for_thousands(rank: int) -> tuple[float, int]:
     all_ranks = formulas.zero1_by_rank(plan)
     for one in (0, 5_000, 16_383):
         assert sum(e.ring for e in predict(plan, grid.at(one)).entries) == all_ranks[one]
-    sharded = owner([replace(m, cuts=(*m.cuts, ("dp", Shard(0)))) for m in matrices], grid)
+    sharded = owner(llama_70b(cut_over_dp=True), grid)
     assert sum(e.ring for e in predict(sharded, grid.at(0)).entries) < min(all_ranks)
     return time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
