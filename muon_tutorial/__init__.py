@@ -14,25 +14,25 @@ The public surface, by floor:
 
 from __future__ import annotations
 
-from .checkpoint import load_checkpoint, save_checkpoint
-from .config import (
+from .callbacks.config import (
     DistributedConfig,
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
+from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import LaunchError, TutorialError, UsageError
 from .evidence.ledger import Ledger
-from .hybrid import MuonWithAdamW
-from .muon import Muon
+from .launching.launch import launch
 from .newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
+from .optimizer.muon import Muon
+from .optimizer.muon_with_adamw import MuonWithAdamW
+from .optimizer.split_parameters import split_parameters
 from .plan.bucket import Bucket, DistMeta
 from .plan.grid import Coordinate, Grid
 from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
 from .plan.matrix import Matrix
 from .plan.strategies import STRATEGIES, Plan, owner, replicated, round_robin, zero1
-from .split import split_parameters
-from .worlds.launch import launch
 from .worlds.live import LiveWorld, build_mesh
 from .worlds.local import LocalWorld
 

@@ -21,21 +21,14 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from .errors import (
-    GridError,
-    LaunchError,
-    RankFailedError,
-    TrainingError,
-    TutorialError,
-    UsageError,
-)
+from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
+from .launching.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
 from .training.folder import RunFolder, unused
 from .training.records import RunResult
 from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
 from .training.settings import TrainSettings
-from .worlds.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 DEFAULT_DP = 2

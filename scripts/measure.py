@@ -30,15 +30,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # noqa: E402
 
+from muon_tutorial.benchmarks import batches, measured, predicted  # noqa: E402
+from muon_tutorial.benchmarks.baselines import CONTENDERS, Work  # noqa: E402
+from muon_tutorial.benchmarks.measured import Counters, Seen  # noqa: E402
+from muon_tutorial.evidence.bytes_sent import Sent  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.evidence.wire import Sent  # noqa: E402
 from muon_tutorial.plan.grid import Grid  # noqa: E402
 from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
-from muon_tutorial.training import batches, measured, predicted  # noqa: E402
-from muon_tutorial.training.baselines import CONTENDERS, Work  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
-from muon_tutorial.training.measured import Counters, Seen  # noqa: E402
 from scripts.files import why_not_writable, write_whole  # noqa: E402
 
 NAMESPACE = "ip link set lo up && exec "

@@ -27,7 +27,7 @@ import nbformat
 import papermill
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.guards import EVIDENCE, Problem, find_problems, undeclared_parameters
+from muon_tutorial.learn.checks.guards import EVIDENCE, Problem, find_problems, undeclared_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"

@@ -31,7 +31,7 @@ from nbformat import NotebookNode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn import series
+from muon_tutorial.learn.course import series
 from scripts.files import answered, made, read_notebook, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -29,9 +29,10 @@ from nbformat import NotebookNode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn import series, widgets
-from muon_tutorial.learn.picture import Picture
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.course import series
+from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.widgets import shell as widgets
+from muon_tutorial.learn.widgets.shell import Shell
 from scripts.files import answered, made, read_notebook, write_whole
 from scripts.notebooks import FOLDER, ROOT
 from scripts.shells import displayed, widget_cells

@@ -1,6 +1,6 @@
 """Write the README's picture: what notebook 00 drew of its own run.
 
-    python scripts/picture.py
+python scripts/picture.py
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn import glossary, series
+from muon_tutorial.learn.course import glossary, series
 from scripts.files import answered, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import TutorialError
-from muon_tutorial.evidence.timeline_picture import describe_timeline
-from muon_tutorial.evidence.trace import Tape, record
+from muon_tutorial.traces.recording import Tape, record
+from muon_tutorial.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
 

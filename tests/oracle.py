@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muon_tutorial.muon import Muon
+from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.layout import Placement, Shard, shard_box
 from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.worlds.live import LiveWorld
-from muon_tutorial.worlds.local import Seat
+from muon_tutorial.worlds.local import LocalMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def single_process(case: Case) -> list[Tensor]:
 
 
 def one_rank(
-    case: Case, strategy: str | Builder, mesh: LiveWorld | Seat, **settings: Any
+    case: Case, strategy: str | Builder, mesh: LiveWorld | LocalMesh, **settings: Any
 ) -> tuple[list[torch.nn.Parameter], Muon]:
     """One rank's optimizer over its own parameters."""
     params = own_params(case, mesh.at)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Builder, Plan, owner, replicated, round_robin, zero1
-from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
@@ -46,7 +46,7 @@ VARIANTS: dict[str, Builder] = {
 def in_process(case: Case, strategy: Builder, grid: Grid, **settings: Any) -> list[list[Tensor]]:
     """The parameters of every rank after the case's steps, all ranks in this process."""
     world = LocalWorld(grid)
-    ranks = [one_rank(case, strategy, world.seat(rank), **settings) for rank in grid.ranks]
+    ranks = [one_rank(case, strategy, world.mesh(rank), **settings) for rank in grid.ranks]
     for grads in whole_gradients(case):
         for (params, _muon), rank in zip(ranks, grid.ranks, strict=True):
             give_gradients(params, grads, case, grid.at(rank))

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
-from ..hybrid import MuonWithAdamW
-from ..matrices import describe_matrices, dtensor_cuts
-from ..muon import Muon
-from ..plan.bucket import stored_boxes
+from ..optimizer.muon import Muon
+from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..parameters.matrices import describe_matrices, dtensor_cuts
+from ..plan.bucket import parameter_boxes
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Box
 from ..plan.matrix import held_box
-from ..stepping import Stepper
+from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
-from ..worlds.local import Seat
+from ..worlds.local import LocalMesh
 
 Kind = Literal["muon", "adamw"]
 Saveable = Muon | MuonWithAdamW | torch.optim.AdamW
@@ -165,22 +165,22 @@ def _as_numbers(value: Any) -> Any:
 
 def _check_live(muon: torch.optim.Optimizer | None) -> None:
     world = getattr(muon, "world", None)
-    if isinstance(world, Seat) and world.grid.world_size > 1:
+    if isinstance(world, LocalMesh) and world.grid.world_size > 1:
         raise CheckpointError(
             f"the {world.grid.world_size} ranks of a LocalWorld share one process and cannot save or load "
             "side by side: launch() real ones"
         )
 
 
-def _planned_places(stepper: Stepper) -> Iterator[tuple[Tensor, Place, Place]]:
+def _planned_places(stepper: PlanStep) -> Iterator[tuple[Tensor, Place, Place]]:
     """Each parameter of a plan, its own place, and that of its momentum."""
-    for keepsake in stepper.keepsakes.values():
-        matrix = keepsake.holdings[0].entry.matrix
+    for shard in stepper.momentum_shards.values():
+        matrix = shard.holdings[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
         own = Place(whole, (held_box(whole, matrix.cuts, stepper.at),))
-        in_order = sorted(keepsake.holdings, key=lambda held: held.entry.matrix.index)
-        boxes = tuple(box for held in in_order for box in stored_boxes(held, stepper.at))
-        yield keepsake.slot.param, own, Place(whole, boxes) if keepsake.flat else own
+        in_order = sorted(shard.holdings, key=lambda held: held.entry.matrix.index)
+        boxes = tuple(box for held in in_order for box in parameter_boxes(held, stepper.at))
+        yield shard.slot.param, own, Place(whole, boxes) if shard.flat else own
 
 
 def _own_place(name: str, tensor: Tensor, at: Coordinate) -> Place:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from ..hybrid import MuonWithAdamW
+from ..optimizer.muon_with_adamw import MuonWithAdamW
 from .agreement import together
 from .inventory import Inventory, Member, Rename, Saveable, as_before, parts_of, take_inventory
 from .saving import FORMAT, boxed, model_entries

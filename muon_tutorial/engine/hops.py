@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..plan.exchange import Exchange, Parcels, Spot
+from ..plan.exchange import BufferSlice, Exchange, Parcels
 from ..plan.grid import Coordinate
 from ..plan.layout import Box, Hop, Move, Owned, Partial, Placement, Replicate, Shard, shard_box
 from .collective import Collective, Label, Walk
@@ -55,7 +55,7 @@ def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate,
     return filled
 
 
-def _pack(x: Tensor, pieces: list[tuple[Spot, Box]]) -> Tensor:
+def _pack(x: Tensor, pieces: list[tuple[BufferSlice, Box]]) -> Tensor:
     """The boxes, flat, one after the other. On the meta device nothing has values, and sizes are all there
     is."""
     if x.is_meta:
@@ -64,7 +64,7 @@ def _pack(x: Tensor, pieces: list[tuple[Spot, Box]]) -> Tensor:
     return torch.cat([x.new_empty(0), *boxes])
 
 
-def _unpack(arrived: Tensor, filled: Tensor, pieces: list[tuple[Spot, Box]]) -> None:
+def _unpack(arrived: Tensor, filled: Tensor, pieces: list[tuple[BufferSlice, Box]]) -> None:
     """The opposite of ``_pack``: the boxes to their places."""
     if not arrived.is_meta:
         for flat, (spot, box) in zip(arrived.split([box.numel for _, box in pieces]), pieces, strict=True):
@@ -79,7 +79,7 @@ def _weigh(parcels: Parcels, exchange: Exchange, at: Coordinate) -> tuple[int, .
     return tuple(weights)
 
 
-def _in_order(parcels: Parcels) -> list[tuple[Spot, Box]]:
+def _in_order(parcels: Parcels) -> list[tuple[BufferSlice, Box]]:
     return [piece for place in sorted(parcels) for piece in parcels[place]]
 
 
@@ -213,6 +213,6 @@ def _assemble(answer: Tensor, hop: Hop, placement: Placement, at: Coordinate) ->
     )
 
 
-def view(buffer: Tensor, spot: Spot) -> Tensor:
+def view(buffer: Tensor, spot: BufferSlice) -> Tensor:
     """The box that a flat buffer holds at a spot, in its own shape, sharing the buffer's storage."""
     return buffer[slice(*spot.interval)].view(spot.box.shape)

@@ -108,7 +108,7 @@ def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
     return [
         (held.entry.matrix.box(at).numel, held.numel)
         for bucket in plan.buckets
-        for held in bucket.holdings(at)
+        for held in bucket.stored_shards(at)
         if bucket.works_on(held.entry, at)
     ]
 
@@ -139,7 +139,7 @@ def _alike(plan: Plan) -> int:
     both = sum(2 * (size - 1) * flags // size for size in plan.grid.sizes if size > 1)
     if D == 1:
         return both
-    sizes = [(bucket, bucket.length(bucket.handed, first)) for bucket in plan.buckets]
+    sizes = [(bucket, bucket.length(bucket.model_layout, first)) for bucket in plan.buckets]
     return both + sum(int(zero1_gather_all(D, size, *_bytes(bucket))) for bucket, size in sizes)
 
 

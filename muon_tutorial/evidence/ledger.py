@@ -14,13 +14,13 @@ from typing import Literal
 
 from ..engine.collective import Collective
 from ..plan.grid import Coordinate
-from .wire import NOTHING, Sent, gloo_sent, ring_bytes, ring_received
+from .bytes_sent import NOTHING, Sent, gloo_sent, ring_bytes, ring_received
 
-__all__ = ["Entry", "Ledger", "Row", "entry_of", "ring_bytes", "total"]
+__all__ = ["Ledger", "LedgerEntry", "Row", "entry_of", "ring_bytes", "total"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One collective as one rank asked for it. Bytes, for this rank."""
 
     rank: int
@@ -62,7 +62,7 @@ class Row:
 class Ledger:
     """An observer for a world: ``world.observers.append(ledger)``. ``clear`` it to count a single step."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LedgerEntry] = field(default_factory=list)
 
     def __call__(self, request: Collective, at: Coordinate) -> None:
         self.entries.append(entry_of(request, at))
@@ -81,9 +81,9 @@ class Ledger:
         return [total(group) for group in _grouped(entries, keys[by])]
 
 
-def entry_of(request: Collective, at: Coordinate) -> Entry:
+def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
     """What one rank's request costs that rank."""
-    return Entry(
+    return LedgerEntry(
         rank=at.rank,
         phase=request.label.phase,
         subject=request.label.subject,
@@ -97,7 +97,7 @@ def entry_of(request: Collective, at: Coordinate) -> Entry:
     )
 
 
-def total(entries: Iterable[Entry]) -> Row:
+def total(entries: Iterable[LedgerEntry]) -> Row:
     """Entries, summed; a name that they do not all share is left out."""
     found = list(entries)
     return Row(
@@ -113,16 +113,18 @@ def total(entries: Iterable[Entry]) -> Row:
     )
 
 
-def _phase(entry: Entry) -> tuple[str, ...]:
+def _phase(entry: LedgerEntry) -> tuple[str, ...]:
     return (entry.phase,)
 
 
-def _subject(entry: Entry) -> tuple[str, ...]:
+def _subject(entry: LedgerEntry) -> tuple[str, ...]:
     return entry.phase, entry.subject, entry.kind, entry.dtype
 
 
-def _grouped(entries: list[Entry], key: Callable[[Entry], tuple[str, ...]]) -> Iterable[list[Entry]]:
-    groups: dict[tuple[str, ...], list[Entry]] = {}
+def _grouped(
+    entries: list[LedgerEntry], key: Callable[[LedgerEntry], tuple[str, ...]]
+) -> Iterable[list[LedgerEntry]]:
+    groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)
     return groups.values()

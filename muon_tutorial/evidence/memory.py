@@ -54,9 +54,11 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
         parameters=sum(sizes[param] * matrix.dtype.itemsize for param, matrix in params.items()),
         gradients=sum(sizes[param] * matrix.grad_dtype.itemsize for param, matrix in params.items()),
         momentum=sum(held.numel * held.entry.matrix.dtype.itemsize for held in _holdings(plan, at)),
-        flat_gradient=_largest(b.length(b.handed, at) * b.gradient.dtype.itemsize for b in plan.buckets),
-        slice=_largest(b.length(b.storage, at) * b.gradient.dtype.itemsize for b in plan.buckets),
-        ns_input=_largest(b.length(b.storage, at) * b.compute.dtype.itemsize for b in plan.buckets),
+        flat_gradient=_largest(
+            b.length(b.model_layout, at) * b.gradient.dtype.itemsize for b in plan.buckets
+        ),
+        slice=_largest(b.length(b.storage_layout, at) * b.gradient.dtype.itemsize for b in plan.buckets),
+        ns_input=_largest(b.length(b.storage_layout, at) * b.compute.dtype.itemsize for b in plan.buckets),
         gathered=_largest(_gathered(bucket, at) for bucket in plan.buckets),
         whole=_largest(
             entry.matrix.numel * bucket.compute.dtype.itemsize
@@ -78,13 +80,13 @@ def _numel(matrix: Matrix, at: Coordinate) -> int:
 
 
 def _holdings(plan: Plan, at: Coordinate) -> Iterator[Any]:
-    return (held for bucket in plan.buckets for held in bucket.holdings(at))
+    return (held for bucket in plan.buckets for held in bucket.stored_shards(at))
 
 
 def _gathered(bucket: Bucket, at: Coordinate) -> int:
     if not bucket.compute.hops:
         return 0
-    return bucket.length(bucket.worked, at) * bucket.compute.dtype.itemsize
+    return bucket.length(bucket.compute_layout, at) * bucket.compute.dtype.itemsize
 
 
 def _largest(sizes: Iterable[int]) -> int:

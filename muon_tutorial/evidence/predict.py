@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Label, Walk
-from ..engine.pipeline import pipeline
-from ..engine.walk import gather, orthogonalize
+from ..engine.order import pipeline
+from ..engine.travel import gather, orthogonalize
 from ..plan.bucket import Bucket
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, Partial, Replicate, Route
-from ..plan.matrix import Entry as PlanEntry
+from ..plan.matrix import BucketEntry as BucketEntry
 from ..plan.strategies import BUCKET_BYTES, Plan
 from ..worlds.shadow import requests_of
 from .ledger import Ledger, entry_of
@@ -78,18 +78,18 @@ def _whole_bucket(bucket: Bucket, at: Coordinate) -> Walk:
 
 
 def _reduce(bucket: Bucket, at: Coordinate) -> Walk:
-    flat = _empty(bucket.length(bucket.handed, at), bucket.gradient.dtype)
+    flat = _empty(bucket.length(bucket.model_layout, at), bucket.gradient.dtype)
     return (yield from gather(flat, bucket.gradient, at, _label("gradient reduce_scatter", bucket)))
 
 
 def _update(bucket: Bucket, at: Coordinate) -> Walk:
-    stored = bucket.length(bucket.storage, at)
+    stored = bucket.length(bucket.storage_layout, at)
     yield from orthogonalize(_empty(stored, bucket.compute.dtype), bucket, at, _as_it_is)
     parameter = _empty(stored, bucket.parameter.dtype)
     yield from gather(parameter, bucket.parameter, at, _label("parameter all_gather", bucket))
 
 
-def _as_it_is(entry: PlanEntry, matrix: Tensor) -> Tensor:
+def _as_it_is(entry: BucketEntry, matrix: Tensor) -> Tensor:
     return matrix
 
 

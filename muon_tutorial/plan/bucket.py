@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 import torch
 
-from .exchange import Layout, Slices, Spot, Whole
+from .exchange import BufferSlice, Layout, SlicedBuffer, WholeMatrices
 from .grid import Coordinate, Grid
 from .layout import Box, Route, run_boxes
-from .matrix import Entry, Matrix
+from .matrix import BucketEntry, Matrix
 
 Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class StoredShard:
     """What one rank keeps of one matrix: elements ``inside`` of its own piece, at ``kept`` of its storage."""
 
-    entry: Entry
-    inside: Interval
-    kept: Interval
+    entry: BucketEntry
+    in_piece: Interval
+    in_buffer: Interval
 
     @property
     def numel(self) -> int:
         """Elements that the rank keeps."""
-        return self.inside[1] - self.inside[0]
+        return self.in_piece[1] - self.in_piece[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class Bucket:
     index: int
     buffer: int
     axes: tuple[str, ...]
-    entries: tuple[Entry, ...]
-    handed: Layout
-    storage: Layout
-    worked: Layout
+    entries: tuple[BucketEntry, ...]
+    model_layout: Layout
+    storage_layout: Layout
+    compute_layout: Layout
     gradient: Route
     compute: Route
     parameter: Route
@@ -81,29 +81,29 @@ class Bucket:
         """Elements of this rank's flat buffer under a layout."""
         return layout.length(self.entries, at)
 
-    def spots(self, layout: Layout, at: Coordinate) -> tuple[Spot, ...]:
+    def buffer_slices(self, layout: Layout, at: Coordinate) -> tuple[BufferSlice, ...]:
         """What this rank's flat buffer holds of each matrix under a layout, one spot an entry."""
-        return tuple(layout.spots(self.entries, at))
+        return tuple(layout.buffer_slices(self.entries, at))
 
-    def holdings(self, at: Coordinate) -> tuple[Holding, ...]:
+    def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
         """What this rank keeps of each matrix between steps, one an entry, empty ones included."""
-        return tuple(_holding(self, spot) for spot in self.spots(self.storage, at))
+        return tuple(_stored_shard(self, spot) for spot in self.buffer_slices(self.storage_layout, at))
 
-    def desks(self, at: Coordinate) -> tuple[Spot | None, ...]:
+    def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
         """Where this rank works on each matrix, one an entry; None where it does not.
 
         It follows from the coordinate, never from data. The box has the shape in which the matrix lies there.
         """
-        spots = self.spots(self.worked, at)
-        return tuple(_desk(self, spot, at) if self.works_on(spot.entry, at) else None for spot in spots)
+        spots = self.buffer_slices(self.compute_layout, at)
+        return tuple(_work_slice(self, spot, at) if self.works_on(spot.entry, at) else None for spot in spots)
 
-    def works_on(self, entry: Entry, at: Coordinate) -> bool:
+    def works_on(self, entry: BucketEntry, at: Coordinate) -> bool:
         """Whether this rank orthogonalizes the matrix."""
         return at.position(*self.axes) in entry.workers
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The bucket's part of the master plan, as this rank reads it."""
-        pairs = zip(self.spots(self.handed, at), self.holdings(at), strict=True)
+        pairs = zip(self.buffer_slices(self.model_layout, at), self.stored_shards(at), strict=True)
         return tuple(_dist_meta(self, spot, held) for spot, held in pairs)
 
     @property
@@ -113,24 +113,26 @@ class Bucket:
 
     def padding(self, at: Coordinate) -> int:
         """Elements of this rank's handed buffer that belong to no matrix."""
-        held = sum(spot.box.numel for spot in self.spots(self.handed, at))
-        return self.length(self.handed, at) - held
+        held = sum(spot.box.numel for spot in self.buffer_slices(self.model_layout, at))
+        return self.length(self.model_layout, at) - held
 
 
-def _holding(bucket: Bucket, spot: Spot) -> Holding:
-    start = spot.box.offset[0] if isinstance(bucket.storage, Slices) else 0
-    return Holding(spot.entry, (start, start + spot.box.numel) if spot.box.numel else (0, 0), spot.interval)
+def _stored_shard(bucket: Bucket, spot: BufferSlice) -> StoredShard:
+    start = spot.box.offset[0] if isinstance(bucket.storage_layout, SlicedBuffer) else 0
+    return StoredShard(
+        spot.entry, (start, start + spot.box.numel) if spot.box.numel else (0, 0), spot.interval
+    )
 
 
-def _desk(bucket: Bucket, spot: Spot, at: Coordinate) -> Spot:
+def _work_slice(bucket: Bucket, spot: BufferSlice, at: Coordinate) -> BufferSlice:
     matrix = spot.entry.matrix
-    whole = isinstance(bucket.worked, Whole) and bucket.worked.frame == "matrix"
-    return Spot(
+    whole = isinstance(bucket.compute_layout, WholeMatrices) and bucket.compute_layout.frame == "matrix"
+    return BufferSlice(
         spot.entry, spot.offset, Box((0,) * len(matrix.shape), matrix.shape) if whole else matrix.box(at)
     )
 
 
-def _dist_meta(bucket: Bucket, spot: Spot, held: Holding) -> DistMeta:
+def _dist_meta(bucket: Bucket, spot: BufferSlice, held: StoredShard) -> DistMeta:
     matrix = spot.entry.matrix
     cut = matrix.cut("tp")
     return DistMeta(
@@ -141,11 +143,11 @@ def _dist_meta(bucket: Bucket, spot: Spot, held: Holding) -> DistMeta:
         buffer_idx=bucket.buffer,
         bucket_idx=bucket.index,
         global_range=spot.interval,
-        local_range=held.kept,
+        local_range=held.in_buffer,
     )
 
 
-def holding_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
+def matrix_boxes(holding: StoredShard, at: Coordinate) -> tuple[Box, ...]:
     """The rectangles of the whole matrix, by rows and columns, that a holding covers, in the order of its
     elements.
 
@@ -155,16 +157,16 @@ def holding_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
     if not holding.numel:
         return ()
     shape = (frame.shape[0], frame.shape[1])
-    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *holding.inside))
+    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *holding.in_piece))
 
 
-def stored_boxes(holding: Holding, at: Coordinate) -> tuple[Box, ...]:
+def parameter_boxes(holding: StoredShard, at: Coordinate) -> tuple[Box, ...]:
     """The boxes of the whole parameter, in its own dimensions, that a holding covers, in the order of its
     elements."""
     matrix = holding.entry.matrix
     piece = matrix.box(at)
     place = piece.offset if matrix.part is None else piece.shifted(matrix.part.offset).offset
-    return tuple(box.shifted(place) for box in run_boxes(piece.shape, *holding.inside))
+    return tuple(box.shifted(place) for box in run_boxes(piece.shape, *holding.in_piece))
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> Box:

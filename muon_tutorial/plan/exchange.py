@@ -14,14 +14,14 @@ from typing import Literal
 
 from .grid import Coordinate
 from .layout import Box, Shard, shard_box
-from .matrix import Entry
+from .matrix import BucketEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class BufferSlice:
     """Where a rank's flat buffer holds which box of a matrix; of no elements where it holds none."""
 
-    entry: Entry
+    entry: BucketEntry
     offset: int
     box: Box
 
@@ -32,50 +32,50 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Virtual:
+class VirtualBuffer:
     """The virtual buffer, whole: every rank's own piece of each matrix at the entry's offset."""
 
     size: int
 
-    def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's buffer holds of each matrix, in order."""
-        return (Spot(entry, entry.offset, entry.matrix.box(at)) for entry in entries)
+        return (BufferSlice(entry, entry.offset, entry.matrix.box(at)) for entry in entries)
 
-    def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
         """Elements of the rank's buffer."""
         return self.size
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class SlicedBuffer:
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat
     piece."""
 
     axis: str
     size: int
 
-    def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's slice holds of each matrix: the slice intersected with the matrix's own
         elements."""
         start = self._slice(at).offset[0]
         for entry in entries:
             box = self.box(entry, at)
-            yield Spot(entry, entry.offset + box.offset[0] - start if box.numel else 0, box)
+            yield BufferSlice(entry, entry.offset + box.offset[0] - start if box.numel else 0, box)
 
-    def box(self, entry: Entry, at: Coordinate) -> Box:
+    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
         """The interval of the matrix' flat piece that the rank's slice holds."""
         piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
         return self._slice(at).overlap(piece).seen_from(piece)
 
-    def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
         """Elements of the rank's slice."""
         return self._slice(at).numel
 
-    def sends(self, entry: Entry, at: Coordinate, to: Coordinate) -> bool:
-        """Slices are disjoint: everyone sends its own."""
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
+        """SlicedBuffer are disjoint: everyone sends its own."""
         return True
 
-    def holders(self, entry: Entry, axes: tuple[str, ...], at: Coordinate) -> range:
+    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
         step = -(-self.size // at.size(self.axis))
         touching = range(entry.offset // step, (entry.offset + entry.size - 1) // step + 1)
@@ -86,33 +86,33 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class LocalShards:
     """Every rank holds its own piece of each matrix, as the parameter is cut, one after the other."""
 
-    def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's buffer holds of each matrix, in order."""
         return _in_line((entry, self.box(entry, at)) for entry in entries)
 
-    def box(self, entry: Entry, at: Coordinate) -> Box:
+    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
         """The box of the matrix that the rank holds."""
         return entry.matrix.box(at)
 
-    def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
         """Elements of the rank's buffer."""
         return sum(entry.matrix.box(at).numel for entry in entries)
 
-    def sends(self, entry: Entry, at: Coordinate, to: Coordinate) -> bool:
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
         """Of ranks that hold the same piece, the one that differs from the receiver in no other axis
         sends."""
         return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
 
-    def holders(self, entry: Entry, axes: tuple[str, ...], at: Coordinate) -> range:
+    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
         return range(at.size(*axes))
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeMatrices:
     """A matrix' workers hold it whole, one matrix after the other; the others hold nothing.
 
     ``frame`` says whole what: the ``"matrix"``, or the ``"piece"`` of it that tensor parallelism left, flat.
@@ -124,33 +124,33 @@ class Whole:
     frame: Literal["matrix", "piece"]
     workers: Literal["owner", "keepers"]
 
-    def spots(self, entries: Iterable[Entry], at: Coordinate) -> Iterator[Spot]:
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's buffer holds of each matrix, in order."""
         return _in_line((entry, self.box(entry, at)) for entry in entries)
 
-    def length(self, entries: Iterable[Entry], at: Coordinate) -> int:
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
         """Elements of the rank's buffer."""
         return sum(self.box(entry, at).numel for entry in entries)
 
-    def sends(self, entry: Entry, at: Coordinate, to: Coordinate) -> bool:
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
         """The owner sends to all; a keeper to itself alone."""
         return self.workers == "owner" or at == to
 
-    def holders(self, entry: Entry, axes: tuple[str, ...], at: Coordinate) -> range:
+    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold the matrix: its workers."""
         return entry.workers if axes == self.axes else range(at.size(*axes))
 
-    def box(self, entry: Entry, at: Coordinate) -> Box:
+    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
         """The whole of it at a worker, nothing elsewhere."""
         shape = entry.matrix.shape if self.frame == "matrix" else (entry.matrix.box(at).numel,)
         works = at.position(*self.axes) in entry.workers
         return Box((0,) * len(shape), shape if works else (0,) * len(shape))
 
 
-Layout = Virtual | Slices | Pieces | Whole
+Layout = VirtualBuffer | SlicedBuffer | LocalShards | WholeMatrices
 
 
-Parcels = dict[int, list[tuple[Spot, Box]]]
+Parcels = dict[int, list[tuple[BufferSlice, Box]]]
 """By position in a group: spots of one's own buffer, and the box of each that travels."""
 
 
@@ -159,9 +159,9 @@ class Exchange:
     """A move of many matrices at once between two layouts, over the group of ``axes``."""
 
     axes: tuple[str, ...]
-    entries: tuple[Entry, ...]
-    src: Slices | Pieces | Whole
-    dst: Slices | Pieces | Whole
+    entries: tuple[BucketEntry, ...]
+    src: SlicedBuffer | LocalShards | WholeMatrices
+    dst: SlicedBuffer | LocalShards | WholeMatrices
 
     @property
     def inverse(self) -> Exchange:
@@ -171,9 +171,9 @@ class Exchange:
     @property
     def silent(self) -> bool:
         """Whether every rank already holds what it needs, so that nothing has to be asked for."""
-        if isinstance(self.src, Whole):
+        if isinstance(self.src, WholeMatrices):
             return self.src.workers == "keepers"
-        return isinstance(self.src, Pieces) and not any(entry.matrix.cuts for entry in self.entries)
+        return isinstance(self.src, LocalShards) and not any(entry.matrix.cuts for entry in self.entries)
 
     def leaving(self, at: Coordinate) -> Parcels:
         """What this rank sends: by position in the group, from which spots which boxes, in order."""
@@ -195,19 +195,19 @@ class Exchange:
                     _add(parcels, place, here, self.src.box(here.entry, other))
         return parcels
 
-    def _spots(self, layout: Slices | Pieces | Whole, at: Coordinate) -> list[Spot]:
+    def _spots(self, layout: SlicedBuffer | LocalShards | WholeMatrices, at: Coordinate) -> list[BufferSlice]:
         """The spots that hold anything: a rank shares few matrices with few ranks, of thousands."""
-        return [spot for spot in layout.spots(self.entries, at) if spot.box.numel]
+        return [spot for spot in layout.buffer_slices(self.entries, at) if spot.box.numel]
 
 
-def _add(parcels: Parcels, place: int, here: Spot, there: Box) -> None:
+def _add(parcels: Parcels, place: int, here: BufferSlice, there: Box) -> None:
     box = here.box.overlap(there)
     if box.numel:
         parcels.setdefault(place, []).append((here, box))
 
 
-def _in_line(boxes: Iterable[tuple[Entry, Box]]) -> Iterator[Spot]:
+def _in_line(boxes: Iterable[tuple[BucketEntry, Box]]) -> Iterator[BufferSlice]:
     offset = 0
     for entry, box in boxes:
-        yield Spot(entry, offset, box)
+        yield BufferSlice(entry, offset, box)
         offset += box.numel

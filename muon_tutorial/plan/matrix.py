@@ -134,7 +134,7 @@ def part_boxes(shape: tuple[int, ...], parts: Parts) -> list[Box] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BucketEntry:
     """A matrix's place in a bucket.
 
     ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:

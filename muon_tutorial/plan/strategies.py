@@ -19,8 +19,8 @@ import torch
 
 from ..errors import StrategyError
 from .assign import longest_first, newton_schulz_cost
-from .bucket import Bucket, DistMeta, Entry, buffer_key, fill_buckets, largest_piece, padded
-from .exchange import Exchange, Layout, Pieces, Slices, Virtual, Whole
+from .bucket import Bucket, BucketEntry, DistMeta, buffer_key, fill_buckets, largest_piece, padded
+from .exchange import Exchange, Layout, LocalShards, SlicedBuffer, VirtualBuffer, WholeMatrices
 from .grid import Coordinate, Grid
 from .layout import Hop, Partial, Placement, Replicate, Route, Shard
 from .matrix import Matrix
@@ -73,7 +73,7 @@ def replicated(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BU
 
     def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
         entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
-        return _unmoved(index, buffer, entries, worked=Pieces(), compute=Route((), WIRE))
+        return _unmoved(index, buffer, entries, worked=LocalShards(), compute=Route((), WIRE))
 
     return _plan("replicated", matrices, grid, bucket_bytes, "averaged", bucket)
 
@@ -234,10 +234,10 @@ def peak_buffer(plan: Plan, at: Coordinate) -> int:
             bucket.length(layout, at) * route.dtype.itemsize
             for bucket in plan.buckets
             for layout, route in (
-                (bucket.handed, bucket.gradient),
-                (bucket.storage, bucket.compute),
-                (bucket.worked, bucket.compute),
-                (bucket.handed, bucket.parameter),
+                (bucket.model_layout, bucket.gradient),
+                (bucket.storage_layout, bucket.compute),
+                (bucket.compute_layout, bucket.compute),
+                (bucket.model_layout, bucket.parameter),
             )
         ),
         default=0,
@@ -283,19 +283,21 @@ def _check_only_dp_and_tp(name: str, grid: Grid) -> None:
         )
 
 
-def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[Entry, ...]:
+def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[BucketEntry, ...]:
     """Entries one after the other in the virtual buffer, each with its tensor-parallel route."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     return tuple(
-        Entry(matrix, sum(sizes[:i]), sizes[i], workers[i], _tp_route(matrix, grid))
+        BucketEntry(matrix, sum(sizes[:i]), sizes[i], workers[i], _tp_route(matrix, grid))
         for i, matrix in enumerate(run)
     )
 
 
-def _unmoved(index: int, buffer: int, entries: tuple[Entry, ...], worked: Layout, compute: Route) -> Bucket:
+def _unmoved(
+    index: int, buffer: int, entries: tuple[BucketEntry, ...], worked: Layout, compute: Route
+) -> Bucket:
     """A bucket whose gradients and parameters stay as the model holds them."""
     first = entries[0].matrix
-    here = Pieces()
+    here = LocalShards()
     nothing = Route((), first.grad_dtype), Route((), first.dtype)
     return Bucket(index, buffer, ("dp",), entries, here, here, worked, nothing[0], compute, nothing[1])
 
@@ -310,9 +312,9 @@ def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: 
         buffer=buffer,
         axes=("dp",),
         entries=entries,
-        handed=Virtual(size),
-        storage=Virtual(size),
-        worked=Virtual(size),
+        model_layout=VirtualBuffer(size),
+        storage_layout=VirtualBuffer(size),
+        compute_layout=VirtualBuffer(size),
         gradient=Route((), run[0].grad_dtype),
         compute=compute,
         parameter=Route((), run[0].dtype),
@@ -330,17 +332,17 @@ def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owner
     entries = []
     for matrix, size, place in zip(run, sizes, owners, strict=True):
         offset = place * segment + ends[place]
-        entries.append(Entry(matrix, offset, size, range(place, place + 1), _tp_route(matrix, grid)))
+        entries.append(BucketEntry(matrix, offset, size, range(place, place + 1), _tp_route(matrix, grid)))
         ends[place] += size
-    whole = Virtual(dp * segment)
+    whole = VirtualBuffer(dp * segment)
     return Bucket(
         index=index,
         buffer=buffer,
         axes=("dp",),
         entries=tuple(entries),
-        handed=whole,
-        storage=whole,
-        worked=Slices("dp", whole.size),
+        model_layout=whole,
+        storage_layout=whole,
+        compute_layout=SlicedBuffer("dp", whole.size),
         gradient=Route((), run[0].grad_dtype),
         compute=_route(grid, "dp", Replicate(), Shard(0), whole.size, WIRE),
         parameter=Route((), run[0].dtype),
@@ -351,26 +353,26 @@ def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owner
 def _sliced(
     index: int,
     buffer: int,
-    entries: tuple[Entry, ...],
+    entries: tuple[BucketEntry, ...],
     grid: Grid,
     size: int,
     gather: Literal["all", "boundary"],
 ) -> Bucket:
     """The virtual buffer, cut over dp between steps."""
-    first, slices = entries[0].matrix, Slices("dp", size)
-    worked: Layout = Virtual(size)
+    first, slices = entries[0].matrix, SlicedBuffer("dp", size)
+    worked: Layout = VirtualBuffer(size)
     compute = _route(grid, "dp", Shard(0), Replicate(), size, WIRE)
     if gather == "boundary":
-        worked = Whole(("dp",), "piece", "keepers")
+        worked = WholeMatrices(("dp",), "piece", "keepers")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
     return Bucket(
         index=index,
         buffer=buffer,
         axes=("dp",),
         entries=entries,
-        handed=Virtual(size),
-        storage=slices,
-        worked=worked,
+        model_layout=VirtualBuffer(size),
+        storage_layout=slices,
+        compute_layout=worked,
         gradient=_route(grid, "dp", Partial(), Shard(0), size, first.grad_dtype),
         compute=compute,
         parameter=_route(grid, "dp", Shard(0), Replicate(), size, first.dtype),
@@ -381,20 +383,20 @@ def _sliced(
 def _exchanged(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """Own pieces out to the owners, whole matrices back."""
     entries = tuple(
-        Entry(matrix, 0, matrix.numel, range(rank, rank + 1), Route((), WIRE))
+        BucketEntry(matrix, 0, matrix.numel, range(rank, rank + 1), Route((), WIRE))
         for matrix, rank in zip(run, owners, strict=True)
     )
-    worked = Whole(grid.axes, "matrix", "owner")
+    worked = WholeMatrices(grid.axes, "matrix", "owner")
     return Bucket(
         index=index,
         buffer=buffer,
         axes=grid.axes,
         entries=entries,
-        handed=Pieces(),
-        storage=Pieces(),
-        worked=worked,
+        model_layout=LocalShards(),
+        storage_layout=LocalShards(),
+        compute_layout=worked,
         gradient=Route((), run[0].grad_dtype),
-        compute=Route((Exchange(grid.axes, entries, Pieces(), worked),), WIRE),
+        compute=Route((Exchange(grid.axes, entries, LocalShards(), worked),), WIRE),
         parameter=Route((), run[0].dtype),
         phases=("gather to owners", "scatter from owners"),
     )

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..hybrid import MuonWithAdamW
-from ..muon import Muon
-from ..plan.bucket import Bucket, Holding, holding_boxes
+from ..optimizer.muon import Muon
+from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..worlds.live import LiveWorld
 from .exchange import collect, sum_over, tell_all
 from .records import Verdict
@@ -139,14 +139,14 @@ def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     if muon.stepper.plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in _params(muon)]
     readied = muon.stepper.readied
-    return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.kept)])
+    return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.in_buffer)])
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The momentum of each matrix, whole."""
     params = _params(muon)
 
-    def kept(bucket: Bucket, held: Holding) -> Tensor:
+    def kept(bucket: Bucket, held: StoredShard) -> Tensor:
         return muon.state[params[held.entry.matrix.param]]["momentum_buffer"].reshape(-1)
 
     return _assembled(world, muon, kept)
@@ -156,22 +156,22 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
     return [_whole(param, _local(param.detach())) for param in _params(muon)]
 
 
-def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, Holding], Tensor]) -> list[Tensor]:
+def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
     """Whole matrices, in the optimizer's order, from the elements that ranks keep of them."""
     full: dict[int, Tensor] = {}
     for bucket in muon.stepper.plan.buckets:
-        for held in bucket.holdings(world.at):
+        for held in bucket.stored_shards(world.at):
             elements = kept(bucket, held)[: held.numel]
             full[held.entry.matrix.param] = _spread(world, held, elements)
     return [full[param] for param in sorted(full)]
 
 
-def _spread(world: LiveWorld, held: Holding, elements: Tensor) -> Tensor:
+def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
     """A whole matrix from the pieces of all ranks; of ranks that hold the same element, the first counts."""
     rows, columns = held.entry.matrix.sides
     whole = torch.zeros(rows, columns, device=elements.device)
     owned = torch.zeros(rows, columns, dtype=torch.uint8, device=elements.device)
-    boxes = holding_boxes(held, world.at)
+    boxes = matrix_boxes(held, world.at)
     for box, part in zip(boxes, elements.split([box.numel for box in boxes]), strict=True):
         whole[box.slices] = part.view(box.shape)
         owned[box.slices] = 1

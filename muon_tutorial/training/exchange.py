@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label
-from ..engine.walk import gather
+from ..engine.travel import gather
 from ..plan.layout import Hop, Partial, Placement, Replicate, Route, Shard
 from ..worlds.live import LiveWorld
 

@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 
 from ..errors import UsageError
+from ..launching.launch import launch
 from ..plan.strategies import STRATEGIES
-from ..worlds.launch import launch
 from .display import showing_progress
 from .folder import RunFolder
 from .loop import train_rank

@@ -20,7 +20,7 @@ from torch.profiler import record_function
 
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
-from ..hybrid import MuonWithAdamW
+from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..worlds.live import LiveWorld, build_mesh
 from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all

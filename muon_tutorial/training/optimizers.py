@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..hybrid import MuonWithAdamW
-from ..muon import Muon
-from ..split import split_parameters
+from ..optimizer.muon import Muon
+from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..optimizer.split_parameters import split_parameters
 from ..worlds.live import LiveWorld
 from .settings import TrainSettings
 

@@ -19,10 +19,10 @@ from torch.profiler import record_function
 
 from ..engine.collective import Call, Collective, Idle, Start, Wait, Walk
 from ..errors import GridError, PlanMismatchError, RequestError, TutorialError
+from ..launching.phase import report_phase
+from ..launching.timeouts import group_timeout, new_groups_time_out
 from ..plan.grid import Coordinate, Grid
 from .compare import check_lines
-from .launching.phase import report_phase
-from .launching.timeouts import group_timeout, new_groups_time_out
 
 T = TypeVar("T")
 

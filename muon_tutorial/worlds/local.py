@@ -62,7 +62,7 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class LocalMesh:
     """One rank's seat in a local world: what an optimizer is given in place of a mesh."""
 
     world: LocalWorld
@@ -125,9 +125,9 @@ class LocalWorld:
         """A world that lets the groups that are ready go in an order drawn from ``seed``."""
         return cls(grid, random.Random(seed).randrange)
 
-    def seat(self, rank: int) -> Seat:
+    def mesh(self, rank: int) -> LocalMesh:
         """The seat of one rank."""
-        return Seat(self, self.grid.at(rank))
+        return LocalMesh(self, self.grid.at(rank))
 
     def run(self, walks: Sequence[Walk]) -> list[Any]:
         """Walk all ranks' generators to their end; returns their values in rank order.
@@ -142,7 +142,7 @@ class LocalWorld:
         return [self._ranks[rank].value for rank in self.grid.ranks]
 
     def start(self, walks: Sequence[Walk]) -> None:
-        """Seat one generator at each rank, in rank order. Nothing runs yet."""
+        """LocalMesh one generator at each rank, in rank order. Nothing runs yet."""
         if len(walks) != self.grid.world_size:
             raise GridError(
                 f"a grid of {self.grid} needs {self.grid.world_size} programs, one a rank; got {len(walks)}"

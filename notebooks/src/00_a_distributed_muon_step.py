@@ -41,7 +41,8 @@ widgets: bool = True
 import os
 import torch
 from muon_tutorial import Muon, build_mesh, launch
-from muon_tutorial.learn import lesson00 as lesson, measure
+from muon_tutorial.learn import lesson00 as lesson
+from muon_tutorial.learn.inputs import measure
 
 # %% [markdown]
 # ## Who holds the weight?

@@ -38,7 +38,8 @@ widgets: bool = True
 # %%
 import torch
 from muon_tutorial import split_parameters
-from muon_tutorial.learn import lesson01 as lesson, measure, small_gpt
+from muon_tutorial.learn import lesson01 as lesson
+from muon_tutorial.learn.inputs import measure, small_gpt
 
 # %% [markdown]
 # ## Loud and quiet directions

@@ -36,7 +36,8 @@ widgets: bool = True
 
 # %%
 import torch
-from muon_tutorial.learn import lesson02 as lesson, recordings
+from muon_tutorial.learn import lesson02 as lesson
+from muon_tutorial.learn.inputs import recordings
 
 # %% [markdown]
 # ## Without an SVD

@@ -38,7 +38,8 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn import grid_work as work, lesson06 as lesson
+from muon_tutorial.learn.lesson06 import grid_work as work
+from muon_tutorial.learn import lesson06 as lesson
 
 # %% [markdown]
 # ## Every rank stands where a row and a column cross

@@ -37,7 +37,8 @@ widgets: bool = True
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
-from muon_tutorial.learn import lesson07 as lesson, recordings
+from muon_tutorial.learn import lesson07 as lesson
+from muon_tutorial.learn.inputs import recordings
 
 # %% [markdown]
 # ## A matrix that nobody holds

@@ -40,8 +40,9 @@ import inspect
 import torch
 from muon_tutorial import Grid, LocalWorld, launch, zeropower_via_newtonschulz
 from muon_tutorial.engine.hops import take
-from muon_tutorial.engine.walk import gather, scatter
-from muon_tutorial.learn import lesson08 as lesson, replay
+from muon_tutorial.engine.travel import gather, scatter
+from muon_tutorial.learn import lesson08 as lesson
+from muon_tutorial.learn.lesson08 import replay
 
 # %% [markdown]
 # ## One step, and its mirror
@@ -111,7 +112,7 @@ mirror.check(undoes, silent)
 
 # %%
 world = LocalWorld(Grid.of(dp=dp, tp=tp))
-world.start([lesson.program(world.seat(rank), seed) for rank in world.grid.ranks])
+world.start([lesson.program(world.mesh(rank), seed) for rank in world.grid.ranks])
 answered = lesson.requests(world)
 print(next(answered))
 for rank, asked in world.pending.items():

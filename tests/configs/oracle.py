@@ -11,8 +11,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from muon_tutorial import calling, stepping
+from muon_tutorial.callbacks import calls as calling
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
+from muon_tutorial.step import step as stepping
 
 Whole = Callable[[Tensor, Tensor], Tensor]
 """``(parameter, what this rank holds of it or of its gradient) -> the whole``. All ranks call alike."""

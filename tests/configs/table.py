@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from muon_tutorial.config import create_devicemesh_config
+from muon_tutorial.callbacks.config import create_devicemesh_config
 from muon_tutorial.errors import StrategyError
-from muon_tutorial.muon import Muon
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.strategies import owner, round_robin, zero1
-from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 STEPS = 2

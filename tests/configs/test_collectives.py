@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from muon_tutorial.config import create_dtensor_config
+from muon_tutorial.callbacks.config import create_dtensor_config
 from muon_tutorial.evidence.ledger import Ledger
-from muon_tutorial.muon import Muon
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.strategies import Plan, owner
-from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from .setups import batch, full, hidden, learn, mlp, sharded, tensor_parallel
@@ -48,7 +48,7 @@ def model_on(mesh: DeviceMesh) -> nn.Module:
 def peak_buffer(plan: Plan, rank: int) -> int:
     """Bytes of the largest of a rank's flat buffers on the wire: of its own pieces, or of whole matrices."""
     at = plan.grid.at(rank)
-    layouts = [(b, layout) for b in plan.buckets for layout in (b.storage, b.worked)]
+    layouts = [(b, layout) for b in plan.buckets for layout in (b.storage_layout, b.compute_layout)]
     return max(bucket.length(layout, at) * bucket.compute.dtype.itemsize for bucket, layout in layouts)
 
 

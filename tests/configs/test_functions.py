@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from muon_tutorial.config import (
+from muon_tutorial.callbacks.config import (
     DistributedConfig,
     create_devicemesh_config,
     create_processgroup_config,
 )
 from muon_tutorial.errors import RankFailedError, TutorialError
-from muon_tutorial.muon import Muon
-from muon_tutorial.worlds.launch import launch
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from . import functions

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from muon_tutorial.config import create_processgroup_config
+from muon_tutorial.callbacks.config import create_processgroup_config
 from muon_tutorial.errors import StrategyError
-from muon_tutorial.muon import Muon
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin
-from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import build_mesh
 
 from .models import Block, Experts

@@ -18,18 +18,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor import distribute_tensor
 
-from muon_tutorial.config import (
+from muon_tutorial.callbacks.config import (
     DistributedConfig,
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
-from muon_tutorial.muon import Muon
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.plan.layout import Shard, shard_box
 from muon_tutorial.plan.matrix import Parts
 from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
-from muon_tutorial.worlds.launch import launch
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
@@ -149,7 +149,7 @@ def test_strategies_equal_stock_muon_on_separate_matrices(strategy: str, grid: G
     ranks = []
     for rank in grid.ranks:
         params = own_params(dim, grid.at(rank))
-        ranks.append((params, Muon(grouped(params), **OPTIONS, strategy=builder, mesh=world.seat(rank))))
+        ranks.append((params, Muon(grouped(params), **OPTIONS, strategy=builder, mesh=world.mesh(rank))))
     for step in range(1, STEPS + 1):
         for rank, (params, _) in enumerate(ranks):
             for index, (kind, param) in enumerate(zip(KINDS.values(), params, strict=True)):
@@ -333,7 +333,7 @@ def test_more_ranks_than_matrices_and_one_far_larger(
     ranks = []
     for rank in grid.ranks:
         params = [nn.Parameter(tensor.clone()) for tensor in made]
-        ranks.append((params, Muon(params, **OPTIONS, strategy=BUILDERS[strategy], mesh=world.seat(rank))))
+        ranks.append((params, Muon(params, **OPTIONS, strategy=BUILDERS[strategy], mesh=world.mesh(rank))))
     for grads in steps_with_a_gap(len(shapes)):
         for params in (alone, *(params for params, _ in ranks)):
             for param, scale in zip(params, grads, strict=True):

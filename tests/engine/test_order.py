@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muon_tutorial.engine import walk
+from muon_tutorial.engine import travel as walk
 from muon_tutorial.engine.collective import Collective, Walk
 from muon_tutorial.errors import MismatchError, RequestError
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Cut, Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Plan
-from muon_tutorial.stepping import Slot, Stepper
+from muon_tutorial.step.step import ParameterState, PlanStep
 from muon_tutorial.worlds.local import LocalWorld
 from muon_tutorial.worlds.shadow import requests_of
 
@@ -43,21 +43,21 @@ def plans(draw: st.DrawFn) -> Plan:
     return builder(matrices, grid, bucket_bytes=draw(st.sampled_from((4, 64, 400))))
 
 
-def steppers(plan: Plan, window: int) -> list[Stepper]:
-    made = [Stepper(plan, plan.grid.at(rank), _slots(plan, rank), window) for rank in plan.grid.ranks]
+def steppers(plan: Plan, window: int) -> list[PlanStep]:
+    made = [PlanStep(plan, plan.grid.at(rank), _slots(plan, rank), window) for rank in plan.grid.ranks]
     for stepper in made:
         stepper.fill_state()
     return made
 
 
-def _slots(plan: Plan, rank: int) -> list[Slot]:
+def _slots(plan: Plan, rank: int) -> list[ParameterState]:
     entries = sorted(
         (e for bucket in plan.buckets for e in bucket.entries), key=lambda entry: entry.matrix.index
     )
     params = [torch.nn.Parameter(torch.ones(entry.matrix.box(plan.grid.at(rank)).shape)) for entry in entries]
     for param in params:
         param.grad = torch.ones_like(param)
-    return [Slot(param, GROUP, {}) for param in params]
+    return [ParameterState(param, GROUP, {}) for param in params]
 
 
 def sequences(plan: Plan, window: int) -> dict[tuple[int, ...], list[list[str]]]:

@@ -24,7 +24,7 @@ from muon_tutorial import (
 )
 from muon_tutorial.engine.collective import Collective, Label
 from muon_tutorial.evidence.ledger import Row, ring_bytes
-from muon_tutorial.plan.bucket import Bucket, Entry
+from muon_tutorial.plan.bucket import Bucket, BucketEntry
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
 from muon_tutorial.worlds.shadow import requests_of
@@ -49,7 +49,7 @@ def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[s
     """The plan, and each rank's rows of one step by phase."""
     ledger = Ledger()
     world = LocalWorld(grid, observers=[ledger])
-    ranks = [one_rank(case, builder, world.seat(rank)) for rank in grid.ranks]
+    ranks = [one_rank(case, builder, world.mesh(rank)) for rank in grid.ranks]
     for rank, (params, _) in enumerate(ranks):
         give_gradients(params, next(whole_gradients(case)), case, grid.at(rank))
     world.run([muon.program() for _, muon in ranks])
@@ -97,7 +97,7 @@ def test_like_for_like_muon_moves_a_quarter_more_than_zero1_adamw(grid: Grid) ->
 @every_grid
 def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, bucket_bytes: int) -> None:
     plan, ranks = counted(UNEVEN, partial(zero1, bucket_bytes=bucket_bytes), grid)
-    sizes = [bucket.length(bucket.handed, grid.at(0)) for bucket in plan.buckets]
+    sizes = [bucket.length(bucket.model_layout, grid.at(0)) for bucket in plan.buckets]
     dp = grid.size("dp")
     for rows in ranks:
         assert ring(rows, "gradient reduce_scatter") == sum((dp - 1) * size // dp for size in sizes) * 4
@@ -130,7 +130,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
     for at, rows in zip(places(grid), ranks, strict=True):
         missing = 0
         for bucket in plan.buckets:
-            for held in bucket.holdings(at):
+            for held in bucket.stored_shards(at):
                 if bucket.works_on(held.entry, at):
                     missing += held.entry.matrix.box(at).numel - held.numel
         assert received(rows, "dp gather") == missing * WIRE
@@ -142,7 +142,7 @@ def test_round_robin_returns_updates_at_twice_or_once_the_buffer(grid: Grid, bac
     """2ρN·2 for the all_reduce of a buffer that is zero elsewhere; the all_gather halves it."""
     plan, ranks = counted(EVEN, partial(round_robin, back=back), grid)
     dp = grid.size("dp")
-    size = sum(bucket.length(bucket.handed, grid.at(0)) for bucket in plan.buckets)
+    size = sum(bucket.length(bucket.model_layout, grid.at(0)) for bucket in plan.buckets)
     passes = 2 if back == "all_reduce" else 1
     for rows in ranks:
         assert ring(rows, f"updates {back}") == passes * (dp - 1) * size * WIRE // dp
@@ -176,7 +176,7 @@ def places(grid: Grid) -> list[Coordinate]:
     return [grid.at(rank) for rank in grid.ranks]
 
 
-def entries(plan: Plan) -> list[tuple[Bucket, Entry]]:
+def entries(plan: Plan) -> list[tuple[Bucket, BucketEntry]]:
     return [(bucket, entry) for bucket in plan.buckets for entry in bucket.entries]
 
 
@@ -278,7 +278,7 @@ def test_a_rank_without_data_asks_for_the_same_bytes(name: str) -> None:
     world = LocalWorld(GRID)
     for at, rows in zip(places(GRID), ranks, strict=True):
         ledger = Ledger()
-        params, muon = one_rank(UNEVEN, EVERY[name], world.seat(at.rank))
+        params, muon = one_rank(UNEVEN, EVERY[name], world.mesh(at.rank))
         step(params, muon, at)
         for request in requests_of(muon.program()):
             ledger(request, at)

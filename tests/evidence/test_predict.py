@@ -28,12 +28,12 @@ from muon_tutorial import (
     owner,
     zero1,
 )
+from muon_tutorial.benchmarks.predicted import llama_70b
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.ledger import total
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.stepping import Slot, Stepper
-from muon_tutorial.training.predicted import llama_70b
+from muon_tutorial.step.step import ParameterState, PlanStep
 
 from ..engine.test_order import GROUP
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
@@ -43,13 +43,13 @@ from ..test_strategies import SMALL_BUCKETS, VARIANTS
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def stepper(plan: Plan, at: Coordinate, window: int = 1) -> Stepper:
+def stepper(plan: Plan, at: Coordinate, window: int = 1) -> PlanStep:
     """One rank's step over ones."""
     first = {e.matrix.param: e.matrix for bucket in plan.buckets for e in bucket.entries}
     params = [torch.nn.Parameter(_held(first[param], at)) for param in sorted(first)]
     for param in params:
         param.grad = torch.ones_like(param)
-    made = Stepper(plan, at, [Slot(param, GROUP, {}) for param in params], window)
+    made = PlanStep(plan, at, [ParameterState(param, GROUP, {}) for param in params], window)
     made.fill_state()
     return made
 

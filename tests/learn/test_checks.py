@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.checks import Exercise, answer_or, numbers, value_of
+from muon_tutorial.learn.checks.exercise import Exercise, answer_or, numbers, value_of
 
 
 def no_negative(value: int) -> str | None:

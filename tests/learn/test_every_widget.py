@@ -14,10 +14,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.guards import ERROR_MARK
-from muon_tutorial.learn.picture import blank, finish
-from muon_tutorial.learn.reveal import Reveal
-from muon_tutorial.learn.widgets import Shell, choice, slider, stops
+from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.pictures.picture import blank, finish
+from muon_tutorial.learn.widgets.reveal import Reveal
+from muon_tutorial.learn.widgets.shell import Shell, choice, slider, stops
 from scripts.notebooks import read_text, sources
 from scripts.shells import displayed, widget_cells
 

@@ -10,8 +10,8 @@ import xml.dom.minidom
 import pytest
 
 from muon_tutorial import Grid, Matrix, Shard, zero1
-from muon_tutorial.learn import figures, holdings, picture
-from muon_tutorial.learn.holdings import Held, Moment
+from muon_tutorial.learn.pictures import figures, holdings, picture
+from muon_tutorial.learn.pictures.holdings import Held, Moment
 from muon_tutorial.plan.layout import Box
 
 SHAPE = (12, 8)

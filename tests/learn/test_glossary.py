@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn import glossary, series
+from muon_tutorial.learn.course import glossary, series
 from scripts.notebooks import FOLDER, read_text
 
 from ..notebooks.reading import bold_terms

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, Matrix, Plan, Shard, replicated, zero1
-from muon_tutorial.learn.holdings import (
+from muon_tutorial.learn.pictures.holdings import (
     compute_holdings,
     holders_of,
     layers,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from muon_tutorial.learn import lesson00
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.widgets.shell import Shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 3)]
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from muon_tutorial import split_parameters
-from muon_tutorial.learn import lesson01, small_gpt
-from muon_tutorial.learn.picture import Picture
-from muon_tutorial.learn.small_gpt import GPT_SHAPE, Run
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn import lesson01
+from muon_tutorial.learn.inputs import small_gpt
+from muon_tutorial.learn.inputs.small_gpt import GPT_SHAPE, Run
+from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.widgets.shell import Shell
 
 STEPS = (0, 3)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from muon_tutorial.learn import lesson02
-from muon_tutorial.learn.picture import Picture
-from muon_tutorial.learn.recordings import real_gradient
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.inputs.recordings import real_gradient
+from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.widgets.shell import Shell
 
 STEPS = (1, 2, 5, 7)
 

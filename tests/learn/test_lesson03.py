@@ -13,7 +13,7 @@ from torch import Tensor
 from muon_tutorial import launch
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import lesson03
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.widgets.shell import Shell
 
 pytestmark = pytest.mark.live
 SIZES = [2, 3, 4]

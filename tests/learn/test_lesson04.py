@@ -12,9 +12,9 @@ import torch
 from muon_tutorial import launch
 from muon_tutorial.errors import GradientError, RankFailedError
 from muon_tutorial.evidence.ledger import Row
-from muon_tutorial.learn import buffers, misplaced, sharing
 from muon_tutorial.learn import lesson04 as lesson
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.lesson04 import buffers, misplaced, sharing
+from muon_tutorial.learn.widgets.shell import Shell
 from tests.learn import sharings
 
 SIZES = [1, 2, 3, 4]

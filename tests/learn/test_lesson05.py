@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from muon_tutorial.learn import lesson05 as lesson
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.widgets.shell import Shell
 
 GRIDS = [(4, 1), (3, 1), (2, 2), (1, 1)]
 Range = tuple[int, int]

@@ -12,12 +12,13 @@ import torch.distributed as dist
 
 from muon_tutorial import Grid, Muon, build_mesh, launch
 from muon_tutorial.errors import MismatchError, RankFailedError
-from muon_tutorial.learn import grid_pictures, rank_buttons
-from muon_tutorial.learn import grid_work as work
 from muon_tutorial.learn import lesson06 as lesson
-from muon_tutorial.learn.grid_work import KINDS, Kind
-from muon_tutorial.learn.picture import EMPTY, holder_colour
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.lesson06 import grid_pictures
+from muon_tutorial.learn.lesson06 import grid_work as work
+from muon_tutorial.learn.lesson06.grid_work import KINDS, Kind
+from muon_tutorial.learn.pictures.picture import EMPTY, holder_colour
+from muon_tutorial.learn.widgets import rank_buttons
+from muon_tutorial.learn.widgets.shell import Shell
 
 GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
 
@@ -430,7 +431,7 @@ def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_say
         assert all(
             torch.equal(one, other) for one, other in zip(mine.weights, kept[rank % 2].weights, strict=True)
         )
-        holdings = plan.buckets[0].holdings(plan.grid.at(rank))
+        holdings = plan.buckets[0].stored_shards(plan.grid.at(rank))
         assert [part.numel() for part in mine.momentum] == [holding.numel for holding in holdings]
     assert not torch.equal(kept[0].weights[0], start[0])
     assert kept[0].numbers == 35

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial.learn import lesson07
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn.widgets.shell import Shell
 
 GRIDS = [(1, 2), (2, 2), (1, 4)]
 

@@ -11,11 +11,11 @@ import torch
 from muon_tutorial import Grid, LocalWorld, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
-from muon_tutorial.engine.walk import gather, scatter
+from muon_tutorial.engine.travel import gather, scatter
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import lesson08 as lesson
-from muon_tutorial.learn import replay
-from muon_tutorial.learn.checks import Verdict
+from muon_tutorial.learn.checks.exercise import Verdict
+from muon_tutorial.learn.lesson08 import replay
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 
@@ -181,7 +181,7 @@ def test_a_step_put_together_by_hand_is_the_packages_own(dp: int, tp: int) -> No
     _, broke, reports = lesson.messages(lesson.reference_step, dp, tp, 0)
     assert broke == ""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
-    muons = [lesson.muon_on(world.seat(rank), world.grid.at(rank), 0) for rank in world.grid.ranks]
+    muons = [lesson.muon_on(world.mesh(rank), world.grid.at(rank), 0) for rank in world.grid.ranks]
     with torch.no_grad():
         world.run([muon.program() for muon in muons])
     for muon, report in zip(muons, reports, strict=True):

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from muon_tutorial.learn import measure
+from muon_tutorial.learn.inputs import measure
 
 
 def test_cores_are_those_this_process_may_use() -> None:

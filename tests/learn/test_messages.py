@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_tutorial.learn.messages import (
+from muon_tutorial.learn.lesson03.messages import (
     Content,
     Note,
     content_of,

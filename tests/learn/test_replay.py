@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from muon_tutorial.learn import lesson08, replay
-from muon_tutorial.learn.widgets import Shell
+from muon_tutorial.learn import lesson08
+from muon_tutorial.learn.lesson08 import replay
+from muon_tutorial.learn.widgets.shell import Shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
 

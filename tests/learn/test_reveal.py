@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from muon_tutorial.learn import lesson01
-from muon_tutorial.learn.guards import ERROR_MARK
-from muon_tutorial.learn.picture import Picture, blank, finish
-from muon_tutorial.learn.reveal import FoldedAnswer, Reveal, predict
+from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.pictures.picture import Picture, blank, finish
+from muon_tutorial.learn.widgets.reveal import FoldedAnswer, Reveal, predict
 
 
 @pytest.fixture

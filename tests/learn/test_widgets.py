@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.guards import ERROR_MARK
-from muon_tutorial.learn.picture import Picture
-from muon_tutorial.learn.widgets import Shell, choice, show, slider
+from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.widgets.shell import Shell, choice, show, slider
 
 
 def draw(number: int) -> Picture:

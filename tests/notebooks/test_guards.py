@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.guards import Problem, declared_parameters, find_problems, undeclared_parameters
+from muon_tutorial.learn.checks.guards import (
+    Problem,
+    declared_parameters,
+    find_problems,
+    undeclared_parameters,
+)
 from scripts.notebooks import NotebookProblemsError, execute, read_text, run
 
 FAULTY = """

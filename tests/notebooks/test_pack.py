@@ -19,7 +19,7 @@ import pytest
 from nbformat import NotebookNode
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn import series
+from muon_tutorial.learn.course import series
 from scripts import pack
 from scripts.notebooks import FOLDER
 from scripts.series import SETUP

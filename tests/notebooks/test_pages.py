@@ -14,9 +14,9 @@ import nbformat
 import pytest
 from bs4 import BeautifulSoup
 
-from muon_tutorial.learn.guards import WIDGET_STATE
-from muon_tutorial.learn.picture import Picture, blank, finish
-from muon_tutorial.learn.widgets import VIEW, Shell, choice, slider
+from muon_tutorial.learn.checks.guards import WIDGET_STATE
+from muon_tutorial.learn.pictures.picture import Picture, blank, finish
+from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
 from scripts.pages import committed, draw_frames, lean, main, write
 
 from . import lab

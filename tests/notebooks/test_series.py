@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn import series
+from muon_tutorial.learn.course import series
 from scripts.notebooks import FOLDER, ROOT, sources
 from scripts.series import SETUP, main, wanted, with_series
 

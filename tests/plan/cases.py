@@ -11,8 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from muon_tutorial import Bucket, Coordinate, Grid, Matrix, Plan, Shard, owner, replicated, round_robin, zero1
-from muon_tutorial.matrices import split_parts
-from muon_tutorial.plan.bucket import Holding, holding_boxes
+from muon_tutorial.parameters.matrices import split_parts
+from muon_tutorial.plan.bucket import StoredShard, matrix_boxes
 from muon_tutorial.plan.matrix import Cut
 from muon_tutorial.plan.strategies import Builder
 
@@ -101,15 +101,15 @@ def numbered(matrix: Matrix) -> torch.Tensor:
     return torch.arange(1, matrix.numel + 1, dtype=torch.float32).view(matrix.shape)
 
 
-def elements(held: Holding, at: Coordinate) -> torch.Tensor:
+def elements(held: StoredShard, at: Coordinate) -> torch.Tensor:
     """What a holding keeps of the numbered matrix, in order."""
     x = numbered(held.entry.matrix)
-    return torch.cat([x.new_empty(0), *(x[box.slices].reshape(-1) for box in holding_boxes(held, at))])
+    return torch.cat([x.new_empty(0), *(x[box.slices].reshape(-1) for box in matrix_boxes(held, at))])
 
 
-def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[Holding]:
+def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[StoredShard]:
     """What a rank keeps of one matrix: one holding, in a plan that is right."""
-    kept = (held for bucket in plan.buckets for held in bucket.holdings(at))
+    kept = (held for bucket in plan.buckets for held in bucket.stored_shards(at))
     return [held for held in kept if held.entry.matrix == matrix]
 
 

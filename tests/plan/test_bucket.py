@@ -20,7 +20,7 @@ sliced = pytest.mark.parametrize("variant", SLICED)
 
 def kept_slice(bucket: Bucket, at: Coordinate) -> tuple[int, int]:
     """The interval of the virtual buffer that a rank keeps: its dp position's equal share."""
-    size = bucket.length(bucket.storage, at)
+    size = bucket.length(bucket.storage_layout, at)
     return at["dp"] * size, (at["dp"] + 1) * size
 
 
@@ -59,7 +59,7 @@ def test_the_master_plan_is_ranges_in_order_and_local_ranges_their_intersections
     for bucket in case.plan(VARIANTS[variant]).buckets:
         for at in case.places:
             metas = bucket.dist_meta(at)
-            length = bucket.length(bucket.handed, at)
+            length = bucket.length(bucket.model_layout, at)
             assert disjoint_in_order([meta.global_range for meta in metas], length)
             for meta, entry in zip(metas, bucket.entries, strict=True):
                 assert meta.global_range[1] - meta.global_range[0] == piece(entry.matrix, at).sum()
@@ -97,8 +97,8 @@ def test_a_buffer_is_padded_to_equal_slices_and_no_further(variant: str, case: C
     for bucket in case.plan(VARIANTS[variant]).buckets:
         filled = sum(entry.size for entry in bucket.entries)
         for at in case.places:
-            size = bucket.length(bucket.handed, at)
-            assert size == dp * bucket.length(bucket.storage, at)
+            size = bucket.length(bucket.model_layout, at)
+            assert size == dp * bucket.length(bucket.storage_layout, at)
             assert filled <= size < max(filled, 1) + dp
             assert bucket.padding(at) == size - sum(piece(e.matrix, at).sum() for e in bucket.entries)
 
@@ -109,7 +109,7 @@ def test_a_buffer_is_padded_to_equal_slices_and_no_further(variant: str, case: C
 def test_workers_are_the_positions_whose_slice_touches_the_matrix(variant: str, case: Case) -> None:
     for bucket in case.plan(VARIANTS[variant]).buckets:
         for number, entry in enumerate(bucket.entries):
-            touching = {at["dp"] for at in case.places if bucket.holdings(at)[number].numel}
+            touching = {at["dp"] for at in case.places if bucket.stored_shards(at)[number].numel}
             assert set(entry.workers) == touching
 
 

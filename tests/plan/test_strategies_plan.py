@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
 from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.walk import gather, scatter, view
+from muon_tutorial.engine.travel import gather, scatter, view
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.plan.assign import longest_first
 from muon_tutorial.plan.strategies import find_builder
@@ -99,16 +99,18 @@ def test_an_owner_gets_the_matrix_and_its_answer_comes_home_under_any_cut(case: 
 def check_round_trip(variant: str, case: Case) -> None:
     """Each element carries its own place, so that a wrong place shows."""
     for bucket in case.plan(VARIANTS[variant]).buckets:
-        kept = [torch.zeros(bucket.length(bucket.storage, at), dtype=torch.bfloat16) for at in case.places]
+        kept = [
+            torch.zeros(bucket.length(bucket.storage_layout, at), dtype=torch.bfloat16) for at in case.places
+        ]
         for at, buffer in zip(case.places, kept, strict=True):
-            for held in bucket.holdings(at):
-                buffer[slice(*held.kept)] = elements(held, at).bfloat16()
+            for held in bucket.stored_shards(at):
+                buffer[slice(*held.in_buffer)] = elements(held, at).bfloat16()
         world = LocalWorld(case.grid)
         ranks = list(zip(case.places, kept, strict=True))
         out = world.run([gather(buffer.clone(), bucket.compute, at, HERE) for at, buffer in ranks])
         answers = [torch.zeros_like(buffer) for buffer in out]
         for at, worked, answer in zip(case.places, out, answers, strict=True):
-            for entry, desk in zip(bucket.entries, bucket.desks(at), strict=True):
+            for entry, desk in zip(bucket.entries, bucket.work_slices(at), strict=True):
                 assert (desk is None) == (not bucket.works_on(entry, at))
                 if desk is not None:
                     assert torch.equal(view(worked, desk), numbered(entry.matrix)[desk.box.slices].bfloat16())
@@ -116,8 +118,8 @@ def check_round_trip(variant: str, case: Case) -> None:
         pairs = list(zip(case.places, answers, strict=True))
         home = world.run([scatter(answer, bucket.compute, at, HERE) for at, answer in pairs])
         for at, came, left in zip(case.places, home, kept, strict=True):
-            for held in bucket.holdings(at):
-                assert torch.equal(came[slice(*held.kept)], left[slice(*held.kept)])
+            for held in bucket.stored_shards(at):
+                assert torch.equal(came[slice(*held.in_buffer)], left[slice(*held.in_buffer)])
 
 
 @every_variant

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muon_tutorial.launching.launch import launch
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
 from muon_tutorial.training.records import Verdict
 from muon_tutorial.training.settings import TrainSettings
-from muon_tutorial.worlds.launch import launch
 
 TINY = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 2}
 

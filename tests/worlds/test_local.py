@@ -287,16 +287,16 @@ def test_a_world_can_be_used_again() -> None:
 
 
 def test_a_seat_cannot_step_alone_where_there_are_others() -> None:
-    seat = LocalWorld(Grid.of(dp=2)).seat(1)
+    seat = LocalWorld(Grid.of(dp=2)).mesh(1)
     with pytest.raises(GridError, match=r"rank 1 \(dp=1\) cannot step alone in a local world of 2 ranks"):
         seat.run(program(add()))
-    assert LocalWorld(Grid.of(dp=1)).seat(0).run(program(add(3)))[0].tolist() == [3.0, 3.0]
+    assert LocalWorld(Grid.of(dp=1)).mesh(0).run(program(add(3)))[0].tolist() == [3.0, 3.0]
 
 
 def test_an_optimizer_says_so_when_stepped_alone_and_is_left_as_it_was() -> None:
     world = LocalWorld(Grid.of(dp=2))
     weight = torch.nn.Parameter(torch.eye(2))
-    muon = Muon([weight], strategy="zero1", mesh=world.seat(0))
+    muon = Muon([weight], strategy="zero1", mesh=world.mesh(0))
     weight.grad = torch.eye(2)
     with pytest.raises(GridError, match=r"hand the programs of all ranks to LocalWorld\.run"):
         muon.step()
@@ -307,11 +307,11 @@ def test_a_second_plan_is_compared_with_the_others_second_plans() -> None:
     world = LocalWorld(Grid.of(dp=2))
     for side in (3, 4):
         for rank in range(2):
-            Muon([torch.nn.Parameter(torch.ones(side, side))], strategy="zero1", mesh=world.seat(rank))
-    Muon([torch.nn.Parameter(torch.ones(5, 5))], strategy="zero1", mesh=world.seat(0))
+            Muon([torch.nn.Parameter(torch.ones(side, side))], strategy="zero1", mesh=world.mesh(rank))
+    Muon([torch.nn.Parameter(torch.ones(5, 5))], strategy="zero1", mesh=world.mesh(0))
     other = torch.nn.Parameter(torch.ones(6, 6))
     with pytest.raises(RequestError, match=r"rank 0: .*\(5, 5\).*\n  rank 1: .*\(6, 6\)"):
-        Muon([other], strategy="zero1", mesh=world.seat(1))
+        Muon([other], strategy="zero1", mesh=world.mesh(1))
 
 
 def test_splits_of_nothing_are_answered_with_nothing() -> None:

@@ -1,0 +1,226 @@
+"""Contenders on the same work: AdamW and Muon from existing parts, and this package's Muon.
+
+Every contender trains the same model on the same global batch, its gradients in the parameters' dtype and
+packed in buckets of the same 25 MB where it packs them. Knows one rank; all ranks must build and call alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+
+from ..optimizer.muon import Muon
+from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..optimizer.split_parameters import split_parameters
+from ..plan.strategies import BUCKET_BYTES, Builder, owner, round_robin, zero1
+from ..training.exchange import average_gradients
+from ..training.gpt import BYTES, GPT, GPTShape, build_gpt, next_byte_loss, parallelize
+from ..worlds.live import LiveWorld, build_mesh
+
+LR = 1e-3
+BUCKET_MB = BUCKET_BYTES // 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every contender does in a step: a model, and a global batch of sequences."""
+
+    shape: GPTShape
+    batch: int
+    seed: int = 0
+
+    def tokens(self, step: int, place: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one data-parallel position: its share of the global batch."""
+        generator = torch.Generator().manual_seed(self.seed + step)
+        whole = torch.randint(0, BYTES, (self.batch, self.shape.context + 1), generator=generator)
+        mine = whole.chunk(parts)[place]
+        return mine[:, :-1], mine[:, 1:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contender:
+    """A model and how its gradients become a step. ``finish`` is all that follows ``backward()``."""
+
+    world: LiveWorld
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    finish: Callable[[], None]
+
+    def learn(self, work: Work, step: int) -> Tensor:
+        """Forward and backward on this rank's share. Where a wrapper reduces gradients, it does so here."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        inputs, targets = work.tokens(step, self.world.at["dp"], self.world.at.size("dp"))
+        loss = next_byte_loss(self.model, inputs, targets)
+        loss.backward()
+        return loss.detach()
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What the optimizers keep between steps, single numbers aside."""
+        return [value for _, value in self._kept()]
+
+    @property
+    def matrix_state(self) -> list[Tensor]:
+        """The part of it that belongs to hidden matrices."""
+        hidden = {id(param) for _, param in split_parameters(_plain(self.model))[0]}
+        return [value for param, value in self._kept() if id(param) in hidden]
+
+    def _kept(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for optimizer in self.optimizers:
+            inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+            for param, entry in inner.state.items():
+                yield from ((param, value) for value in entry.values() if _is_kept(value))
+
+
+def _is_kept(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+Build = Callable[[Work, LiveWorld], Contender]
+
+
+def adamw_ddp(work: Work, world: LiveWorld) -> Contender:
+    """Whole model and whole state on every rank; DDP averages gradients while backward runs."""
+    model = _ddp(work, world)
+    return _stepping(world, model, [AdamW(model.parameters(), lr=LR)])
+
+
+def adamw_zero1(work: Work, world: LiveWorld) -> Contender:
+    """PyTorch's ZeRO-1: DDP averages; each rank steps whole parameters of its own and broadcasts them."""
+    model = _ddp(work, world)
+    return _stepping(world, model, [ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=LR)])
+
+
+def adamw_fsdp2(work: Work, world: LiveWorld) -> Contender:
+    """Parameters, gradients and state in shards; gathered for forward, and again for backward."""
+    model = _sharded(work, world)
+    return _stepping(world, model, [AdamW(model.parameters(), lr=LR)])
+
+
+def adamw_averaged(work: Work, world: LiveWorld) -> Contender:
+    """AdamW on any grid: the model cut over tp, gradients averaged over dp in one buffer after backward."""
+    model = _cut(work, world)
+    adamw = AdamW(model.parameters(), lr=LR)
+
+    def finish() -> None:
+        average_gradients(world, list(model.parameters()))
+        adamw.step()
+
+    return Contender(world, model, [adamw], finish)
+
+
+def torch_muon_ddp(work: Work, world: LiveWorld) -> Contender:
+    """The stock Muon, replicated: every rank orthogonalizes everything."""
+    model = _ddp(work, world)
+    return _stepping(world, model, _stock(model.module))
+
+
+def torch_muon_fsdp2(work: Work, world: LiveWorld) -> Contender:
+    """The stock Muon handed FSDP2's DTensors: a dozen collectives a matrix."""
+    model = _sharded(work, world)
+    return _stepping(world, model, _stock(model))
+
+
+def torch_muon_tp(work: Work, world: LiveWorld) -> Contender:
+    """The stock Muon handed tensor-parallel DTensors."""
+    model = _cut(work, world)
+    return _stepping(world, model, _stock(model))
+
+
+def our_muon(strategy: str | Builder, work: Work, world: LiveWorld) -> Contender:
+    """This package's Muon for the hidden matrices, AdamW for the rest."""
+    model = _cut(work, world)
+    hidden, rest = split_parameters(model)
+    both = MuonWithAdamW(Muon(hidden, lr=LR, strategy=strategy, mesh=world), AdamW(rest, lr=LR))
+
+    def finish() -> None:
+        plan = both.muon.plan
+        if plan is not None and plan.expects == "averaged":
+            average_gradients(world, list(model.parameters()))
+        both.ready_gradients()
+        both.step()
+
+    return Contender(world, model, [both.muon, both.adamw], finish)
+
+
+def our_muon_fsdp2(work: Work, world: LiveWorld) -> Contender:
+    """This package's Muon on FSDP2's shards: each matrix to its owner and back."""
+    model = _sharded(work, world)
+    hidden, rest = split_parameters(model)
+    return _stepping(world, model, [Muon(hidden, lr=LR), AdamW(rest, lr=LR)])
+
+
+CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
+    "AdamW, DDP, DP=4": (adamw_ddp, {"dp": 4, "tp": 1}),
+    "AdamW, ZeRO-1 (torch), DP=4": (adamw_zero1, {"dp": 4, "tp": 1}),
+    "AdamW, FSDP2, DP=4": (adamw_fsdp2, {"dp": 4}),
+    "AdamW, averaged, DP=2×TP=2": (adamw_averaged, {"dp": 2, "tp": 2}),
+    "AdamW, averaged, TP=4": (adamw_averaged, {"dp": 1, "tp": 4}),
+    "torch.optim.Muon, DDP, DP=4": (torch_muon_ddp, {"dp": 4, "tp": 1}),
+    "torch.optim.Muon, FSDP2 DTensors, DP=4": (torch_muon_fsdp2, {"dp": 4}),
+    "torch.optim.Muon, DTensors, TP=4": (torch_muon_tp, {"dp": 1, "tp": 4}),
+    "Muon zero1, DP=4": (partial(our_muon, zero1), {"dp": 4, "tp": 1}),
+    "Muon zero1 boundary, DP=4": (partial(our_muon, partial(zero1, gather="boundary")), {"dp": 4, "tp": 1}),
+    "Muon zero1, DP=2×TP=2": (partial(our_muon, zero1), {"dp": 2, "tp": 2}),
+    "Muon zero1, TP=4": (partial(our_muon, zero1), {"dp": 1, "tp": 4}),
+    "Muon round_robin, DP=4": (partial(our_muon, round_robin), {"dp": 4, "tp": 1}),
+    "Muon owner, DP=4": (partial(our_muon, owner), {"dp": 4, "tp": 1}),
+    "Muon owner, FSDP2, DP=4": (our_muon_fsdp2, {"dp": 4}),
+}
+"""By name: how to build it, and its grid."""
+
+
+def build_contender(name: str, work: Work) -> Contender:
+    """The contender of that name on this rank. All ranks must call."""
+    build, grid = CONTENDERS[name]
+    return build(work, LiveWorld(build_mesh(grid)))
+
+
+def _stepping(world: LiveWorld, model: nn.Module, optimizers: list[Optimizer]) -> Contender:
+    def finish() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return Contender(world, model, optimizers, finish)
+
+
+def _ddp(work: Work, world: LiveWorld) -> DistributedDataParallel:
+    """Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it."""
+    model = build_gpt(work.shape, work.seed)
+    buffers = [name for name, _ in model.named_buffers()]
+    # The argument for this changes its name in torch 2.13, and either name warns or fails somewhere.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+    group = world.group(("dp",))
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
+
+
+def _sharded(work: Work, world: LiveWorld) -> GPT:
+    model = build_gpt(work.shape, work.seed)
+    for block in model.blocks:
+        fully_shard(block, mesh=world.mesh)
+    fully_shard(model, mesh=world.mesh)
+    return model
+
+
+def _cut(work: Work, world: LiveWorld) -> GPT:
+    model = build_gpt(work.shape, work.seed)
+    parallelize(model, world.mesh["tp"])
+    return model
+
+
+def _stock(model: nn.Module) -> list[Optimizer]:
+    hidden, rest = ([param for _, param in named] for named in split_parameters(model))
+    return [torch.optim.Muon(hidden, lr=LR), AdamW(rest, lr=LR)]

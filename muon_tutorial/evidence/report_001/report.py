@@ -1,0 +1,420 @@
+"""A published reproduction report, checked from its own traces.
+
+The report ("Reproducing and Validating Distributed Muon") published what few do: its traces
+(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``). That is
+why its headline numbers can be followed to the event. Each figure here stands as published, as reproduced,
+and beside what like is to like. ``data/report_001.json`` holds what was read from four of the traces, so that
+none is needed:
+
+    python -m muon_tutorial.evidence.report_001.report             the table, from the packaged figures
+    python -m muon_tutorial.evidence.report_001.report FOLDER      the same, read from the traces in FOLDER
+    python -m muon_tutorial.evidence.report_001.report FOLDER --write FILE      and keep what was read
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...errors import TraceError
+from ...traces.kineto import (
+    CollectiveSum,
+    Event,
+    NameSum,
+    Trace,
+    covered,
+    read_trace,
+    span,
+    sum_collectives,
+    sums_by_name,
+)
+from ...traces.spans import measure
+
+SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
+WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over
+FILES = {
+    "adamw": "trace_adamw_FULLSTEP_rank0.json",
+    "adamw_async": "trace_adamw_FULLSTEP_async_rank0.json",
+    "muon": "trace_muon_FULLSTEP_dp2_tp2_rank0.json",
+    "muon_async": "trace_muon_FULLSTEP_dp2_tp2_async_rank0.json",
+}
+NOTES = (
+    f"Traces: {SOURCE}. Rank 0 of four RTX A4000, five steps, one run each: differences of some per cent "
+    "are noise. The two runs do not do the same work: AdamW is unsharded DDP that all-reduces the whole "
+    "model in fp32; Muon starts from gradients that are already averaged and sharded, and ends before any "
+    "parameter is gathered. A communication kernel spins until its peers arrive, so its time is transfer and "
+    "waiting; one rank's trace cannot tell them apart. The report's multi-node table is the communication "
+    "column times 3."
+)
+MS = 1e6  # nanoseconds
+MB = 1e6  # bytes
+BYTES = {"Float": 4, "BFloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What one trace says, each collective counted once. Times in nanoseconds, over all ``steps`` together.
+
+    ``matched`` is every name that contains one of ``WORDS``; ``full_step`` and ``launch`` are annotations on
+    the CPU's track (the whole run, the optimizer's call), ``optimizer`` the annotation on the GPU's.
+    ``gpu_span`` runs from the first to the last thing the GPU did, ``busy`` is the time in which it did
+    anything, ``computing`` and ``communicating`` the time in which such kernels ran.
+    """
+
+    file: str
+    devices: int
+    device: str
+    nccl: str
+    steps: int
+    gpu_span: int
+    busy: int
+    computing: int
+    communicating: int
+    full_step: NameSum
+    launch: NameSum
+    optimizer: NameSum
+    matched: tuple[NameSum, ...]
+    collectives: tuple[CollectiveSum, ...]
+
+    @property
+    def sum_over_names(self) -> int:
+        """What a sum over names claims."""
+        return sum(row.total for row in self.matched)
+
+    @property
+    def kernels(self) -> int:
+        """The sum of the communication kernels' durations."""
+        return sum(row.total for row in self.collectives)
+
+    @property
+    def times_counted(self) -> float:
+        """How many of the events summed by name there are for each collective."""
+        return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number: what it measures, its value, how it is shown, and what it was made from."""
+
+    what: str
+    value: float
+    shown: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A published figure, the same reproduced by the published method, and what stands beside it."""
+
+    claim: str
+    published: str
+    reproduced: Reading
+    beside: tuple[Reading, ...]
+
+
+def digest(trace: Trace) -> Digest:
+    """Read what the figures need from one trace.
+
+    Raises:
+        TraceError: the trace lacks an annotation that the report's traces have.
+    """
+    launch = _only(trace.of("cpu annotation"), "Muon_Step", "AdamW_Step")
+    begin, end = span(trace.executed)
+    return Digest(
+        file=trace.source.removesuffix(".gz"),
+        devices=int(trace.job.get("world_size", 0)),
+        device=trace.devices[0] if trace.devices else "",
+        nccl=str(trace.job.get("nccl_version", "")),
+        steps=launch.count,
+        gpu_span=end - begin,
+        busy=measure(covered(trace.executed)),
+        computing=measure(trace.compute),
+        communicating=measure(covered(trace.collectives)),
+        full_step=_only(trace.of("cpu annotation"), "Muon_Full_Training_Step", "AdamW_Full_Training_Step"),
+        launch=launch,
+        optimizer=_only(trace.of("gpu annotation"), "Optimizer.step#Muon.step", "Optimizer.step#AdamW.step"),
+        matched=sums_by_name(trace.events, WORDS),
+        collectives=sum_collectives(trace),
+    )
+
+
+def _only(events: Sequence[Event], *names: str) -> NameSum:
+    found = [row for row in sums_by_name(events, names) if row.name in names]
+    if len(found) != 1:
+        raise TraceError(f"expected annotations of one name among {', '.join(names)}; found {len(found)}")
+    return found[0]
+
+
+def read_digests(folder: str | Path) -> dict[str, Digest]:
+    """The four traces of a folder, gzipped or not.
+
+    Raises:
+        TraceError: one is missing or is not such a trace.
+    """
+    return {key: digest(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
+
+
+def _there(folder: Path, name: str) -> Path:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), folder / name)
+
+
+def packaged_digests() -> dict[str, Digest]:
+    """What was read from the four traces, without them."""
+    data = json.loads(files(__package__).joinpath("data/report_001.json").read_text(encoding="utf-8"))
+    return {key: _digest_from(entry) for key, entry in data["traces"].items()}
+
+
+def write_digests(digests: Mapping[str, Digest], target: Path) -> None:
+    """Keep what was read, with its source, as JSON."""
+    data = {
+        "source": SOURCE,
+        "units": "nanoseconds, elements",
+        "words": WORDS,
+        "traces": {key: asdict(entry) for key, entry in digests.items()},
+    }
+    target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _digest_from(entry: Mapping[str, Any]) -> Digest:
+    rows = {
+        "matched": tuple(NameSum(**row) for row in entry["matched"]),
+        "collectives": tuple(CollectiveSum(**row) for row in entry["collectives"]),
+        **{name: NameSum(**entry[name]) for name in ("full_step", "launch", "optimizer")},
+    }
+    return Digest(**{**entry, **rows})
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one rank has to move in a step, from the sizes in the traces. Elements.
+
+    ``whole`` is the model, ``shard`` this rank's share of it by tensor parallelism, ``ranks`` how many ranks
+    share that by data parallelism (2 of the 4), and ``straddling`` what it receives to make whole the matrix
+    that its slice shares.
+    """
+
+    world: int
+    whole: int
+    shard: int
+    ranks: int
+    straddling: int
+
+    def all_reduced(self) -> float:
+        """Bytes a rank sends when DDP all-reduces fp32 gradients of the whole model on a ring."""
+        return 2 * (self.world - 1) / self.world * self.whole * 4
+
+    def zero1_adamw(self) -> float:
+        """ZeRO-1 AdamW: ρN(g + p), a reduce_scatter and an all_gather in fp32."""
+        return self._share() * self.shard * (4 + 4)
+
+    def zero1_muon(self) -> float:
+        """The same for Muon, with the momentum gathered in bf16: ρN(g + p + 2)."""
+        return self._share() * self.shard * (4 + 4 + 2)
+
+    def tp_gather(self) -> float:
+        """Bytes received over tensor parallelism, in bf16."""
+        return self.straddling * 2.0
+
+    def momentum_gather(self) -> float:
+        """Bytes received over data parallelism, in bf16: the part of Muon's bytes that the trace shows."""
+        return self._share() * self.shard * 2
+
+    def _share(self) -> float:
+        return (self.ranks - 1) / self.ranks
+
+
+def work_of(adamw: Digest, muon: Digest) -> Work:
+    """The sizes, as the traces' own collectives state them."""
+    slices, straddling = muon.collectives
+    return Work(
+        world=adamw.devices,
+        whole=sum(row.sent * row.count for row in adamw.collectives) // adamw.steps,
+        shard=slices.received,
+        ranks=slices.group,
+        straddling=straddling.received - straddling.sent,
+    )
+
+
+def check_report(digests: Mapping[str, Digest] | None = None) -> tuple[Figure, ...]:
+    """The published figures, reproduced, each with what stands beside it.
+
+    ``digests`` as ``read_digests`` gives them; the packaged ones unless given.
+
+    >>> for figure in check_report():
+    ...     print(f"{figure.published:8}{figure.reproduced.shown:8}{figure.reproduced.how}")
+    0.57×   0.57×   139.53 / 245.84 ms
+    43%     43%     1 - 139.53 / 245.84
+    1.1%    1.1%    4.29 / 388.86 ms
+    15%     15%     388.86 / 338.51 ms
+    2.1×    2.1×    294.09 / 139.53 ms
+    50%     50%     72.74 / 145.48 MB
+    """
+    digests = packaged_digests() if digests is None else digests
+    adamw, muon = digests["adamw"], digests["muon"]
+    work = work_of(adamw, muon)
+    return (
+        _communication(adamw, muon, work),
+        _saved(adamw, muon, work),
+        _overhead(adamw, muon),
+        _slower(adamw, muon),
+        _async(digests),
+        _state(adamw, muon, work),
+    )
+
+
+def _communication(adamw: Digest, muon: Digest, work: Work) -> Figure:
+    zero1, with_tp = work.zero1_muon(), work.zero1_muon() + work.tp_gather()
+    moved = work.momentum_gather() + work.tp_gather()
+    return Figure(
+        "communication of Muon (DP2×TP2) against AdamW: a sum over names, in time",
+        "0.57×",
+        _times("every event whose name matches, summed", muon.sum_over_names, adamw.sum_over_names, 2),
+        (
+            _counted(adamw, muon),
+            _times("each collective once: kernels alone, waiting included", muon.kernels, adamw.kernels, 3),
+            _bytes("what these two runs moved, a step: not the same work", moved, work.all_reduced()),
+            _bytes("like for like, bytes: ZeRO-1 both, DP2×TP2", zero1, work.zero1_adamw()),
+            _bytes("and with Muon's gather over tp", with_tp, work.zero1_adamw()),
+        ),
+    )
+
+
+def _saved(adamw: Digest, muon: Digest, work: Work) -> Figure:
+    names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
+    more = (work.zero1_muon() + work.tp_gather()) / work.zero1_adamw() - 1
+    return Figure(
+        "communication that Muon saves",
+        "43%",
+        Reading(
+            "the same sums",
+            1 - names,
+            f"{1 - names:.0%}",
+            f"1 - {muon.sum_over_names / MS:.2f} / {adamw.sum_over_names / MS:.2f}",
+        ),
+        (
+            Reading("kernels alone", 1 - kernels, f"{1 - kernels:.1%}", "1 - the kernels' ratio"),
+            Reading("like for like, bytes", -more, f"{-more:.0%}", "nothing is saved: 1.70× is 70% more"),
+        ),
+    )
+
+
+def _overhead(adamw: Digest, muon: Digest) -> Figure:
+    bare = muon.optimizer.total - muon.kernels
+    return Figure(
+        "the optimizer's share of the step: its launch on the CPU",
+        "1.1%",
+        _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
+        (
+            _share("the step on the GPU, of the GPU's span", muon.optimizer.total, muon.gpu_span, 0),
+            _share("the same without its communication", bare, muon.gpu_span, 0),
+            _share("AdamW's, communication apart, likewise", adamw.optimizer.total, adamw.gpu_span, 1),
+            _share(
+                "AdamW's with its communication, likewise",
+                adamw.optimizer.total + adamw.kernels,
+                adamw.gpu_span,
+                0,
+            ),
+        ),
+    )
+
+
+def _slower(adamw: Digest, muon: Digest) -> Figure:
+    ratio = muon.full_step.total / adamw.full_step.total
+    how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
+    return Figure(
+        "Muon's step is slower",
+        "15%",
+        Reading("the CPU's annotation of five steps", ratio - 1, f"{ratio - 1:.0%}", how),
+        (
+            _times("the GPU's span", muon.gpu_span, adamw.gpu_span, 2),
+            _times("time in which the GPU did anything: AdamW's idles more", muon.busy, adamw.busy, 2),
+            _times("time in which anything but communication ran", muon.computing, adamw.computing, 2),
+        ),
+    )
+
+
+def _async(digests: Mapping[str, Digest]) -> Figure:
+    adamw, muon = digests["adamw"], digests["muon"]
+    adamw_async, muon_async = digests["adamw_async"], digests["muon_async"]
+    return Figure(
+        'Muon with async_op=True is "slower": summed event time',
+        "2.1×",
+        _times("every event whose name matches, summed", muon_async.sum_over_names, muon.sum_over_names, 1),
+        (
+            _times("kernels alone, which spin while they wait", muon_async.kernels, muon.kernels, 2),
+            _times("time in which any of them ran", muon_async.communicating, muon.communicating, 2),
+            _times("the GPU's span: faster, in one run each", muon_async.gpu_span, muon.gpu_span, 3),
+            _times("AdamW by the sum over names", adamw_async.sum_over_names, adamw.sum_over_names, 2),
+            _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
+        ),
+    )
+
+
+def _state(adamw: Digest, muon: Digest, work: Work) -> Figure:
+    slices, straddling = muon.collectives
+    kept = work.shard / work.ranks * 4
+    buffers = slices.received * BYTES[slices.dtype] + straddling.received * BYTES[straddling.dtype]
+    return Figure(
+        "optimizer state of Muon against AdamW, in fp32",
+        "50%",
+        _held("one momentum against two moments, an element", work.whole * 4, work.whole * 8),
+        (
+            _held("ZeRO-1 both, DP2×TP2, a rank", kept, 2 * kept),
+            _held("the same while Muon's gather buffers live", kept + buffers, 2 * kept),
+        ),
+    )
+
+
+def _counted(adamw: Digest, muon: Digest) -> Reading:
+    shown = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
+    return Reading("events summed for each collective", muon.times_counted, shown, "Muon and AdamW")
+
+
+def _times(what: str, one: float, other: float, digits: int) -> Reading:
+    return Reading(what, one / other, f"{one / other:.{digits}f}×", f"{one / MS:.2f} / {other / MS:.2f} ms")
+
+
+def _bytes(what: str, one: float, other: float) -> Reading:
+    return Reading(what, one / other, f"{one / other:.2f}×", f"{one / MB:.1f} / {other / MB:.1f} MB")
+
+
+def _share(what: str, part: float, whole: float, digits: int) -> Reading:
+    how = f"{part / MS:.2f} / {whole / MS:.2f} ms"
+    return Reading(what, part / whole, f"{part / whole:.{digits}%}", how)
+
+
+def _held(what: str, one: float, other: float) -> Reading:
+    return Reading(what, one / other, f"{one / other:.0%}", f"{one / MB:.2f} / {other / MB:.2f} MB")
+
+
+def as_records(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    """The figures as plain records."""
+    return [asdict(figure) for figure in figures]
+
+
+def as_markdown(figures: Sequence[Figure]) -> str:
+    """The figures as one table: a row for each as published and reproduced, and one for each that stands
+    beside it."""
+    lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
+    for figure in figures:
+        found = figure.reproduced
+        lines.append(f"| **{figure.claim}** | **{figure.published}** | **{found.shown}** | {found.how} |")
+        lines += [f"| {reading.what} | | {reading.shown} | {reading.how} |" for reading in figure.beside]
+    return "\n".join([*lines, "", NOTES])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m muon_tutorial.evidence.report_001.report")
+    parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
+    parser.add_argument("--write", type=Path, help="also keep what was read from them, as JSON")
+    chosen = parser.parse_args(arguments)
+    digests = read_digests(chosen.folder) if chosen.folder else packaged_digests()
+    if chosen.write:
+        write_digests(digests, chosen.write)
+    print(as_markdown(check_report(digests)))

@@ -1,0 +1,142 @@
+"""How a function reaches the ranks: by name where they can import it, else by value and with its source.
+
+Functions and classes of a notebook cell, a script or a prompt travel by value (cloudpickle), with the globals
+they use. The cells' text travels beside them, so that tracebacks in a rank show the cell's own lines.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from cloudpickle import dumps, loads  # type: ignore[import-untyped]
+
+from ..errors import UsageError
+from .records import Raised
+
+__all__ = ["cell_labels", "cell_sources", "dumps", "loads", "pack", "unpack_error"]
+
+
+def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Return ``fn`` and its arguments as bytes for ``loads`` in a rank.
+
+    Raises:
+        UsageError: a function lacks a global it uses, or something it uses cannot be sent; both are named.
+    """
+    _check_globals(fn, set())
+    try:
+        return dumps((fn, args, dict(kwargs)))
+    except Exception as error:
+        raise UsageError(_what_cannot_travel(fn, args, kwargs, error)) from None
+
+
+def unpack_error(raised: Raised | None) -> BaseException | None:
+    """Return the exception a rank raised, if it came along and can be rebuilt here."""
+    if raised is None or raised.original is None:
+        return None
+    try:
+        return loads(raised.original)
+    except Exception:
+        return None
+
+
+def cell_sources() -> dict[str, list[str]]:
+    """Return the text of all code that exists in this process alone, by the name tracebacks give it."""
+    return {
+        name: list(entry[2])
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and not os.path.exists(name)
+    }
+
+
+def cell_labels() -> dict[str, str]:
+    """Return the names IPython shows for cells (``Cell In[3]``), by the name tracebacks give them."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    describe = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    if describe is None:
+        return {}
+    named = {name: describe(name) for name in cell_sources()}
+    return {name: " ".join(label) for name, label in named.items() if label}
+
+
+def _travels_by_value(item: object) -> bool:
+    return isinstance(item, FunctionType) and item.__module__ == "__main__"
+
+
+def _check_globals(fn: Any, seen: set[int]) -> None:
+    """Name a global that `fn`, or a function it uses, needs and does not have."""
+    if not _travels_by_value(fn) or id(fn) in seen:
+        return
+    seen.add(id(fn))
+    for name, line in _globals_read(fn.__code__):
+        if name not in fn.__globals__ and not hasattr(builtins, name):
+            raise UsageError(
+                f"{fn.__name__}() uses the name {name!r} (line {line}), which is not defined here; "
+                "define it before the launch, or pass it through args"
+            )
+        _check_globals(fn.__globals__.get(name), seen)
+    for value in _closure(fn).values():
+        _check_globals(value, seen)
+
+
+def _globals_read(code: CodeType) -> Iterator[tuple[str, int | None]]:
+    """Yield each global name the code, or code within it, reads without ever setting it; and a line."""
+    set_here = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = _line_of(step) or line
+        if step.opname == "LOAD_GLOBAL" and step.argval not in set_here:
+            yield step.argval, line
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_read(constant)
+
+
+def _line_of(step: dis.Instruction) -> int | None:
+    """Return the line an instruction starts; Python 3.13 keeps it under another name."""
+    return getattr(step, "line_number", None) or (step.starts_line if step.starts_line is not True else None)
+
+
+def _closure(fn: FunctionType) -> dict[str, Any]:
+    values = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return values
+
+
+def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> str:
+    name = getattr(fn, "__name__", repr(fn))
+    for role, value in _parts(fn, args, kwargs):
+        reason = _refusal(value)
+        if reason:
+            kind = type(value).__name__
+            return (
+                f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); make it in the function"
+            )
+    return f"{name}() cannot be sent to a rank: {error}"
+
+
+def _parts(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"argument {index}", value) for index, value in enumerate(args))
+    yield from ((f"argument {name!r}", value) for name, value in kwargs.items())
+    if isinstance(fn, FunctionType):
+        yield from ((f"the enclosed variable {name!r}", value) for name, value in _closure(fn).items())
+        used = dict.fromkeys(name for name, _ in _globals_read(fn.__code__) if name in fn.__globals__)
+        yield from ((f"the global {name!r}", fn.__globals__[name]) for name in used)
+
+
+def _refusal(value: Any) -> str | None:
+    try:
+        dumps(value)
+    except Exception as error:
+        return str(error).strip() or type(error).__name__
+    return None

@@ -1,0 +1,298 @@
+"""The words and symbols that all lessons share: one sentence each, and the lesson that brings them in.
+
+Knows the lessons' words. Refuses to know the package's own records; their docstrings say what those are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from . import series
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A word, what it means, and the number of the lesson that sets it in bold, perhaps in another form."""
+
+    word: str
+    lesson: str
+    meaning: str
+    bold: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A sign or a short name as formulas, code and pictures have it, and the lessons that use it."""
+
+    sign: str
+    lessons: tuple[str, ...]
+    meaning: str
+
+
+TERMS = (
+    Term("process", "00", "A running program with its own memory. No other process can look into it."),
+    Term("rank", "00", "The number of a process among those that train together. Also that process itself."),
+    Term("tp", "00", "Tensor parallel: the axis of the grid along which a matrix is cut."),
+    Term(
+        "dp",
+        "00",
+        "Data parallel: the axis along which a matrix is copied. Each rank on it sees other data.",
+    ),
+    Term("momentum", "00", "A running average of past gradients, as large as the weight."),
+    Term(
+        "ZeRO",
+        "00",
+        "A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.",
+    ),
+    Term(
+        "must call",
+        "00",
+        "Said of ranks and a function in which they wait for each other: if one stays away, all others hang.",
+    ),
+    Term(
+        "orthogonalize",
+        "00",
+        "To keep a matrix's directions and make all equally loud: UVᵀ in place of U S Vᵀ.",
+        bold="orthogonalizing",
+    ),
+    Term(
+        "singular values",
+        "01",
+        "One number for each direction of a matrix: how loud it is, or how far it stretches an input.",
+    ),
+    Term(
+        "SVD",
+        "01",
+        "Singular value decomposition: takes a matrix apart into directions and singular values, U S Vᵀ.",
+    ),
+    Term("spectrum", "01", "All singular values of a matrix, sorted."),
+    Term(
+        "energy",
+        "01",
+        "The square of a singular value. All together are the sum of the squares of all numbers.",
+    ),
+    Term("SGD", "01", "The plainest optimizer: the update is the gradient."),
+    Term(
+        "Adam",
+        "01",
+        "An optimizer: divides each number of the gradient by its usual size. AdamW also shrinks weights.",
+    ),
+    Term(
+        "Muon",
+        "01",
+        "The optimizer of this course: orthogonalizes the update of each hidden matrix.",
+    ),
+    Term("embedding", "01", "A model's first matrix. An input, here a byte, picks one of its rows."),
+    Term("head", "01", "A model's last matrix. It gives a score to each possible output."),
+    Term(
+        "Newton–Schulz",
+        "02",
+        "A way to orthogonalize by matrix products alone. In a few steps it brings singular values near 1.",
+    ),
+    Term("Frobenius norm", "02", "The root of the sum of the squares of all numbers of a matrix."),
+    Term(
+        "step",
+        "02",
+        "Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.",
+    ),
+    Term("bfloat16", "02", "Numbers of 16 bits, with the range of float32 and about three digits."),
+    Term(
+        "collective",
+        "03",
+        "A call that all ranks of a group make together, and after which all of them know something.",
+    ),
+    Term("all_gather", "03", "A collective: each rank brings one piece, and all leave with all pieces."),
+    Term("all_reduce", "03", "A collective: each rank brings numbers, and all leave with the sum."),
+    Term(
+        "reduce_scatter",
+        "03",
+        "A collective: each rank brings numbers and leaves with a piece of the sum.",
+    ),
+    Term("ring", "03", "An order for messages: each rank sends to the next, and the last one to rank 0."),
+    Term("round", "03", "Messages that can travel at the same time, one from each rank."),
+    Term("deadlock", "03", "All wait for somebody who waits, too. It has no end of its own."),
+    Term("latency", "03", "The time that a message takes however small it is."),
+    Term("bandwidth", "03", "How many bytes pass in a second, once a message is on its way."),
+    Term("owner", "04", "Of a matrix: the one rank that orthogonalizes it for all."),
+    Term("round robin", "04", "To deal out in turn: matrix i belongs to rank i modulo dp."),
+    Term("flat buffer", "04", "A row of numbers with a place for each matrix, one after the other."),
+    Term("makespan", "04", "The work of the busiest rank, for which all others wait."),
+    Term(
+        "ZeRO-1",
+        "05",
+        "The first form of ZeRO: of all that is kept, the optimizer's memory alone is cut along dp.",
+    ),
+    Term(
+        "bucket",
+        "05",
+        "Matrices one after the other in a flat row of numbers, which travel together.",
+    ),
+    Term("padding", "05", "Numbers that mean nothing. They make a length one that dp divides."),
+    Term(
+        "virtual buffer",
+        "05",
+        "All buckets in a row, as an address book: it says where each number would be. Nobody holds it.",
+    ),
+    Term("group", "06", "A set of ranks that call a collective together."),
+    Term("dp group", "06", "A column of the grid: its ranks hold the same piece and see different data."),
+    Term("tp group", "06", "A row of the grid: its ranks hold different pieces, which make a whole matrix."),
+    Term("device mesh", "06", "PyTorch's record of a grid. It makes all groups of the grid at once."),
+    Term(
+        "column parallel",
+        "06",
+        "A way to cut a Linear: each place makes some outputs. It cuts dimension 0, the weight's rows.",
+    ),
+    Term(
+        "row parallel",
+        "06",
+        "A way to cut a Linear: each place takes some inputs. It cuts dimension 1, the weight's columns.",
+    ),
+    Term("shard", "07", "The piece of a matrix that one rank holds."),
+    Term("cosine", "07", "Of two matrices: 1 if they point the same way, 0 if they are at right angles."),
+    Term("distance", "07", "From UVᵀ: the size of the difference, divided by the size of UVᵀ."),
+    Term("phase", "08", "One of the seven parts of a distributed step.", bold="phases"),
+    Term(
+        "stepping world",
+        "08",
+        "All ranks in one process, as generators, so that one can stop between any two messages.",
+    ),
+    Term("route", "08", "The hops by which a matrix gets from where it is kept to where it is whole."),
+    Term("hop", "08", "One change of how one axis holds a tensor, such as cut → whole on all.", bold="hops"),
+)
+
+SYMBOLS = (
+    Symbol(
+        "dp, tp", ("00", "04", "05", "06", "07", "08"), "The number of places of the grid along each axis."
+    ),
+    Symbol(
+        "rank",
+        ("00", "03", "07"),
+        "A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.",
+    ),
+    Symbol(
+        "steps, seed", ("00", "01", "02"), "How often, and which random numbers: parameters of every lesson."
+    ),
+    Symbol("place", ("05", "06"), "Where a rank stands along one axis of the grid, from 0."),
+    Symbol("W, x", ("01", "06"), "The weight of a layer, and its input."),
+    Symbol("lr", ("01",), "The learning rate: what the update is multiplied with."),
+    Symbol("G", ("01",), "The gradient of one weight."),
+    Symbol(
+        "U, S, Vt",
+        ("01", "02"),
+        "The SVD: directions of the output, singular values, of the input.",
+    ),
+    Symbol("UVᵀ", ("07",), "The orthogonalized matrix; `U @ Vt` in code."),
+    Symbol(
+        "X",
+        ("02",),
+        "What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.",
+    ),
+    Symbol("A", ("02",), "`X @ X.T`, the product that a step needs twice."),
+    Symbol("a, b, c", ("02",), "The three numbers of a step of Newton–Schulz."),
+    Symbol("s", ("01", "02"), "One singular value."),
+    Symbol("s, l", ("04",), "There, the shorter and the longer side of a matrix."),
+    Symbol("in, out", ("06",), "The numbers of inputs and outputs of a Linear."),
+    Symbol("P", ("03",), "The number of ranks in a ring."),
+    Symbol("P₁, P₂, …", ("07",), "What became of each rank's piece. There, S is all of them, side by side."),
+    Symbol("a to b", ("05",), "A range: from number a up to, and without, number b."),
+    Symbol(
+        "global_range, local_range",
+        ("05",),
+        "Where a matrix lies in its bucket, and in a rank's slice.",
+    ),
+    Symbol("x, route, at", ("08",), "What a rank holds, the way it goes, and where the rank stands."),
+)
+
+
+_PAGE = """\
+# Glossary and notation
+
+The words and symbols that all lessons share. A word's lesson is the one that brings it in, there in bold. In
+a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("rank")`.
+
+## Words
+
+{words}
+
+## Symbols
+
+{symbols}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Words and symbols that show themselves: a table in a notebook, plain lines elsewhere."""
+
+    terms: Sequence[Term] = ()
+    symbols: Sequence[Symbol] = ()
+
+    def __repr__(self) -> str:
+        lines = [f"{term.word} (lesson {term.lesson}): {term.meaning}" for term in self.terms]
+        lines += [f"{symbol.sign}: {symbol.meaning}" for symbol in self.symbols]
+        return "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in lines)
+
+    def _repr_markdown_(self) -> str:
+        return "\n\n".join(part for part in (term_table(self.terms), symbol_table(self.symbols)) if part)
+
+
+def look_up(word: str = "") -> Entries:
+    """The entry of a word or symbol; without one, all of them.
+
+    Raises:
+        UsageError: there is no such entry; names those that are spelt nearly so.
+
+    >>> look_up("ring")
+    ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.
+    """
+    if not word:
+        return Entries(by_word(), SYMBOLS)
+    wanted = word.strip().casefold()
+    found = Entries(
+        [term for term in TERMS if wanted in (term.word.casefold(), term.bold.casefold())],
+        [symbol for symbol in SYMBOLS if word.strip() in symbol.sign.split(", ")],
+    )
+    if not (found.terms or found.symbols):
+        raise UsageError(_not_found(word))
+    return found
+
+
+def _not_found(word: str) -> str:
+    known = [term.word for term in TERMS]
+    wanted = word.strip().casefold()
+    near = difflib.get_close_matches(wanted, known) or [each for each in known if wanted in each]
+    advice = f"did you mean {', '.join(map(repr, near))}?" if near else "look_up() shows all words"
+    return f"the glossary has no {word!r}; {advice}"
+
+
+def by_word() -> list[Term]:
+    """All terms in alphabetical order."""
+    return sorted(TERMS, key=lambda term: term.word.casefold())
+
+
+def page() -> str:
+    """The whole of ``GLOSSARY.md``, which lies beside the notebooks."""
+    return _PAGE.format(words=term_table(by_word(), _linked), symbols=symbol_table(SYMBOLS, _linked))
+
+
+def term_table(terms: Sequence[Term], number: Callable[[str], str] = str) -> str:
+    """Terms as a Markdown table; ``number`` writes a lesson's number. Empty without terms."""
+    rows = [f"| {term.word} | {term.meaning} | {number(term.lesson)} |" for term in terms]
+    return "\n".join(["| word | meaning | lesson |", "|---|---|---|", *rows]) if rows else ""
+
+
+def symbol_table(symbols: Sequence[Symbol], number: Callable[[str], str] = str) -> str:
+    """Symbols as a Markdown table; ``number`` writes a lesson's number. Empty without symbols."""
+    rows = [
+        f"| `{symbol.sign}` | {symbol.meaning} | {', '.join(map(number, symbol.lessons))} |"
+        for symbol in symbols
+    ]
+    return "\n".join(["| symbol | meaning | lessons |", "|---|---|---|", *rows]) if rows else ""
+
+
+def _linked(number: str) -> str:
+    return series.link(series.lesson(number), number)

@@ -1,0 +1,166 @@
+"""The course in order: its lessons, what each needs, the paths through them, and the links between them.
+
+Knows titles, minutes and file names. Refuses to know what a lesson says, or where its file lies.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError
+
+_WIDTH = 108
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One notebook: its number, the stem of its file, its title, its minutes, and the lessons it needs."""
+
+    number: str
+    stem: str
+    title: str
+    minutes: int
+    after: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The notebook's file name."""
+        return f"{self.stem}.ipynb"
+
+    @property
+    def name(self) -> str:
+        """Number and title, as its heading has them."""
+        return f"{self.number} · {self.title}"
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A way through the course for somebody who wants only that. ``note`` says what it leaves open."""
+
+    name: str
+    numbers: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def minutes(self) -> int:
+        """Of all its lessons together."""
+        return sum(lesson(number).minutes for number in self.numbers)
+
+
+LESSONS = (
+    Lesson("00", "00_a_distributed_muon_step", "What does a distributed Muon step look like?", 5),
+    Lesson("01", "01_why_orthogonalize", "Why orthogonalize a gradient?", 15),
+    Lesson("02", "02_five_matrix_products", "How do five matrix products do it?", 20, ("01",)),
+    Lesson("03", "03_what_does_a_collective_move", "What does a collective move?", 25, ("00",)),
+    Lesson("04", "04_the_first_distributed_muon", "How did the first distributed Muon work?", 30, ("03",)),
+    Lesson("05", "05_zero1_and_the_virtual_buffer", "ZeRO-1 and the virtual buffer", 20, ("00", "03")),
+    Lesson("06", "06_the_grid", "The 2-D grid, and what TP cuts", 30, ("03", "05")),
+    Lesson(
+        "07",
+        "07_each_shard_alone",
+        "What happens if each shard is orthogonalized alone?",
+        20,
+        ("01", "06"),
+    ),
+    Lesson("08", "08_the_whole_step", "The whole step, and its opposite arrows", 40, ("03", "05", "06")),
+)
+
+PATHS = (
+    Path(
+        "Only the math",
+        ("00", "01", "02", "07"),
+        "Lesson 07 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
+    ),
+    Path("Only the systems", ("00", "03", "04", "05", "06", "08")),
+    Path("Everything", tuple(lesson.number for lesson in LESSONS)),
+)
+
+
+def lesson(number: str) -> Lesson:
+    """The lesson of that number.
+
+    >>> lesson("05").name, lesson("05").file
+    ('05 · ZeRO-1 and the virtual buffer', '05_zero1_and_the_virtual_buffer.ipynb')
+
+    Raises:
+        UsageError: there is none.
+    """
+    for each in LESSONS:
+        if each.number == number:
+            return each
+    raise UsageError(
+        f"no lesson has the number {number!r}; there are {LESSONS[0].number} to {LESSONS[-1].number}"
+    )
+
+
+def link(to: Lesson, text: str = "", folder: str = "") -> str:
+    """A relative Markdown link to a lesson that lies in ``folder``."""
+    return f"[{text or to.name}]({folder}{to.file})"
+
+
+def neighbours(of: Lesson) -> tuple[Lesson | None, Lesson | None]:
+    """The lesson before and the lesson after."""
+    place = LESSONS.index(of)
+    before = LESSONS[place - 1] if place else None
+    after = LESSONS[place + 1] if place + 1 < len(LESSONS) else None
+    return before, after
+
+
+def navigation(of: Lesson) -> str:
+    """The list in a lesson's opening cell: where it stands, and how to open it in Colab."""
+    return _navigation(
+        of,
+        "[glossary](GLOSSARY.md)",
+        f"upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
+        "It has nothing to install.",
+    )
+
+
+def navigation_of_copy(of: Lesson) -> str:
+    """The same list in a self-contained copy, which has no other file beside it."""
+    return _navigation(
+        of,
+        "`from muon_tutorial.learn import glossary`, then `glossary.look_up()`",
+        "nothing to install. The next cell brings the package along.",
+    )
+
+
+def _navigation(of: Lesson, words: str, colab: str) -> str:
+    before, after = neighbours(of)
+    items = (
+        f"*Previous:* {link(before) if before else 'none, this is the first.'}",
+        f"*Next:* {link(after) if after else 'none yet, this is the last so far.'}",
+        f"*Words and symbols:* {words}",
+        f"*In Colab:* {colab}",
+    )
+    return "\n".join(_item(text) for text in items)
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(
+        f"- {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )
+
+
+def table(folder: str = "notebooks/") -> str:
+    """All lessons as a Markdown table, with links into ``folder``."""
+    rows = [_row(link(each, each.number, folder), each) for each in LESSONS]
+    return "\n".join(["| lesson | minutes | after | question |", "|---|---|---|---|", *rows])
+
+
+def _row(linked: str, of: Lesson) -> str:
+    return f"| {linked} | {of.minutes} | {', '.join(of.after)} | {of.title} |"
+
+
+def paths(chosen: Sequence[Path] = PATHS) -> str:
+    """The recommended paths as a Markdown list.
+
+    >>> print(paths([Path("Two", ("00", "01"))]))
+    - *Two* (20 minutes): 00, 01.
+    """
+    return "\n".join(
+        _item(f"*{path.name}* ({path.minutes} minutes): {', '.join(path.numbers)}. {path.note}".rstrip())
+        for path in chosen
+    )

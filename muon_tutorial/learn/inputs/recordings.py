@@ -1,0 +1,65 @@
+"""Data recorded from real runs and shipped with the package, so that lessons start from the same numbers.
+
+``gradient.npz`` and ``gradient_down.npz``, the gradients of two matrices of the small GPT after 300 steps,
+are made anew by
+
+    python -m muon_tutorial.learn.inputs.recordings
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .small_gpt import train
+
+_FOLDER = Path(__file__).with_name("recorded")
+_FILES = {"up": "gradient.npz", "down": "gradient_down.npz"}
+_STEPS, _SEED = 300, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded gradient, divided by its largest number, and what it is of."""
+
+    matrix: Tensor
+    name: str
+    steps: int
+    seed: int
+
+    def __str__(self) -> str:
+        size = " × ".join(map(str, self.matrix.shape))
+        return (
+            f"the gradient of {self.name} ({size}), recorded after {self.steps} steps with seed {self.seed}"
+        )
+
+
+def real_gradient(which: Literal["up", "down"] = "up") -> Recorded:
+    """A gradient from real training, in float64, its largest number 1: 256 × 64, or 64 × 256 on the way down.
+
+    >>> print(real_gradient())
+    the gradient of blocks.1.mlp.up.weight (256 × 64), recorded after 300 steps with seed 0
+    """
+    with np.load(_FOLDER / _FILES[which]) as stored:
+        matrix = torch.from_numpy(stored["matrix"].astype(np.float64))
+        return Recorded(matrix, str(stored["name"]), int(stored["steps"]), int(stored["seed"]))
+
+
+def record() -> Path:
+    """Train, and write the recordings; returns where."""
+    gradients = train(_STEPS, _SEED).gradients
+    _FOLDER.mkdir(exist_ok=True)
+    for which, file in _FILES.items():
+        name = f"blocks.1.mlp.{which}.weight"
+        matrix = (gradients[name] / gradients[name].abs().max()).half().numpy()
+        np.savez_compressed(_FOLDER / file, matrix=matrix, name=name, steps=_STEPS, seed=_SEED)
+    return _FOLDER
+
+
+if __name__ == "__main__":
+    print(record())

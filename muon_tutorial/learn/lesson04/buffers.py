@@ -1,0 +1,202 @@
+"""Pictures of flat buffers: owners of the matrices above, one row a rank below, zeros grey.
+
+Pure functions from a ``sharing.Run`` to one ``Picture``. Colours say which rank wrote a number; where several
+did, their sum is hatched red. They start nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from .misplaced import ranks_of, say_ranks
+from .sharing import LENGTH, PLACES, Place, Run, differ, place_of
+
+MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
+ALARM = "#b00020"
+_WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
+_SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
+_RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
+
+
+def draw_moment(run: Run, moment: int, rank: int) -> Picture:
+    """Owners, and all buffers at one moment of the step; one rank is framed and counted."""
+    figure, axes = blank(_WIDTH, round(_RULER + 96 + run.ranks * _STEP))
+    title = list(MOMENTS)[moment]
+    _draw_ruler(axes, run, f"{moment + 1} · {title}")
+    for row in range(run.ranks):
+        top = _RULER + 56 + row * _STEP
+        _draw_row(axes, run, row, moment, top, bold=row == rank)
+    said = _say_count(run, moment, rank)
+    axes.text(_LEFT, _RULER + 72 + run.ranks * _STEP, said, size=9.5, va="center", color=INK)
+    return finish(figure, f"lesson04-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
+
+
+def draw_run(run: Run, name: str = "lesson04-run") -> Picture:
+    """The whole step: owners, what each rank hands over, and what comes back; wrong places framed red."""
+    shown = [0] if run.agree() else list(range(run.ranks))
+    second = _RULER + 62 + run.ranks * _STEP
+    figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
+    _draw_ruler(axes, run, "owners of the matrices")
+    _write_title(axes, "what each rank hands over: its own answers, zeros grey", _RULER + 50)
+    for rank in range(run.ranks):
+        _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
+    wrong = run.wrong()
+    verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
+    _write_title(axes, f"after the all_reduce · {verdict}", second + 14)
+    for row, rank in enumerate(shown):
+        label = "every rank" if run.agree() else f"rank {rank}"
+        _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
+    return finish(figure, name, say_run(run))
+
+
+def _write_title(axes: Axes, text: str, height: float) -> None:
+    axes.text(_LEFT, height, text, size=9.5, va="center", color=INK)
+
+
+def _draw_ruler(axes: Axes, run: Run, title: str) -> None:
+    axes.text(12, 22, title, size=11, weight="bold", va="center", color=INK)
+    for rank in range(run.ranks):
+        left = _LEFT + 200 + rank * min(74, 580 / run.ranks)
+        patch = Rectangle((left, 15), 13, 13, facecolor=holder_colour(rank), edgecolor=INK, linewidth=0.8)
+        axes.add_patch(patch)
+        if run.ranks <= 12:
+            axes.text(left + 18, 22, f"rank {rank}", size=8.5, va="center", color=INK)
+    axes.text(12, _RULER + _HIGH / 2, "matrices", size=9.5, weight="bold", va="center", color=INK)
+    for place in PLACES:
+        fill = holder_colour(place.owner(run.ranks))
+        _block(axes, place.start, place.stop, _RULER, fill, place.name)
+
+
+def _draw_row(
+    axes: Axes, run: Run, rank: int, moment: int, top: float, *, bold: bool = False, label: str = ""
+) -> None:
+    """One rank's buffer at a moment."""
+    weight = "bold" if bold else "normal"
+    axes.text(12, top + _HIGH / 2, label or f"rank {rank}", size=9.5, weight=weight, va="center", color=INK)
+    _block(axes, 0, LENGTH, top, EMPTY)
+    for start, stop, code in _pieces(_codes(run, rank, moment)):
+        _block(axes, start, stop, top, *_fill(code))
+    for place in PLACES[1:]:
+        x = _LEFT + place.start * _SCALE
+        axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
+    for start, stop, name in _names(run, rank, moment):
+        middle = (_LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2)
+        axes.text(*middle, name, size=8, ha="center", va="center", color=INK, zorder=8)
+    for place in _wrong_places(run, rank) if moment == 2 else ():
+        _frame(axes, place.start, place.stop, top, ALARM, 2.2)
+    if bold:
+        _frame(axes, 0, LENGTH, top, INK, 2.6)
+
+
+def _block(
+    axes: Axes, start: int, stop: int, top: float, fill: str, name: str = "", hatch: str | None = None
+) -> None:
+    x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
+    edge, thin = (ALARM, 0.6) if hatch else (INK, 0.9)
+    axes.add_patch(
+        Rectangle((x, top), width, _HIGH, facecolor=fill, edgecolor=edge, linewidth=thin, hatch=hatch)
+    )
+    if name:
+        axes.text(x + width / 2, top + _HIGH / 2, name, size=8, ha="center", va="center", color=INK)
+
+
+def _frame(axes: Axes, start: int, stop: int, top: float, colour: str, thick: float) -> None:
+    x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
+    axes.add_patch(Rectangle((x, top), width, _HIGH, fill=False, edgecolor=colour, linewidth=thick, zorder=9))
+
+
+def _fill(code: int) -> tuple[str, str, str | None]:
+    """Fill, name and hatch for numbers that the ranks of a code's bits wrote."""
+    if code & (code - 1):
+        return "#ffffff", "", "/////"
+    return holder_colour(code.bit_length() - 1), "", None
+
+
+def _codes(run: Run, rank: int, moment: int) -> Tensor:
+    """For each number in a rank's buffer at a moment: who wrote it, one bit a rank; 0 where it is zero."""
+    if moment == 0:
+        return torch.zeros(LENGTH, dtype=torch.long)
+    if moment == 1:
+        return (run.filled(rank) != 0).long() << rank
+    after = run.after(rank)
+    return torch.where((after == 0) | after.isnan(), 0, run.writers())
+
+
+def _pieces(codes: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Runs of one code that are not zero: (start, stop, code)."""
+    values, lengths = torch.unique_consecutive(codes, return_counts=True)
+    start = 0
+    for code, length in zip(values.tolist(), lengths.tolist(), strict=True):
+        if code:
+            yield start, start + length, code
+        start += length
+
+
+def _names(run: Run, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
+    """Answers that lie whole in a rank's buffer at a moment: (start, stop, name)."""
+    if moment == 1:
+        yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
+    if moment == 2:
+        right, wrong = run.expected(), _wrong_places(run, rank)
+        for place in PLACES:
+            if place not in wrong and bool(right[place.slice].any()):
+                yield place.start, place.stop, place.name
+
+
+def _wrong_places(run: Run, rank: int) -> list[Place]:
+    right, after = run.expected(), run.after(rank)
+    return [place for place in PLACES if differ(after[place.slice], right[place.slice])]
+
+
+def _say_count(run: Run, moment: int, rank: int) -> str:
+    own = LENGTH - run.zeros(rank)
+    if moment == 0:
+        return f"rank {rank}: all {LENGTH:,} numbers of its buffer are zero."
+    if moment == 1:
+        zeros = run.zeros(rank)
+        return (
+            f"rank {rank}: {own:,} numbers are its own answers, {zeros:,} are zeros ({zeros / LENGTH:.0%})."
+        )
+    zeros = int((run.after(rank) == 0).sum())
+    came = LENGTH - own - zeros
+    return f"rank {rank}: {own:,} numbers were its own, {came:,} came from others, {zeros:,} are zero."
+
+
+def say_run(run: Run) -> str:
+    """A run in words: who owns what, what each hands over and where it lies, and what is wrong after it."""
+    owned: dict[int, list[str]] = {}
+    for place in PLACES:
+        owned.setdefault(place.owner(run.ranks), []).append(place.name)
+    said = [f"Rank {rank} owns {', '.join(names)}." for rank, names in owned.items()]
+    for rank in range(run.ranks):
+        begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no answer"
+        said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
+    wrong = run.wrong()
+    return " ".join([*said, f"{_say_end(run)}; {_say_wrong(run, wrong)}."])
+
+
+def _say_end(run: Run) -> str:
+    if lost := run.without_buffer():
+        return f"No such buffer comes back from {say_ranks(lost)}"
+    return "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
+
+
+def _say_wrong(run: Run, wrong: Sequence[str]) -> str:
+    if not wrong:
+        return "every place is right"
+    together = {place.name: _most_writers(run, place) for place in PLACES}
+    mixed = [f"{name} ({say_ranks(writers)})" for name, writers in together.items() if len(writers) > 1]
+    sums = f"; sums of several ranks' answers in {', '.join(mixed)}" if mixed else ""
+    return f"wrong places: {', '.join(wrong)}{sums}"
+
+
+def _most_writers(run: Run, place: Place) -> list[int]:
+    """The ranks that wrote the number of a place that the most ranks wrote."""
+    flags: list[int] = run.writers()[place.slice].unique().tolist()
+    return max((ranks_of(flag, run.ranks) for flag in flags), key=len)

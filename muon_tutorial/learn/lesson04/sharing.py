@@ -1,0 +1,297 @@
+"""Answers shared through one flat buffer, on real ranks: the run, and the record of it.
+
+The matrices are those of a small GPT. A rank fills the buffer with the answers of the matrices it owns and
+leaves the rest at zero; an all_reduce adds the buffers up. What each rank handed to it is kept. Knows
+buffers. Refuses to know how they are drawn, and judges nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import MismatchError
+from ...launching.launch import launch
+from ...newton_schulz import zeropower_via_newtonschulz
+from ...worlds.live import gather_objects, sum_counts
+from ..inputs import measure
+
+WIDTH = 32
+LAYERS = 2
+WIRE = torch.bfloat16
+PATIENCE = 8.0
+_SUM = "all_reduce"
+
+Share = Callable[[list[torch.nn.Parameter], int, int], Any]
+Lacking = tuple[tuple[int, str], ...]
+"""Gradients that are missing: on which rank, of which matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a matrix's answer belongs in the flat buffer."""
+
+    number: int
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def slice(self) -> slice:
+        """The place, to index a buffer with."""
+        return slice(self.start, self.stop)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the matrix has."""
+        return self.stop - self.start
+
+    def owner(self, ranks: int) -> int:
+        """The rank that orthogonalizes the matrix: matrices are dealt out in turn."""
+        return self.number % ranks
+
+
+def gpt_shapes(layers: int, width: int) -> dict[str, tuple[int, int]]:
+    """The hidden matrices of a GPT in order, by name: q, k, v, o, up and down of each layer."""
+    square, up, down = (width, width), (4 * width, width), (width, 4 * width)
+    layer = {"q": square, "k": square, "v": square, "o": square, "up": up, "down": down}
+    return {f"{kind}{number}": shape for number in range(1, layers + 1) for kind, shape in layer.items()}
+
+
+SHAPES = gpt_shapes(LAYERS, WIDTH)
+
+
+def _places() -> Iterator[Place]:
+    start = 0
+    for number, (name, (rows, columns)) in enumerate(SHAPES.items()):
+        yield Place(number, name, start, start + rows * columns)
+        start += rows * columns
+
+
+PLACES = tuple(_places())
+LENGTH = PLACES[-1].stop
+
+
+def place_of(name: str) -> Place:
+    """The place of a matrix, by name."""
+    return next(place for place in PLACES if place.name == name)
+
+
+def parameters(
+    seed: int, lacking: Sequence[str] = (), *, shapes: Mapping[str, tuple[int, int]] = SHAPES
+) -> list[torch.nn.Parameter]:
+    """The matrices in order, each with its averaged gradient, but for those that are named."""
+    generator, made = torch.Generator().manual_seed(seed), []
+    for name, shape in shapes.items():
+        parameter = torch.nn.Parameter(torch.randn(shape, generator=generator) / shape[1])
+        gradient = torch.randn(shape, generator=generator)
+        parameter.grad = None if name in lacking else gradient
+        made.append(parameter)
+    return made
+
+
+def count(tensors: Sequence[Tensor]) -> int:
+    """How many numbers they have together."""
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def orthogonalize(gradient: Tensor) -> Tensor:
+    """The answer for a matrix: Newton–Schulz of its gradient, in bfloat16."""
+    return zeropower_via_newtonschulz(gradient)
+
+
+def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
+    """All answers, flat: every place filled by its owner and summed over ranks; the exercise's reference.
+
+    All ranks must call.
+    """
+    flat, offset = torch.zeros(count(parameters), dtype=WIRE), 0
+    for number, parameter in enumerate(parameters):
+        if number % ranks == rank and parameter.grad is not None:
+            flat[offset : offset + parameter.numel()] = orthogonalize(parameter.grad).flatten()
+        offset += parameter.numel()
+    return sum_counts(flat)
+
+
+@functools.cache
+def answers(seed: int) -> dict[str, Tensor]:
+    """The answer for each matrix, flat, as one process finds it."""
+    with measure.one_thread():
+        grads = [parameter.grad for parameter in parameters(seed)]
+        found = [orthogonalize(grad).flatten() for grad in grads if grad is not None]
+    return dict(zip(SHAPES, found, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank sends back: each buffer it handed to an all_reduce, and what its function returned."""
+
+    handed: tuple[Tensor, ...]
+    returned: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sharing of answers, as all ranks played it."""
+
+    seed: int
+    lacking: Lacking
+    reports: tuple[RankReport, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many took part."""
+        return len(self.reports)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the function was a stub still."""
+        return all(report.returned is ... for report in self.reports)
+
+    def filled(self, rank: int) -> Tensor:
+        """A rank's buffer as it handed it to its last all_reduce of a whole one, in whatever shape; what it
+        returned, where it called no all_reduce at all."""
+        handed = self.reports[rank].handed
+        whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
+        found = whole[-1] if whole else None if handed else self.reports[rank].returned
+        return _as_buffer(found).to(WIRE)
+
+    def after(self, rank: int) -> Tensor:
+        """What a rank's function returned, as a buffer."""
+        return _as_buffer(self.reports[rank].returned)
+
+    def zeros(self, rank: int) -> int:
+        """How many numbers of the buffer a rank handed over are zero."""
+        return int((self.filled(rank) == 0).sum())
+
+    def expected(self) -> Tensor:
+        """All answers in their places; zeros where the owner has no gradient."""
+        flat, found = torch.zeros(LENGTH, dtype=WIRE), answers(self.seed)
+        for place in PLACES:
+            if (place.owner(self.ranks), place.name) not in self.lacking:
+                flat[place.slice] = found[place.name]
+        return flat
+
+    def wrong(self) -> list[str]:
+        """The matrices whose place holds something else than it should, on any rank."""
+        right = self.expected()
+        afters = [self.after(rank) for rank in range(self.ranks)]
+        return [
+            place.name
+            for place in PLACES
+            if any(differ(after[place.slice], right[place.slice]) for after in afters)
+        ]
+
+    def without_buffer(self) -> list[int]:
+        """The ranks that returned something else than a buffer of the right length."""
+        return [rank for rank, report in enumerate(self.reports) if not is_buffer(report.returned)]
+
+    def agree(self) -> bool:
+        """Whether all ranks ended with the same bits, in a buffer."""
+        return not any(differ(self.after(0), self.after(rank)) for rank in range(self.ranks))
+
+    def writers(self) -> Tensor:
+        """For each number of the buffer, who wrote there before the sum: bit r is set for rank r."""
+        buffers = (self.filled(rank) for rank in range(self.ranks))
+        flags = ((buffer != 0) & ~buffer.isnan() for buffer in buffers)
+        return torch.stack([flag.long() << rank for rank, flag in enumerate(flags)]).sum(0)
+
+    def found(self, rank: int) -> dict[str, int]:
+        """Where in the buffer that a rank handed over each answer begins, if it is there at all."""
+        buffer, right = self.filled(rank), answers(self.seed)
+        starts = {name: _find(buffer, answer) for name, answer in right.items()}
+        return {name: start for name, start in starts.items() if start is not None}
+
+
+def is_buffer(value: Any) -> bool:
+    """Whether it is a tensor of the flat buffer's length."""
+    return isinstance(value, Tensor) and tuple(value.shape) == (LENGTH,)
+
+
+def _as_buffer(value: Any) -> Tensor:
+    """A tensor of the buffer's length as it is; anything else as a buffer of NaN, which equals nothing."""
+    return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two buffers of one length hold other numbers, whatever their types."""
+    return bool((one != other).any())
+
+
+def _find(buffer: Tensor, answer: Tensor) -> int | None:
+    last = len(buffer) - len(answer)
+    for start in (buffer[: last + 1] == answer[0]).nonzero().flatten().tolist():
+        if torch.equal(buffer[start : start + len(answer)], answer):
+            return start
+    return None
+
+
+def owner_lacks(name: str, ranks: int) -> Lacking:
+    """The gradient of one matrix is missing, on its owner."""
+    return ((place_of(name).owner(ranks), name),)
+
+
+def run_cases(
+    function: Share,
+    ranks: int,
+    cases: Sequence[Lacking] = ((),),
+    *,
+    backend: str = "gloo",
+    seed: int = 0,
+    timeout: float = PATIENCE,
+) -> list[Run]:
+    """Play ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
+    reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=timeout)
+    return [Run(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)]
+
+
+def play(rank: int, function: Share, ranks: int, cases: Sequence[Lacking], seed: int) -> list[RankReport]:
+    """One rank's part."""
+    return [_play_case(rank, function, ranks, case, seed) for case in cases]
+
+
+def _play_case(rank: int, function: Share, ranks: int, case: Lacking, seed: int) -> RankReport:
+    mine = parameters(seed, [name for lacker, name in case if lacker == rank])
+    with noting_sums() as handed:
+        returned = function(mine, rank, ranks)
+    _check_alike("nothing, as it has returned")
+    return RankReport(tuple(handed), returned)
+
+
+@contextmanager
+def noting_sums() -> Iterator[list[Tensor]]:
+    """Keep a copy of what this process hands to each all_reduce inside.
+
+    Gloo adds buffers of unequal length without a word, or aborts; here they are refused, on all ranks.
+    """
+    original, handed = getattr(dist, _SUM), []
+
+    def noted(tensor: Tensor, *others: Any, **options: Any) -> Any:
+        _check_alike(f"{tensor.numel():,} numbers of {str(tensor.dtype).removeprefix('torch.')}")
+        handed.append(tensor.detach().clone())
+        return original(tensor, *others, **options)
+
+    setattr(dist, _SUM, noted)
+    try:
+        yield handed
+    finally:
+        setattr(dist, _SUM, original)
+
+
+def _check_alike(brought: str) -> None:
+    """Compare what the ranks bring to their next all_reduce.
+
+    Raises:
+        MismatchError: they bring different things.
+    """
+    found = gather_objects(brought)
+    if len(set(found)) > 1:
+        said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
+        raise MismatchError(f"all ranks must hand alike buffers to an all_reduce. Handed over: {said}.")

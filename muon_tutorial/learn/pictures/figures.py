@@ -1,0 +1,136 @@
+"""Pictures of plans and runs: pure functions from data to one ``Picture``. They start nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from ...plan.layout import Box
+from .holdings import Held, Moment, layers
+from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+
+_MARGIN, _GAP, _HEADER = 28, 56, 92
+
+
+def draw_holdings(moments: Sequence[Moment], shape: tuple[int, int], name: str = "holdings") -> Picture:
+    """One matrix, coloured by holder, at each moment: what is held twice shows as copies, a cut as edges."""
+    stacks = [layers(moment.held) for moment in moments]
+    width, height = _tile_size(shape, len(moments), most=max(map(len, stacks)))
+    rows = max(map(len, stacks)) * (height + 26)
+    across = 2 * _MARGIN + len(moments) * (width + _GAP) - _GAP
+    figure, axes = blank(round(across), round(_HEADER + rows + 14))
+    for column, (moment, stack) in enumerate(zip(moments, stacks, strict=True)):
+        left = _MARGIN + column * (width + _GAP)
+        _write_header(axes, moment, left)
+        top = _HEADER + (rows - len(stack) * (height + 26)) / 2
+        for number, layer in enumerate(stack):
+            _draw_layer(axes, layer, shape, (left, top + number * (height + 26), width, height))
+            _write_copy(axes, left, top + number * (height + 26) + height, number, len(stack))
+        if column:
+            _draw_arrow(axes, left - _GAP + 12, left - 12, _HEADER + rows / 2 - 13)
+    return finish(figure, name, " ".join(_describe(moment, shape) for moment in moments))
+
+
+def _tile_size(shape: tuple[int, int], columns: int, most: int) -> tuple[float, float]:
+    """Pixels for one matrix: as wide as fits beside the others, in a card that fits a screen."""
+    width = min(260.0, (900 - 2 * _MARGIN - (columns - 1) * _GAP) / columns)
+    height = min(width * shape[0] / shape[1], 360 / most - 26)
+    return width, max(height, 48.0)
+
+
+def _write_header(axes: Axes, moment: Moment, left: float, top: float = 0.0) -> None:
+    axes.text(left, top + 24, moment.title, size=11.5, weight="bold", va="center", color=INK)
+    axes.text(left, top + 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
+
+
+def _write_copy(axes: Axes, left: float, bottom: float, number: int, copies: int) -> None:
+    if copies > 1:
+        axes.text(left, bottom + 11, f"copy {number + 1} of {copies}", size=8, va="center", color=QUIET)
+
+
+def _draw_layer(
+    axes: Axes, layer: Sequence[Held], shape: tuple[int, int], frame: tuple[float, float, float, float]
+) -> None:
+    left, top, width, height = frame
+    axes.add_patch(
+        Rectangle((left, top), width, height, facecolor=EMPTY, edgecolor=INK, linewidth=1.6, zorder=3)
+    )
+    for held in layer:
+        for box in filter(lambda box: box.numel, held.boxes):
+            _draw_box(axes, held, box, shape, frame)
+
+
+def _draw_box(
+    axes: Axes, held: Held, box: Box, shape: tuple[int, int], frame: tuple[float, float, float, float]
+) -> None:
+    left, top, width, height = frame
+    x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
+    across, down = width * box.shape[1] / shape[1], height * box.shape[0] / shape[0]
+    colour = holder_colour(held.rank)
+    axes.add_patch(Rectangle((x, y), across, down, facecolor=colour, edgecolor=INK, linewidth=1.2, zorder=4))
+    if box == max(held.boxes, key=lambda other: other.numel) and min(across / 4, down) > 9:
+        label = f"rank {held.rank}" + (f"\nbytes {held.content}" if held.content and down > 30 else "")
+        size = min(9.5, across / 6, down / (3.0 if "\n" in label else 1.6))
+        axes.text(
+            x + across / 2, y + down / 2, label, size=size, ha="center", va="center", color=INK, zorder=5
+        )
+
+
+def _draw_arrow(axes: Axes, start: float, stop: float, height: float) -> None:
+    arrow = FancyArrowPatch((start, height), (stop, height), arrowstyle="-|>", mutation_scale=14, color=INK)
+    axes.add_patch(arrow)
+
+
+def draw_one_holder(moment: Moment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:
+    """One matrix, with what one rank holds of it in colour and the rest in grey."""
+    width, height = 420.0, min(280.0, 420.0 * shape[0] / shape[1])
+    figure, axes = blank(round(width) + 2 * _MARGIN, round(_HEADER - 14 + height + _MARGIN))
+    mine = [held for held in moment.held if held.rank == rank and held.boxes]
+    _write_header(axes, Moment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
+    _draw_layer(axes, mine, shape, (_MARGIN, _HEADER - 14, width, height))
+    return finish(figure, name, _describe_holder(moment, rank, shape))
+
+
+def draw_strip(moments: Sequence[Moment], rank: int, shape: tuple[int, int], name: str = "strip") -> Picture:
+    """What one rank holds at every moment, side by side in rows of three."""
+    width, height = 230.0, min(170.0, 230.0 * shape[0] / shape[1])
+    down, rows = _HEADER - 20 + height + 16, -(-len(moments) // 3)
+    figure, axes = blank(round(2 * _MARGIN + 3 * width + 2 * _GAP), round(rows * down + 12))
+    for number, moment in enumerate(moments):
+        left, top = _MARGIN + number % 3 * (width + _GAP), number // 3 * down
+        _write_header(axes, moment, left, top)
+        mine = [held for held in moment.held if held.rank == rank and held.boxes]
+        _draw_layer(axes, mine, shape, (left, top + _HEADER - 20, width, height))
+    return finish(figure, name, " ".join(_describe_holder(moment, rank, shape) for moment in moments))
+
+
+def _describe_holder(moment: Moment, rank: int, shape: tuple[int, int]) -> str:
+    mine = next((held for held in moment.held if held.rank == rank), Held(rank, ()))
+    return f"{moment.title}, {moment.what}: rank {rank} holds {say_held(mine, shape)}."
+
+
+def _describe(moment: Moment, shape: tuple[int, int]) -> str:
+    said = [f"rank {held.rank} holds {say_held(held, shape)}" for held in moment.held]
+    return f"{moment.title}: {moment.what.replace(chr(10), ' ')}. {'; '.join(said)}."
+
+
+def say_held(held: Held, shape: tuple[int, int]) -> str:
+    """What a rank holds, in words: rows and columns, and the name of the contents."""
+    boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
+    content = f" (bytes {held.content})" if held.content and boxes else ""
+    return (" and ".join(boxes) or "nothing") + content
+
+
+def _say_box(box: Box, shape: tuple[int, int]) -> str:
+    if box.shape == shape:
+        return "the whole matrix"
+    edges = zip(("row", "column"), box.offset, box.shape, shape, strict=True)
+    return ", ".join(_say_run(*edge) for edge in edges)
+
+
+def _say_run(word: str, start: int, length: int, whole: int) -> str:
+    if length == whole:
+        return f"all {word}s"
+    return f"{word}s {start} to {start + length - 1}" if length > 1 else f"{word} {start}"

@@ -1,0 +1,118 @@
+"""Who holds what, as plain data: boxes of one matrix, by rank, and names for their contents.
+
+Knows plans. Refuses to know how it is drawn, and any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...plan.bucket import Bucket, BucketEntry, matrix_boxes
+from ...plan.grid import Coordinate
+from ...plan.layout import Box
+from ...plan.strategies import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The boxes of a matrix that one rank holds, and a name for what is in them."""
+
+    rank: int
+    boxes: tuple[Box, ...]
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One point of a step: what it is called, what is held, and by whom."""
+
+    title: str
+    what: str
+    held: tuple[Held, ...]
+
+
+def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
+    """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
+    _, entry = _find(plan, matrix)
+    return tuple(Held(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
+
+
+def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
+    """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
+    bucket, entry = _find(plan, matrix)
+    return tuple(Held(rank, _kept_boxes(bucket, entry, plan.grid.at(rank))) for rank in plan.grid.ranks)
+
+
+def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
+    """Who holds the whole matrix at the moment of Newton–Schulz."""
+    bucket, entry = _find(plan, matrix)
+    whole = Box((0, 0), entry.matrix.sides)
+    workers = [rank for rank in plan.grid.ranks if bucket.works_on(entry, plan.grid.at(rank))]
+    return tuple(Held(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
+
+
+def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
+    return next((b, entry) for b in plan.buckets for entry in b.entries if entry.matrix.index == matrix)
+
+
+def _kept_boxes(bucket: Bucket, entry: BucketEntry, at: Coordinate) -> tuple[Box, ...]:
+    mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
+    return matrix_boxes(mine, at)
+
+
+def holders_of(held: Iterable[Held], row: int, column: int) -> list[int]:
+    """The ranks that hold the element at ``row``, ``column``."""
+    return [item.rank for item in held if any(_contains(box, row, column) for box in item.boxes)]
+
+
+def _contains(box: Box, row: int, column: int) -> bool:
+    inside = (
+        0 <= at - start < length
+        for at, start, length in zip((row, column), box.offset, box.shape, strict=True)
+    )
+    return all(inside)
+
+
+def layers(held: Sequence[Held]) -> list[list[Held]]:
+    """The fewest copies of the matrix in which no two ranks overlap: what is held twice takes two layers."""
+    stacked: list[list[Held]] = []
+    for item in (item for item in held if item.boxes):
+        free = (layer for layer in stacked if not any(_overlap(item, other) for other in layer))
+        layer = next(free, None)
+        if layer is None:
+            stacked.append([item])
+        else:
+            layer.append(item)
+    return stacked
+
+
+def _overlap(one: Held, other: Held) -> bool:
+    return any(_boxes_overlap(a, b) for a in one.boxes for b in other.boxes)
+
+
+def _boxes_overlap(a: Box, b: Box) -> bool:
+    edges = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
+    return all(start < there + reach and there < start + length for start, length, there, reach in edges)
+
+
+def name_contents(tensors: Sequence[Tensor], start: int = 0) -> list[str]:
+    """A letter for each tensor's bytes, in order of first appearance: the same bytes, the same letter.
+
+    >>> import torch
+    >>> name_contents([torch.zeros(2), torch.ones(2), torch.zeros(2)])
+    ['A', 'B', 'A']
+    """
+    seen: dict[bytes, str] = {}
+    return [seen.setdefault(_bytes(tensor), _letter(start + len(seen))) for tensor in tensors]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().numpy().tobytes() + str(tuple(tensor.shape)).encode()
+
+
+def _letter(number: int) -> str:
+    lap, place = divmod(number, 26)
+    return chr(ord("A") + place) + (str(lap + 1) if lap else "")

@@ -1,0 +1,54 @@
+"""A grid of buttons, one a rank: the pressed one, its row and its column light up.
+
+Knows ipywidgets 7.7 and 8. A ``Shell`` takes it as a control, for its ``value`` is the rank that is pressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ipywidgets
+import traitlets
+
+from ...plan.grid import Grid
+
+PRESSED, ROW, COLUMN, OTHER = "#f0e68c", "#cfe3f5", "#f7d9bf", "#eeeeee"
+
+
+class RankButtons(ipywidgets.GridBox):
+    """The ranks of a grid as buttons, a row for each place along dp.
+
+    >>> buttons = RankButtons(dp=2, tp=3)
+    >>> buttons.children[4].click()
+    >>> buttons.value, [button.style.button_color == ROW for button in buttons.children]
+    (4, [False, False, False, True, False, True])
+    """
+
+    value = traitlets.Int(0)
+
+    def __init__(self, dp: int, tp: int) -> None:
+        self.places = Grid.of(dp=dp, tp=tp)
+        buttons = [self._button(rank) for rank in self.places.ranks]
+        layout = ipywidgets.Layout(grid_template_columns=f"repeat({tp}, 76px)", margin="4px 0 4px 94px")
+        super().__init__(buttons, layout=layout)
+        self._light()
+        self.observe(self._light, names="value")
+
+    def _button(self, rank: int) -> ipywidgets.Button:
+        button = ipywidgets.Button(description=f"rank {rank}", layout=ipywidgets.Layout(width="72px"))
+        button.on_click(self._press(rank))
+        return button
+
+    def _press(self, rank: int) -> Callable[[object], None]:
+        def press(button: object) -> None:
+            self.value = rank
+
+        return press
+
+    def _light(self, change: object = None) -> None:
+        pressed = self.places.at(self.value)
+        row, column = pressed.group("tp"), pressed.group("dp")
+        for rank, button in enumerate(self.children):
+            colour = ROW if rank in row else COLUMN if rank in column else OTHER
+            button.style.button_color = PRESSED if rank == self.value else colour
+            button.style.font_weight = "bold" if rank == self.value else "normal"

@@ -1,0 +1,94 @@
+"""Predict, then reveal: a question, a control to answer it with, and a button that shows how it is.
+
+In a kernel the answer stays hidden until the button is pressed; from then on, each prediction gets a reply.
+Without one, it is folded behind a line to click on. Nothing is scored: an exercise does that.
+"""
+
+from __future__ import annotations
+
+import html
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets
+
+from ..pictures.picture import Picture
+from .shell import VIEW, error_card
+
+Judge = Callable[[Any], str]
+
+
+class Reveal:
+    """A question above a control; ``judge`` answers a prediction in a sentence, ``answer`` is the picture.
+
+    >>> from muon_tutorial.learn.pictures.picture import blank, finish
+    >>> card = finish(blank(20, 10)[0], "card", "two dots")
+    >>> judge = lambda n: "Yes." if n == 2 else "No."
+    >>> asked = Reveal("How many?", ipywidgets.IntSlider(1, 0, 3), judge, card)
+    >>> "two dots" in asked.canvas.value
+    False
+    >>> asked.button.click()
+    >>> asked.controls["prediction"].value = 2
+    >>> "Yes." in asked.canvas.value, "two dots" in asked.canvas.value
+    (True, True)
+    """
+
+    def __init__(self, question: str, control: Any, judge: Judge, answer: Picture) -> None:
+        self.question, self.answer, self.judge = question, answer, judge
+        self.controls: Mapping[str, Any] = {"prediction": control}
+        self.button = ipywidgets.Button(description="Reveal")
+        self.canvas = ipywidgets.HTML()
+        self.picture: Picture | None = None
+        self.box = ipywidgets.VBox([ipywidgets.HTML(_paragraph(question)), control, self.button, self.canvas])
+        self.button.on_click(self._reveal)
+        control.observe(self._again, names="value")
+
+    def _reveal(self, pressed: object = None) -> None:
+        self.picture = self.answer
+        self._again()
+
+    def _again(self, change: object = None) -> None:
+        if self.picture is None:
+            return
+        try:
+            said = self.judge(self.controls["prediction"].value)
+            self.canvas.value = _paragraph(said) + self.picture.html
+        except Exception:
+            self.canvas.value = error_card(traceback.format_exc())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        return {"text/plain": repr(self), "text/html": folded(self.question, self.answer), VIEW: view}
+
+    def __repr__(self) -> str:
+        return f"{self.question} (Predict first.) {self.answer!r}"
+
+
+def predict(
+    question: str, control: Any, judge: Judge, answer: Picture, live: bool = True
+) -> Reveal | FoldedAnswer:
+    """The question with its control; with ``live=False``, with its answer folded."""
+    return Reveal(question, control, judge, answer) if live else FoldedAnswer(question, answer)
+
+
+class FoldedAnswer:
+    """The question, and its answer behind a line to click on."""
+
+    def __init__(self, question: str, answer: Picture) -> None:
+        self.question, self.answer = question, answer
+
+    def _repr_html_(self) -> str:
+        return folded(self.question, self.answer)
+
+    def __repr__(self) -> str:
+        return f"{self.question} {self.answer!r}"
+
+
+def folded(question: str, answer: Picture) -> str:
+    """A question and its folded answer as HTML that needs no kernel and no script."""
+    return f"{_paragraph(question)}<details><summary>Reveal</summary>{answer.html}</details>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"

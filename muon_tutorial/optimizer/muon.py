@@ -1,0 +1,438 @@
+"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; alone or over a plan.
+
+With a strategy, a plan says which rank keeps and orthogonalizes what, and ``stepping`` walks it. Without one
+it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum while
+orthogonalizing, and loading a state never makes the momentum less precise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import ParamsT
+
+from ..callbacks.config import DistributedConfig, create_dtensor_config
+from ..engine.collective import Walk
+from ..errors import NotAMatrixError, StrategyError, UsageError
+from ..newton_schulz import (
+    DEFAULT_EPS,
+    DEFAULT_STEPS,
+    KELLER_JORDAN,
+    Coefficients,
+    coefficients_per_step,
+    zeropower_via_newtonschulz,
+)
+from ..parameters.matrices import TpDim, named_params, split_parts
+from ..plan.grid import Grid
+from ..plan.matrix import Matrix, Parts, part_boxes
+from ..plan.strategies import Builder, Plan, find_builder
+from ..step.step import PlanStep
+from ..weight_update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
+from ..worlds.live import LiveWorld
+from ..worlds.local import LocalMesh
+from .make_steps import ConfigPlanning, Leg, Planning, StrategyPlanning
+
+_ALONE = Grid((), ()).at(0)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalized by Newton–Schulz: an optimizer for the hidden matrices of a network.
+
+    The arguments up to ``adjust_lr_fn`` are ``torch.optim.Muon``'s; ``ns_coefficients`` may also hold one
+    triple per step. What is not a hidden matrix belongs to AdamW: ``split_parameters`` tells.
+
+    Args:
+        strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
+            ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct,
+            step and load alike.
+        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or the seat of a ``LocalWorld``.
+        distributed_config: in place of a strategy and a mesh: the user's own functions, or a helper's config.
+        tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
+            parameter index, or a function of index and parameter. DTensor placements and a parameter's own
+            ``partition_dim`` go first.
+        window: how many buckets may be in flight at once.
+        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each (``(d, d,
+        d)``
+            for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for convolutions.
+            Best set on a parameter group.
+
+    Raises:
+        NotAMatrixError: a parameter is not a dense real matrix; the message names it.
+        UsageError: a hyperparameter is out of range.
+        StrategyError: the strategy is unknown or does not fit the parameters.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.eye(2))
+    >>> muon = Muon([("weight", weight)], lr=0.1, weight_decay=0.0)
+    >>> weight.grad = torch.eye(2)
+    >>> muon.step()
+    >>> bool(weight[0, 0] < 1)
+    True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = KELLER_JORDAN,
+        eps: float = DEFAULT_EPS,
+        ns_steps: int = DEFAULT_STEPS,
+        adjust_lr_fn: str | None = None,
+        *,
+        strategy: str | Builder | None = None,
+        mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
+        tp_dim: TpDim = 0,
+        window: int = 1,
+        parts: Parts = None,
+        distributed_config: DistributedConfig | None = None,
+    ) -> None:
+        self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
+        self._planning = _planning(strategy, self.world, tp_dim, _checked_window(window), distributed_config)
+        self._legs: list[Leg] | None = None
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "parts": parts,
+        }
+        _check_hyperparameters(defaults)
+        self._gradients_ready = False
+        super().__init__(params, defaults)
+        if self._planning is None and any(
+            isinstance(param, DTensor) for param, _ in self._params_and_groups()
+        ):
+            self._planning = ConfigPlanning(create_dtensor_config())
+        self._planned()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans of a step, one a mesh; none without a strategy, or with a user's own functions."""
+        return [leg.plan for leg in self._planned() if leg.plan is not None]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of a step, where there is one."""
+        return self.plans[0] if self.plans else None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
+        self._refuse_while_ready("add_param_group")
+        super().add_param_group(param_group)
+        try:
+            _check_matrices(param_group, index=len(self.param_groups) - 1)
+            _check_hyperparameters(param_group)
+            if self._planning is None:
+                _check_parts(param_group)
+        except UsageError:
+            self.param_groups.pop()
+            raise
+        self._legs = None
+
+    def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
+        """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
+
+        With ``max_norm`` all gradients, of the matrices and of the ``rest`` (the parameters another optimizer
+        steps), are clipped together by their total norm, which is returned. ``step()`` calls this method if
+        nobody did.
+        """
+        if max_norm is not None and not max_norm > 0:
+            raise UsageError(f"max_norm must be positive, got {max_norm}")
+        if self._gradients_ready:
+            raise UsageError("ready_gradients() was already called for this step")
+        if self._planning is not None:
+            return self._ready_planned(max_norm, list(rest))
+        self._gradients_ready = True
+        params = [param for param, _ in self._params_and_groups()]
+        return None if max_norm is None else torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
+
+    def _refuse_while_ready(self, name: str) -> None:
+        if self.__dict__.get("_gradients_ready"):
+            raise UsageError(
+                f"{name}() between ready_gradients() and step() would lose what was readied: "
+                "call it after step(), or after zero_grad()"
+            )
+
+    @property
+    def gradients_ready(self) -> bool:
+        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``."""
+        return self._gradients_ready
+
+    def gradients_changed(self) -> None:
+        """Say that gradients were written to since they were readied: the next step readies them again."""
+        self._gradients_ready = False
+        for leg in self._legs or ():
+            leg.stepper.forget()
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient, and return the closure's loss if there is one."""
+        loss = None
+        if closure is not None:
+            self.gradients_changed()
+            with torch.enable_grad():
+                loss = closure()
+        if self._planning is not None:
+            for leg in self._planned():
+                leg.run(leg.stepper.agree())  # on all meshes before anything changes on one
+            for leg in self._planned():
+                leg.run(leg.stepper.step())
+            self.gradients_changed()
+        else:
+            self._step_here()
+            self.gradients_changed()
+        return loss
+
+    def program(self) -> Walk:
+        """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
+        for leg in self._planned():
+            yield from leg.stepper.agree()
+        for leg in self._planned():
+            yield from leg.stepper.step()
+        self.gradients_changed()
+
+    def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
+        """``ready_gradients`` as a generator of requests, for a world to answer."""
+        norm = yield from self.stepper.ready(list(rest), max_norm)
+        self._gradients_ready = True
+        return norm
+
+    @torch.no_grad()
+    def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
+        legs = self._planned()
+        if max_norm is None and (len(legs) > 1 or legs[0].plan is None):
+            self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
+            return None
+        return legs[0].run(self.ready_program(max_norm, rest=rest))
+
+    @property
+    def steppers(self) -> list[PlanStep]:
+        """What walks the plans, one a mesh."""
+        return [leg.stepper for leg in self._planned() if isinstance(leg.stepper, PlanStep)]
+
+    @property
+    def stepper(self) -> PlanStep:
+        """What walks the plan, where there is exactly one.
+
+        Raises:
+            UsageError: there is none, or one for each of several meshes.
+        """
+        steppers = self.steppers
+        if len(steppers) != 1 or len(self._planned()) != 1:
+            raise UsageError(
+                "gradients on several meshes, or behind a config's own functions, are not clipped here: "
+                "call torch.nn.utils.clip_grad_norm_ before step()"
+            )
+        return steppers[0]
+
+    def _planned(self) -> list[Leg]:
+        """The steppers over the current groups and state, made anew after either has changed."""
+        if self._legs is None:
+            planning = self._planning
+            self._legs = [] if planning is None else planning.legs(self.param_groups, self.state)
+        return self._legs
+
+    def _step_here(self) -> None:
+        """Step in this process alone, matrix by matrix."""
+        work = [(param, param.grad, group) for param, group in self._params_and_groups()]
+        _check_gradients(grad for _, grad, _ in work)
+        for param, grad, group in work:
+            if grad is None:
+                continue
+            buffer = self._momentum_buffer(param, grad)
+            whole = Matrix(0, "", tuple(param.shape))
+            for matrix in split_parts(whole, group.get("parts"), first=0):
+                here = matrix.slices(_ALONE)
+                _step_matrix(param.detach()[here], grad[here], buffer[here], matrix.sides, group)
+
+    def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        for group in self.param_groups:
+            for param in group["params"]:
+                yield param, group
+
+    def _momentum_buffer(self, param: Tensor, grad: Tensor) -> Tensor:
+        """Return the parameter's momentum, zeros in the gradient's layout and dtype the first time."""
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+        return state["momentum_buffer"]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all matrices."""
+        self.gradients_changed()
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, this class's or ``torch.optim.Muon``'s, as a copy.
+
+        Momentum keeps its dtype, or takes the parameter's where that is wider: nothing is rounded. (The stock
+        method rounds fp32 momentum to a bf16 parameter's dtype.)
+
+        Raises:
+            UsageError: a momentum is not what this rank keeps; everything is as it was before.
+        """
+        self._refuse_while_ready("load_state_dict")
+        before = self.state, self.param_groups
+        # Registered last, so that it sees what the user's own hooks made of the state.
+        parts = [group.get("parts") for group in self.param_groups]
+        handle = self.register_load_state_dict_pre_hook(_hide_tensors)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        for group, its_parts in zip(self.param_groups, parts, strict=True):
+            group.setdefault("parts", its_parts)
+        self._legs = None
+        try:
+            self._planned()
+        except UsageError:
+            self.state, self.param_groups = before
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._planning is not None:
+            raise UsageError(
+                "a Muon with a strategy cannot be copied or pickled: its mesh belongs to this process. "
+                "Construct another one and load this one's state_dict()"
+            )
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.setdefault("_gradients_ready", False)
+        self.__dict__.setdefault("_planning", None)
+        self.__dict__.setdefault("_legs", None)
+        for param, entry in state["state"].items():
+            for key, value in entry.items():
+                entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
+        super().__setstate__(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """A saved tensor that the stock ``load_state_dict`` passes on as it is: it would cast a bare one."""
+
+    tensor: Tensor
+
+
+def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    hidden = {index: _hidden(entry) for index, entry in state_dict["state"].items()}
+    return {**state_dict, "state": hidden}
+
+
+def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
+
+
+def _widened(saved: Tensor, param: Tensor | int) -> Tensor:
+    if not isinstance(param, Tensor):  # state of a parameter that is not ours: kept, as the stock method does
+        return saved
+    dtype = torch.promote_types(saved.dtype, param.dtype)
+    return saved.detach().to(device=param.device, dtype=dtype, copy=True)
+
+
+def _step_matrix(
+    param: Tensor, grad: Tensor, buffer: Tensor, sides: tuple[int, int], group: Mapping[str, Any]
+) -> None:
+    ns_input = momentum_update(buffer, grad, group["momentum"], group["nesterov"]).reshape(sides)
+    update = zeropower_via_newtonschulz(ns_input, group["ns_steps"], group["ns_coefficients"], group["eps"])
+    lr = _as_scalar(group["lr"])
+    adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
+    decay_and_add(param, update.reshape(param.shape), lr, adjusted, group["weight_decay"])
+
+
+def _planning(
+    strategy: str | Builder | None,
+    world: LiveWorld | LocalMesh | None,
+    tp_dim: TpDim,
+    window: int,
+    config: DistributedConfig | None,
+) -> Planning | None:
+    if config is not None:
+        if strategy is not None or world is not None:
+            raise StrategyError("pass either distributed_config=, or strategy= and mesh=, not both")
+        return ConfigPlanning(config)
+    if strategy is None and world is not None:
+        raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
+    if strategy is None:
+        return None
+    builder = find_builder(strategy)
+    if world is None:
+        raise StrategyError(
+            f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat"
+        )
+    return StrategyPlanning(builder, world, tp_dim, window)
+
+
+def _checked_window(window: int) -> int:
+    if window < 1:
+        raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
+    return window
+
+
+def _as_scalar(lr: float | Tensor) -> float | Tensor:
+    return lr.squeeze() if isinstance(lr, Tensor) and lr.ndim else lr
+
+
+def _check_hyperparameters(group: Mapping[str, Any]) -> None:
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
+    for name in ("lr", "momentum", "weight_decay"):
+        if not group[name] >= 0:
+            raise UsageError(f"{name} must not be negative, got {group[name]}")
+    if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
+        raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
+    coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
+
+
+def _check_matrices(group: Mapping[str, Any], index: int) -> None:
+    """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
+    wrong = [
+        f"{name} ({complaint})"
+        for name, param in named_params(group, index)
+        if (complaint := _why_not_a_matrix(param, group.get("parts")))
+    ]
+    if wrong:
+        raise NotAMatrixError(
+            f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
+            "parameters into those for Muon and those for torch.optim.AdamW; a stack of matrices or a "
+            'convolution can stay, in a group with parts="stack" or parts="flatten"'
+        )
+
+
+def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
+    if param.ndim != 2 and (parts not in ("stack", "flatten") or param.ndim < 2):
+        return f"shape {tuple(param.shape)}"
+    if param.is_complex():
+        return "complex"
+    return "sparse" if param.layout is not torch.strided else ""
+
+
+def _check_parts(group: Mapping[str, Any]) -> None:
+    for param in group["params"]:
+        part_boxes(tuple(param.shape), group.get("parts"))
+
+
+def _check_gradients(grads: Iterable[Tensor | None]) -> None:
+    """Refuse a step before anything has changed."""
+    for grad in grads:
+        if grad is not None and grad.layout is not torch.strided:
+            raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {tuple(grad.shape)}")

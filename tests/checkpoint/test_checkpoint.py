@@ -1,0 +1,237 @@
+"""What one strategy and grid saved, any other loads, and continues to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+
+from muon_tutorial.callbacks.config import create_dtensor_config, create_processgroup_config
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial.parameters.matrices import dtensor_cuts
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Replicate, Shard
+from muon_tutorial.plan.matrix import held_box
+from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from ..oracle import UNEVEN, Case, own_part, whole_gradients, whole_matrices
+
+CASE = replace(UNEVEN, steps=4)
+SAVED_AFTER = 2
+REST = ((7, 3), (5,))
+REST_CUTS = (Shard(0), Replicate())
+STRATEGIES: dict[str, Builder] = {
+    "replicated": replicated,
+    "round_robin": round_robin,
+    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
+    "zero1": zero1,
+    "zero1, boundary": partial(zero1, gather="boundary"),
+    "owner": owner,
+}
+WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
+GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
+"""Ways to distribute: strategies and a config over parameters cut by hand, a config over DTensors."""
+
+
+class Model(nn.Module):
+    """The case's matrices for Muon, an embedding and a bias for AdamW, as one rank holds them."""
+
+    def __init__(self, matrices: Sequence[Tensor], rest: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList(nn.Parameter(matrix) for matrix in matrices)
+        self.rest = nn.ParameterList(nn.Parameter(tensor) for tensor in rest)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+
+
+def whole_rest() -> list[Tensor]:
+    made = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=made) for shape in REST]
+
+
+def gradients(case: Case) -> list[list[Tensor | None]]:
+    """The full gradients of each step, the matrices' and the rest's."""
+    made = torch.Generator().manual_seed(4)
+    return [
+        [*grads, *(torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in REST)]
+        for grads in whole_gradients(case)
+    ]
+
+
+def build(way: str, world: LiveWorld, case: Case, fresh: bool) -> tuple[Model, MuonWithAdamW]:
+    """One rank's model and optimizer; of other numbers than the case's where something is to be loaded."""
+    wholes = [*whole_matrices(case), *whole_rest()]
+    if fresh:
+        wholes = [torch.full_like(whole, 7.0) for whole in wholes]
+    cuts = (*case.cuts, *REST_CUTS)
+    edge = len(case.shapes)
+    if way in ("FSDP2", "DTensor"):
+        parts = [_distributed(way, whole, cut, world) for whole, cut in zip(wholes, cuts, strict=True)]
+    else:
+        parts = [own_part(whole, cut, world.at) for whole, cut in zip(wholes, cuts, strict=True)]
+    model = Model(parts[:edge], parts[edge:])
+    if way == "FSDP2":
+        fully_shard(model, mesh=world.mesh["dp"])
+    elif way != "DTensor":
+        for param, whole, cut in zip(model.parameters(), wholes, cuts, strict=True):
+            _say_how_cut(param, whole, cut, world)
+    return model, _optimizer(way, model, world)
+
+
+def _distributed(way: str, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
+    over_tp = TorchShard(cut.dim) if isinstance(cut, Shard) else TorchReplicate()
+    if way == "FSDP2":
+        return distribute_tensor(whole, world.mesh["tp"], [over_tp])
+    return distribute_tensor(whole, world.mesh, [TorchShard(0), over_tp])
+
+
+def _say_how_cut(param: nn.Parameter, whole: Tensor, cut: Any, world: LiveWorld) -> None:
+    param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
+    if isinstance(cut, Shard):
+        param.partition_sizes = cut.lengths(whole.shape[cut.dim], world.at.size("tp"))  # type: ignore[attr-defined]
+
+
+def _optimizer(way: str, model: Model, world: LiveWorld) -> MuonWithAdamW:
+    matrices = [(f"matrices.{i}", param) for i, param in enumerate(model.matrices)]
+    rest = [(f"rest.{i}", param) for i, param in enumerate(model.rest)]
+    settings: dict[str, Any] = {"lr": 0.02}
+    if way in STRATEGIES:
+        settings |= {"strategy": partial(STRATEGIES[way], bucket_bytes=400), "mesh": world}
+    elif way == "process groups":
+        dp, tp = world.mesh.get_group("dp"), world.mesh.get_group("tp")
+        settings["distributed_config"] = create_processgroup_config(dp_pg=dp, tp_pg=tp)
+    else:
+        settings["distributed_config"] = create_dtensor_config()
+    return MuonWithAdamW(Muon(matrices, **settings), torch.optim.AdamW(rest, lr=0.01))
+
+
+def train(model: Model, both: MuonWithAdamW, world: LiveWorld, case: Case, steps: slice) -> None:
+    """Step with this rank's own part of the full gradients."""
+    for grads in gradients(case)[steps]:
+        for param, grad, cut in zip(model.parameters(), grads, (*case.cuts, *REST_CUTS), strict=True):
+            param.grad = None if grad is None else _like(param, grad, cut, world)
+        both.step()
+        model.get_buffer("seen").add_(1)
+
+
+def _like(param: nn.Parameter, grad: Tensor, cut: Any, world: LiveWorld) -> Tensor:
+    if not isinstance(param, DTensor):
+        return own_part(grad, cut, world.at)
+    box = held_box(tuple(grad.shape), dtensor_cuts("", param), LiveWorld(param.device_mesh).at)
+    mesh, placements = param.device_mesh, param.placements
+    return DTensor.from_local(grad[box.slices], mesh, placements, shape=grad.shape, stride=grad.stride())
+
+
+def assert_is_own_part(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld, where: Any) -> None:
+    """The parameter is this rank's part of the whole, to the bit."""
+    if isinstance(param, DTensor):
+        box = held_box(tuple(whole.shape), dtensor_cuts("", param), LiveWorld(param.device_mesh).at)
+        mine, expected = param.to_local().detach(), whole[box.slices]
+    else:
+        mine, expected = param.detach(), own_part(whole, cut, world.at)
+    assert mine.numel() == expected.numel(), where
+    assert not mine.numel() or torch.equal(mine, expected), where
+
+
+def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
+    """Train and save under each of the ways."""
+    world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
+    for way in ways:
+        model, both = build(way, world, case, fresh=False)
+        train(model, both, world, case, slice(0, SAVED_AFTER))
+        save_checkpoint(Path(root, way), model, both, extra={"step": SAVED_AFTER})
+
+
+def load_all(
+    rank: int, root: str, sizes: tuple[int, int], pairs: Sequence[tuple[str, str]], case: Case
+) -> int:
+    """Load what one way saved under another, go on, and compare with the single process."""
+    world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
+    expected = single_process(case)
+    for saved, way in pairs:
+        model, both = build(way, world, case, fresh=True)
+        assert load_checkpoint(Path(root, saved), model, both) == {"step": SAVED_AFTER}
+        assert model.get_buffer("seen").tolist() == [SAVED_AFTER] * 3
+        train(model, both, world, case, slice(SAVED_AFTER, case.steps))
+        for index, (param, cut) in enumerate(zip(model.parameters(), (*case.cuts, *REST_CUTS), strict=True)):
+            assert_is_own_part(param, expected[index], cut, world, (saved, way, sizes, index))
+    return len(pairs)
+
+
+def single_process(case: Case) -> list[Tensor]:
+    """The parameters after all steps, never saved, never distributed."""
+    params = [nn.Parameter(whole) for whole in (*whole_matrices(case), *whole_rest())]
+    edge = len(case.shapes)
+    muon, adamw = torch.optim.Muon(params[:edge], lr=0.02), torch.optim.AdamW(params[edge:], lr=0.01)
+    for grads in gradients(case):
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        muon.step()
+        adamw.step()
+    return [param.detach() for param in params]
+
+
+def check_table(
+    root: Path,
+    pairs: Sequence[tuple[str, str]],
+    grids: Sequence[tuple[int, int]],
+    case: Case = CASE,
+    home: tuple[int, int] = (2, 2),
+) -> int:
+    """Save on the grid ``home`` and load every pair on every grid; returns how many were compared."""
+    ways = sorted({saved for saved, _ in pairs})
+    launch(save_all, home[0] * home[1], args=(str(root), home, ways, case), output="quiet")
+    return sum(
+        launch(load_all, sizes[0] * sizes[1], args=(str(root), sizes, pairs, case), output="quiet")[0]
+        for sizes in grids
+    )
+
+
+@pytest.fixture(autouse=True)
+def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They double the time, and a checkpoint's own exchanges are one small object a rank."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+
+
+@pytest.mark.live
+def test_every_way_is_saved_once_and_loaded_once_on_every_grid(tmp_path: Path) -> None:
+    pairs = list(zip(WAYS, (*WAYS[4:], *WAYS[:4]), strict=True))
+    assert check_table(tmp_path, pairs, GRIDS) == len(WAYS) * len(GRIDS)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "home",
+    [
+        (3, 2),
+        pytest.param((1, 1), marks=pytest.mark.exhaustive),
+        pytest.param((1, 4), marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
+def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
+    pairs = [("zero1", "FSDP2"), ("FSDP2", "zero1, boundary"), ("owner", "round_robin")]
+    assert check_table(tmp_path, pairs, [(2, 2)], home=home) == len(pairs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.live
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_way_loads_what_every_way_saved_on_every_grid(tmp_path: Path, dtype: torch.dtype) -> None:
+    pairs = [(saved, way) for saved in WAYS for way in WAYS]
+    cells = check_table(tmp_path, pairs, GRIDS, replace(CASE, dtype=dtype))
+    assert cells == len(WAYS) ** 2 * len(GRIDS)

@@ -1,0 +1,370 @@
+"""What a checkpoint holds, who else can read it, and how it refuses what does not fit."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.checkpoint.boxed import Boxed, write
+from muon_tutorial.errors import CheckpointError
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial.optimizer.split_parameters import split_parameters
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.strategies import zero1
+from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial.worlds.local import LocalWorld
+
+Pair = tuple[nn.Module, MuonWithAdamW]
+
+
+class Parts(nn.Module):
+    """Parameters of many kinds: a matrix, a fused one, experts, a convolution, an embedding, a norm."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        made = torch.Generator().manual_seed(seed)
+        shapes = {"matrix": (6, 5), "fused": (9, 4), "experts": (3, 4, 5), "conv": (4, 3, 2, 2), "norm": (5,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=made).to(dtype)))
+        self.register_buffer("seen", torch.zeros(2))
+
+
+def pair_of(model: nn.Module, lr: float | Tensor = 0.02, **settings: Any) -> MuonWithAdamW:
+    params = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [("matrix", params["matrix"])]},
+        {"params": [("fused", params["fused"])], "parts": (2, 3, 4)},
+        {"params": [("experts", params["experts"])], "parts": "stack"},
+        {"params": [("conv", params["conv"])], "parts": "flatten"},
+    ]
+    return MuonWithAdamW(
+        Muon(groups, lr=lr, **settings), torch.optim.AdamW([("norm", params["norm"])], lr=0.01)
+    )
+
+
+def train(model: nn.Module, both: MuonWithAdamW, steps: range) -> None:
+    for step in steps:
+        made = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            param.grad = (torch.randint(-31, 32, param.shape, generator=made) * 2.0**-6).to(param.dtype)
+        both.step()
+
+
+def trained(steps: int = 2, **settings: Any) -> Pair:
+    model = Parts(seed=1)
+    both = pair_of(model, **settings)
+    train(model, both, range(steps))
+    return model, both
+
+
+def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
+    for (name, tensor), its in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(tensor, its), name
+
+
+def test_a_lone_process_saves_loads_and_goes_on(tmp_path: Path) -> None:
+    model, both = trained()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_checkpoint(tmp_path / "a", model, both, extra={"step": 2, "text": ["any", ("thing",)]})
+        other = Parts(seed=9)
+        its = pair_of(other, lr=0.5)
+        assert load_checkpoint(tmp_path / "a", other, its) == {"step": 2, "text": ["any", ("thing",)]}
+    assert its.param_groups[0]["lr"] == 0.02
+    assert its.param_groups[1]["parts"] == (2, 3, 4)
+    train(model, both, range(2, 4))
+    train(other, its, range(2, 4))
+    assert_same_bits(model, other)
+
+
+def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
+    model, both = trained(steps=0)
+    save_checkpoint(tmp_path / "a", model, both)
+    other, its = trained()
+    assert load_checkpoint(tmp_path / "a", other, its) == {}
+    train(model, both, range(2))
+    train(other, its, range(2))
+    assert_same_bits(model, other)
+
+
+def test_momentum_keeps_its_precision(tmp_path: Path) -> None:
+    model = Parts(seed=1, dtype=torch.bfloat16)
+    both = pair_of(model)
+    precise = torch.full((6, 5), 1 / 3)
+    both.muon.state[model.get_parameter("matrix")]["momentum_buffer"] = precise
+    save_checkpoint(tmp_path / "a", model, both)
+    other = Parts(seed=2, dtype=torch.bfloat16)
+    its = pair_of(other)
+    load_checkpoint(tmp_path / "a", other, its)
+    assert torch.equal(its.muon.state[other.get_parameter("matrix")]["momentum_buffer"], precise)
+
+
+def test_a_tensor_learning_rate_and_a_scheduler_go_on(tmp_path: Path) -> None:
+    model, both = trained(lr=torch.tensor(0.02))
+    scheduler = torch.optim.lr_scheduler.StepLR(both, step_size=1, gamma=0.5)
+    train(model, both, range(1))
+    scheduler.step()
+    save_checkpoint(tmp_path / "a", model, both, extra={"scheduler": scheduler.state_dict()})
+    other = Parts(seed=2)
+    its = pair_of(other, lr=torch.tensor(0.7))
+    again = torch.optim.lr_scheduler.StepLR(its, step_size=1, gamma=0.5)
+    again.load_state_dict(load_checkpoint(tmp_path / "a", other, its)["scheduler"])
+    for pair, plan in (((model, both), scheduler), ((other, its), again)):
+        train(*pair, range(1))
+        plan.step()
+    assert_same_bits(model, other)
+    assert isinstance(its.param_groups[0]["lr"], Tensor)
+    assert [float(group["lr"]) for group in its.param_groups] == [float(g["lr"]) for g in both.param_groups]
+
+
+def test_muon_alone_and_adamw_alone_are_taken(tmp_path: Path) -> None:
+    for kind in (Muon, torch.optim.AdamW):
+        ours, theirs = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+        one, other = (kind(model.named_parameters(), lr=0.1) for model in (ours, theirs))
+        ours.weight.grad = torch.ones(2, 3)
+        one.step()
+        save_checkpoint(tmp_path / kind.__name__, ours, one)
+        load_checkpoint(tmp_path / kind.__name__, theirs, other)
+        for model, optimizer in ((ours, one), (theirs, other)):
+            model.weight.grad = torch.full((2, 3), 0.5)
+            optimizer.step()
+        assert_same_bits(ours, theirs)
+
+
+def test_a_tied_parameter_is_saved_once_and_stays_tied(tmp_path: Path) -> None:
+    def tied(seed: int) -> tuple[nn.Module, torch.optim.AdamW]:
+        torch.manual_seed(seed)
+        model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
+        model["head"].weight = model["embed"].weight
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = tied(0)
+    save_checkpoint(tmp_path / "a", model, optimizer)
+    keys = dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata
+    assert [key for key in keys if key.startswith("model.")] == ["model.embed.weight"]
+    other, its = tied(1)
+    load_checkpoint(tmp_path / "a", other, its)
+    assert_same_bits(model, other)
+
+
+def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    compiled = nn.Sequential(torch.compile(model[0]), model[1])  # type: ignore[call-overload]
+    hidden, rest = split_parameters(compiled)
+    save_checkpoint(tmp_path / "a", compiled, MuonWithAdamW(Muon(hidden), torch.optim.AdamW(rest)))
+    keys = dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata
+    names = {key.removeprefix("model.") for key in keys if key.startswith("model.")}
+    assert names == set(model.state_dict())
+
+
+# --- what does not fit --------------------------------------------------------------------------------------
+
+
+class Fit(nn.Module):
+    """A model of the right or the wrong shape, dtype and names."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, shape in ({"w": (4, 3), "b": (4,)} | shapes).items():
+            self.register_parameter(name, nn.Parameter(torch.ones(shape, dtype=dtype)))
+
+
+def fitted(model: nn.Module, muon: str = "w") -> Pair:
+    named = dict(model.named_parameters())
+    rest = [(name, param) for name, param in named.items() if name != muon]
+    return model, MuonWithAdamW(Muon([(muon, named[muon])]), torch.optim.AdamW(rest))
+
+
+UNFIT = {
+    "a shape": (partial(Fit, w=(3, 4)), r"model.w was saved with shape \(4, 3\) and has \(3, 4\) here"),
+    "a dtype": (
+        partial(Fit, torch.bfloat16),
+        "model.w was saved as torch.float32 and is torch.bfloat16 here",
+    ),
+    "a parameter more": (partial(Fit, c=(2,)), "has no entry model.c"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_does_not_fit_is_named_and_nothing_changes(tmp_path: Path, what: str) -> None:
+    save_checkpoint(tmp_path / "a", *fitted(Fit()))
+    make, complaint = UNFIT[what]
+    model, both = fitted(make())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CheckpointError, match=complaint):
+        load_checkpoint(tmp_path / "a", model, both)
+    assert all(torch.equal(before[name], its) for name, its in model.state_dict().items())
+
+
+def test_a_parameter_that_no_model_has_is_named(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a", *fitted(Fit(c=(2,))))
+    with pytest.raises(CheckpointError, match="holds c, which no rank's model has"):
+        load_checkpoint(tmp_path / "a", *fitted(Fit()))
+
+
+def test_a_parameter_of_the_other_optimizer_is_named(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a", *fitted(Fit()))
+    model = Fit()
+    with pytest.raises(CheckpointError, match="w was stepped by muon when it was saved, by adamw here"):
+        load_checkpoint(tmp_path / "a", model, torch.optim.AdamW(model.named_parameters()))
+
+
+def test_one_group_of_two_that_differed_is_named(tmp_path: Path) -> None:
+    model = Fit()
+    apart = torch.optim.AdamW([{"params": [model.w], "lr": 0.1}, {"params": [model.b], "lr": 0.2}])
+    save_checkpoint(tmp_path / "a", model, apart)
+    other = Fit()
+    with pytest.raises(
+        CheckpointError, match=r"w and b share a group here, and were saved with lr 0\.1 and 0\.2"
+    ):
+        load_checkpoint(tmp_path / "a", other, torch.optim.AdamW(other.parameters()))
+
+
+def test_a_parameter_from_elsewhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the optimizer's w is no parameter of the model"):
+        save_checkpoint(tmp_path / "a", Fit(), fitted(Fit())[1])
+
+
+def test_only_a_fresh_folder_is_written_to(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a", *fitted(Fit()))
+    (tmp_path / "file").touch()
+    for taken in ("a", "file"):
+        with pytest.raises(CheckpointError, match="a checkpoint goes into a fresh one"):
+            save_checkpoint(tmp_path / taken, *fitted(Fit()))
+    (tmp_path / "empty").mkdir()
+    save_checkpoint(tmp_path / "empty", *fitted(Fit()))
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / ".metadata").write_bytes(b"no pickle")
+    write(tmp_path / "foreign", {"w": torch.ones(2)})
+    complaints = {
+        "missing": "there is no checkpoint folder",
+        "unfinished": "holds no finished checkpoint",
+        "torn": "cannot be read",
+        "foreign": "was not written by save_checkpoint",
+    }
+    for name, complaint in complaints.items():
+        with pytest.raises(CheckpointError, match=complaint):
+            load_checkpoint(tmp_path / name, *fitted(Fit()))
+
+
+def test_a_lost_file_is_one_named_error(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a", *fitted(Fit()))
+    model, both = fitted(Fit())
+    for file in (tmp_path / "a").glob("*.distcp"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="could not be read: rank 0: FileNotFoundError"):
+        load_checkpoint(tmp_path / "a", model, both)
+
+
+def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
+    model = Fit()
+    muon = Muon([model.get_parameter("w")], strategy="zero1", mesh=LocalWorld(Grid.of(dp=2)).mesh(0))
+    with pytest.raises(CheckpointError, match=r"launch\(\) real ones"):
+        save_checkpoint(tmp_path / "a", model, muon)
+
+
+def test_a_boxed_tensor_takes_part_in_no_arithmetic() -> None:
+    piece = torch.ones(1, 2)
+    boxed = Boxed((4, 2), {(3, 0): piece}, piece.dtype, piece.device)
+    assert "(1, 2) at (3, 0)" in repr(boxed)
+    with pytest.raises(CheckpointError, match="only describes"):
+        boxed + 1
+
+
+# --- real ranks ---------------------------------------------------------------------------------------------
+
+
+def complaint_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except CheckpointError as error:
+        return str(error)
+    return "none"
+
+
+def on_two_ranks(rank: int, root: str) -> dict[str, str]:
+    """What each rank is told where ranks disagree; and a folder that a lone process is to read."""
+    model = Fit()
+    both = fitted(model)[1]
+    found = {"folders": complaint_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
+    both.param_groups[0]["lr"] = 0.1 + rank
+    found["lr"] = complaint_of(lambda: save_checkpoint(Path(root, "lr"), model, both))
+    both.param_groups[0]["lr"] = 0.1
+    with torch.no_grad():
+        model.get_parameter("w")[1, 2] += rank
+    found["values"] = complaint_of(lambda: save_checkpoint(Path(root, "values"), model, both))
+    expert = partial(save_checkpoint, rename=lambda name: f"expert {rank}.{name}")
+    found["renamed"] = complaint_of(lambda: expert(Path(root, "renamed"), model, both))
+    here = Fit(w=(4, 3 + rank))
+    found["torn"] = complaint_of(lambda: load_checkpoint(Path(root, "wrapped"), here, fitted(here)[1]))
+    return found
+
+
+def on_a_pair(rank: int, root: str) -> None:
+    torch.manual_seed(rank)
+    wrapped = nn.parallel.DistributedDataParallel(Fit())
+    hidden, rest = split_parameters(wrapped.module)
+    save_checkpoint(Path(root, "wrapped"), wrapped, MuonWithAdamW(Muon(hidden), torch.optim.AdamW(rest)))
+
+
+@pytest.mark.live
+def test_ranks_that_disagree_are_all_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Under DETAIL, torch 2.13's DistributedDataParallel ends in a segmentation fault.
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    launch(on_a_pair, 2, args=(str(tmp_path),))
+    load_checkpoint(tmp_path / "wrapped", *fitted(Fit()))
+    first, second = launch(on_two_ranks, 2, args=(str(tmp_path),))
+    assert first["folders"] == second["folders"]
+    assert "the folder is" in first["folders"]
+    assert first["lr"] == second["lr"] == "lr of w is 0.1 on rank 0 and 1.1 on rank 1"
+    assert first["values"] == second["values"]
+    assert first["values"].startswith("model.w, from (0, 0) on, differs between ranks 0 and 1. ")
+    assert first["renamed"] == second["renamed"] == "none"
+    assert "saved with shape (4, 3) and has (4, 4) here" in second["torn"]
+    assert first["torn"] == f"rank 1: {second['torn']}"
+    assert not (tmp_path / "values").exists()
+
+
+def save_under_zero1(rank: int, folder: str) -> None:
+    model = Parts(seed=1)
+    mesh = build_mesh(Grid.of(dp=dist.get_world_size()))
+    both = pair_of(model, strategy=partial(zero1, bucket_bytes=300), mesh=mesh, tp_dim=None)
+    train(model, both, range(2))
+    save_checkpoint(folder, model, both)
+
+
+@pytest.mark.live
+def test_flat_slices_of_every_kind_of_parameter_are_read_by_stock_tools(tmp_path: Path) -> None:
+    launch(save_under_zero1, 3, args=(str(tmp_path / "a"),))
+    dcp_to_torch_save(tmp_path / "a", tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+    model, both = trained()
+    for name, param in model.named_parameters():
+        assert torch.equal(whole[f"model.{name}"], param), name
+        for entry, value in both.state[param].items():
+            assert torch.equal(whole[f"optimizer.{name}.{entry}"], value), (name, entry)
+    other = Parts(seed=5)
+    its = pair_of(other)
+    load_checkpoint(tmp_path / "a", other, its)
+    for pair in ((model, both), (other, its)):
+        train(*pair, range(2, 4))
+    assert_same_bits(model, other)

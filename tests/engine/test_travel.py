@@ -1,0 +1,86 @@
+"""Hops and routes in the in-process world: out and back is the identity, whatever the cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muon_tutorial.engine.collective import Label
+from muon_tutorial.engine.travel import gather, scatter
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
+from muon_tutorial.worlds.local import LocalWorld
+
+HERE = Label("test")
+
+
+def hold(x: torch.Tensor, placement: Placement, position: int, parts: int) -> torch.Tensor | None:
+    if isinstance(placement, Owned) and placement.rank != position:
+        return None
+    return x[shard_box(tuple(x.shape), placement, position, parts).slices].clone()
+
+
+@st.composite
+def placements(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Placement:
+    kind = draw(st.sampled_from(("shard", "hand", "replicate", "owned")))
+    dim = draw(st.sampled_from((0, 1)))
+    if kind == "shard":
+        return Shard(dim)
+    if kind == "hand":
+        marks = sorted(draw(st.lists(st.integers(0, shape[dim]), min_size=parts - 1, max_size=parts - 1)))
+        edges = [0, *marks, shape[dim]]
+        return Shard(dim, tuple(high - low for low, high in itertools.pairwise(edges)))
+    return Replicate() if kind == "replicate" else Owned(draw(st.integers(0, parts - 1)))
+
+
+@st.composite
+def hops(draw: st.DrawFn) -> tuple[Hop, int]:
+    parts = draw(st.integers(1, 4))
+    shape = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
+    src = draw(placements(shape, parts))
+    outward = {Shard: (Replicate, Owned, Shard), Replicate: (Shard, Owned), Owned: (Shard, Replicate)}
+    dst = draw(placements(shape, parts).filter(lambda placement: type(placement) in outward[type(src)]))
+    return Hop("tp", src, dst, shape), parts
+
+
+@given(hops())
+@settings(max_examples=200, deadline=None)
+def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_it(
+    case: tuple[Hop, int],
+) -> None:
+    hop, parts = case
+    x = torch.arange(hop.shape[0] * hop.shape[1], dtype=torch.float32).view(hop.shape)
+    grid, route = Grid.of(tp=parts), Route((hop,), torch.float32)
+    held = [hold(x, hop.src, position, parts) for position in range(parts)]
+
+    there = LocalWorld(grid).run([gather(held[rank], route, grid.at(rank), HERE) for rank in grid.ranks])
+    back = LocalWorld(grid).run([scatter(there[rank], route, grid.at(rank), HERE) for rank in grid.ranks])
+
+    for rank in grid.ranks:
+        for expected, got in ((hold(x, hop.dst, rank, parts), there[rank]), (held[rank], back[rank])):
+            assert (got is None) == (expected is None)
+            assert got is None or expected is None or torch.equal(got, expected)
+
+
+@given(st.integers(1, 4), st.booleans())
+@settings(deadline=None)
+def test_partial_sums_arrive_whole_or_cut(parts: int, cut: bool) -> None:
+    dst = Shard(0) if cut else Replicate()
+    route = Route((Hop("dp", Partial(), dst, (5, 3)),), torch.float32)
+    grid = Grid.of(dp=parts)
+    got = LocalWorld(grid).run(
+        [gather(torch.full((5, 3), rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
+    )
+    total = torch.full((5, 3), sum(range(1, parts + 1)) * 1.0)
+    for rank in grid.ranks:
+        assert torch.equal(got[rank], total[shard_box((5, 3), dst, rank, parts).slices])
+
+
+@given(hops())
+@settings(deadline=None)
+def test_the_inverse_of_the_inverse_is_the_route(case: tuple[Hop, int]) -> None:
+    route = Route((case[0],), torch.bfloat16)
+    assert route.inverse.inverse == route

@@ -1,0 +1,155 @@
+"""What ranks do in the tests of launch(); importable, and free of pytest, which ranks need not load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from muon_tutorial.launching.launch import launch, report_phase
+
+FAULTY = 2  # the rank that breaks
+
+
+def total(rank: int, scale: float = 1.0) -> float:
+    """Return the scaled sum of all ranks, by one all_reduce."""
+    x = torch.full((4,), float(rank))
+    dist.all_reduce(x)
+    return scale * x[0].item()
+
+
+def surroundings(rank: int) -> dict:
+    """Return what launch() promises about a rank's process."""
+    return {
+        "folder": os.getcwd(),
+        "variable": os.environ.get("TUTORIAL_TEST"),
+        "threads": torch.get_num_threads(),
+        "torchrun": "MASTER_ADDR" in os.environ,
+        "group": os.getpgrp(),
+        "path": sys.path[:],
+    }
+
+
+def chatter(rank: int, lines: int) -> None:
+    """Print numbered lines on both streams, in turn."""
+    for number in range(lines):
+        print(f"line {number}", file=(sys.stdout, sys.stderr)[number % 2])
+
+
+def progress_bar(rank: int) -> None:
+    """Redraw one line, and end in the middle of another, from below Python."""
+    sys.stdout.write("10%\r50%\r100%\n")
+    sys.stdout.flush()
+    os.write(1, b"half a line")
+
+
+def fail_with(rank: int, fault: str) -> float:
+    """Do one all_reduce, break on one rank as `fault` says, and do another."""
+    total(rank)
+    report_phase(f"dp gather · bucket {rank}")
+    if rank == FAULTY:
+        print(f"fault at {time.monotonic()}")
+        _FAULTS[fault]()
+    return total(rank)
+
+
+def _raise() -> None:
+    raise ZeroDivisionError("a planted fault")
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _spin() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def _run_out_of_memory() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+_FAULTS = {
+    "raise": _raise,
+    "kill": _kill,
+    "stop": _stop,
+    "spin": _spin,
+    "sys.exit": lambda: sys.exit("leaving"),
+    "os._exit": lambda: os._exit(0),
+    "memory": _run_out_of_memory,
+}
+
+
+def ask_differently(rank: int, how: str) -> None:
+    """Let one rank's request differ from the others' in shape, dtype or order."""
+    odd = rank == FAULTY
+    x = torch.ones(6 if odd and how == "shape" else 4, dtype=torch.int32 if odd and how == "dtype" else None)
+    if odd and how == "order":
+        dist.broadcast(x, 0)
+    dist.all_reduce(x)
+
+
+def wait_on_two_groups(rank: int) -> None:
+    """Deadlock: each rank waits in a group of its own choice."""
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=0.5)) for _ in range(2)]
+    dist.all_reduce(torch.ones(1), group=groups[rank])
+
+
+def hang(rank: int, stopped: int | None = None) -> None:
+    """Say which process this is, and wait for what never comes; one rank may be stopped besides."""
+    print(f"pid {os.getpid()}", flush=True)
+    if rank == 0:
+        _spin()
+    if rank == stopped:
+        _stop()
+    total(rank)
+
+
+def nest(rank: int) -> list[float]:
+    """Launch ranks from a rank."""
+    return launch(total, 2, args=(10.0,)) if rank == 0 else []
+
+
+def leave_unsendable(rank: int) -> object:
+    """Return what no pickle can carry."""
+    return (number for number in range(rank))
+
+
+def listeners(rank: int, open_one: bool = False) -> list[str]:
+    """Return the addresses this process, with a few groups in use, listens on, from the kernel's tables."""
+    import psutil
+
+    dist.all_reduce(torch.ones(1), group=dist.new_group())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if open_one else None
+    found = psutil.Process().net_connections("inet")
+    del store
+    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
+
+
+def timeouts(rank: int) -> dict[str, float]:
+    """Return the timeouts of the default group, of a bare subgroup, and of a mesh's."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from muon_tutorial.launching.timeouts import group_timeouts
+
+    dist.new_group()
+    init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return group_timeouts()
+
+
+def mesh_timeouts(rank: int) -> set[float]:
+    """Return the timeouts of the groups of a mesh that states its own."""
+    from muon_tutorial.launching.timeouts import group_timeout
+    from muon_tutorial.worlds.live import build_mesh
+
+    return {group_timeout(group) for group in build_mesh({"dp": 2, "tp": 2}, timeout=7.0).get_all_groups()}

@@ -1,0 +1,43 @@
+"""What a launch might leave behind: processes, descriptors, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+
+import psutil
+
+from muon_tutorial.launching.forking import warm_server
+
+
+@contextlib.contextmanager
+def nothing_is_left() -> Iterator[None]:
+    """Check that the block ends with the processes, descriptors and temporary files it began with."""
+    warm_server()
+    before = _traces()
+    yield
+    assert _traces() == before
+
+
+def _traces() -> tuple[set[int], int, set[str]]:
+    processes = {child.pid for child in psutil.Process().children(recursive=True)}
+    folder = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("muon-launch")}
+    return processes, len(os.listdir("/proc/self/fd")), folder
+
+
+def still_running(pids: Iterable[int], within: float) -> set[int]:
+    """Return which processes still run `within` seconds from now; returns as soon as none does."""
+    deadline = time.monotonic() + within
+    while (left := {pid for pid in pids if _runs(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

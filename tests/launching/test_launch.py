@@ -1,0 +1,191 @@
+"""launch(): values, surroundings, output, functions of every origin, and how it is called."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+
+import pytest
+import torch
+
+from muon_tutorial.errors import RankFailedError, UsageError
+from muon_tutorial.launching.forking import warm_server
+from muon_tutorial.launching.launch import joined_by_torchrun, launch, report_phase, warm_up
+from tests.launching import launch_ranks as ranks
+
+pytestmark = pytest.mark.live
+
+
+def test_every_rank_returns_its_value() -> None:
+    assert launch(ranks.total, 4, args=(2.0,)) == [12.0] * 4
+    assert launch(ranks.total, 2, kwargs={"scale": 3.0}) == [3.0] * 2
+
+
+def test_one_rank_is_a_world_too() -> None:
+    assert launch(ranks.total, 1) == [0.0]
+
+
+def test_large_values_travel_both_ways() -> None:
+    def double(rank: int, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = torch.arange(1 << 20, dtype=torch.float32)
+    for back in launch(double, 2, args=(x,)):
+        torch.testing.assert_close(back, x * 2, rtol=0, atol=0)
+
+
+def test_ranks_live_where_their_launcher_does(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TUTORIAL_TEST", "here")
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    for seen in launch(ranks.surroundings, 2, threads=2):
+        assert (seen["folder"], seen["variable"], seen["threads"]) == (str(tmp_path), "here", 2)
+        assert not seen["torchrun"]
+        assert seen["group"] == os.getpgrp()  # so that what ends a notebook's group ends its ranks
+        assert set(seen["path"]) >= set(map(os.path.abspath, sys.path))
+
+
+def test_functions_of_any_kind_run_on_ranks() -> None:
+    weights = torch.ones(3)
+
+    def outer(rank: int) -> float:
+        return inner(rank) + weights.sum().item()
+
+    def inner(rank: int) -> int:
+        return 10 * rank
+
+    assert launch(outer, 2) == [3.0, 13.0]
+    assert launch(lambda rank: rank + 1, 2) == [1, 2]
+    assert launch(functools.partial(ranks.total, scale=2.0), 2) == [2.0, 2.0]
+
+
+def test_lines_come_in_order_behind_their_rank(capsys) -> None:
+    launch(ranks.chatter, 2, args=(50,))
+    lines = capsys.readouterr().out.splitlines()
+    for rank in range(2):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert mine == [f"[rank {rank}] line {number}" for number in range(50)]
+    assert len(lines) == 100
+
+
+def test_a_flood_is_cut_in_the_middle() -> None:
+    seen: list[str] = []
+    launch(ranks.chatter, 1, args=(100_000,), max_lines=5, output=lambda rank, line: seen.append(line))
+    assert seen[:5] == [f"line {number}" for number in range(5)]
+    assert seen[-1] == "line 99999"
+    assert "99,985 lines not shown" in seen[5]
+    assert len(seen) == 16
+
+
+def test_progress_bars_and_unfinished_lines_are_shown_once() -> None:
+    seen: list[str] = []
+    launch(ranks.progress_bar, 1, output=lambda rank, line: seen.append(line))
+    assert seen == ["100%", "half a line"]
+
+
+def test_quiet_ranks_print_nothing(capsys) -> None:
+    launch(ranks.chatter, 1, args=(3,), output="quiet")
+    assert capsys.readouterr().out == ""
+
+
+def test_threads_may_launch_at_the_same_time() -> None:
+    found: dict[float, list[float]] = {}
+
+    def one(scale: float) -> None:
+        found[scale] = launch(ranks.total, 2, args=(scale,))
+
+    threads = [threading.Thread(target=one, args=(float(scale),)) for scale in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {float(scale): [float(scale)] * 2 for scale in range(4)}
+
+
+def test_a_rank_may_launch() -> None:
+    assert launch(ranks.nest, 2, timeout=60.0) == [[10.0, 10.0], []]
+
+
+def test_the_warm_server_is_replaced_when_it_is_lost() -> None:
+    launch(ranks.total, 1)
+    server = warm_server()
+    server.close()
+    assert launch(ranks.total, 2) == [1.0, 1.0]
+    assert warm_server() is not server
+
+
+def test_warming_up_starts_the_server_the_launch_will_use() -> None:
+    warm_up()
+    server = warm_server()
+    assert server.is_alive
+    launch(ranks.total, 1)
+    assert warm_server() is server
+
+
+def test_spawned_ranks_do_the_same() -> None:
+    seen: list[str] = []
+
+    def talk(rank: int) -> float:
+        print(f"rank {rank} speaks")
+        return ranks.total(rank)
+
+    assert launch(talk, 2, method="spawn", output=lambda rank, line: seen.append(line)) == [1.0, 1.0]
+    assert sorted(seen) == ["rank 0 speaks", "rank 1 speaks"]
+
+
+def test_nobody_listens_beyond_loopback() -> None:
+    for addresses in launch(ranks.listeners, 2):
+        assert addresses
+        assert set(addresses) <= {"127.0.0.1", "::1"}
+
+
+def test_a_listener_on_all_interfaces_would_be_seen() -> None:
+    assert set(launch(ranks.listeners, 1, args=(True,))[0]) & {"0.0.0.0", "::"}
+
+
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_every_group_has_the_timeout(monkeypatch, debug) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
+    for found in launch(ranks.timeouts, 4, timeout=17.0):
+        assert len(found) == 4
+        assert set(found.values()) == {17.0}
+    assert launch(ranks.mesh_timeouts, 4, timeout=17.0) == [{7.0}] * 4
+
+
+def test_phases_cost_nothing_outside_a_launch() -> None:
+    report_phase("nowhere")
+    assert not joined_by_torchrun()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"fn": 3}, "a function to run"),
+        ({"world_size": 0}, "at least 1 rank"),
+        ({"world_size": 2.0}, "at least 1 rank"),
+        ({"backend": "mpi"}, '"gloo" or "nccl"'),
+        ({"backend": "nccl", "world_size": 1000}, "a GPU for each rank"),
+        ({"timeout": 0}, "positive number of seconds"),
+        ({"threads": 0}, "at least 1 thread"),
+        ({"output": "loud"}, "a function of"),
+    ],
+)
+def test_a_call_that_cannot_work_is_refused(call, says) -> None:
+    with pytest.raises(UsageError, match=says):
+        launch(**{"fn": ranks.total, "world_size": 2, **call})
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    with pytest.raises(UsageError, match=r"argument 0 of total\(\), a generator"):
+        launch(ranks.total, 1, args=((number for number in range(3)),))
+    lock = threading.Lock()
+
+    def guarded(rank: int) -> None:
+        lock.acquire()
+
+    with pytest.raises(UsageError, match=r"the enclosed variable 'lock' of guarded\(\), a lock"):
+        launch(guarded, 1)
+    with pytest.raises(RankFailedError, match="the value returned, a generator, cannot be sent"):
+        launch(ranks.leave_unsendable, 1)

@@ -1,0 +1,117 @@
+"""launch(), when a rank breaks: who is named, in which phase, how fast, and what the others say."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from muon_tutorial.errors import LaunchTimeoutError, RankFailedError
+from muon_tutorial.launching.launch import launch
+from tests.launching import launch_ranks as ranks
+from tests.launching.launch_traces import nothing_is_left
+
+pytestmark = pytest.mark.live
+
+WITHIN = 2.0  # seconds from the fault to the report
+
+
+def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, float]:
+    """Return the error of a launch whose third rank breaks, and the seconds from fault to report."""
+    lines: list[str] = []
+    with nothing_is_left(), pytest.raises(RankFailedError) as caught:
+        launch(
+            ranks.fail_with, 4, args=(fault,), timeout=timeout, output=lambda rank, line: lines.append(line)
+        )
+    taken = time.monotonic()
+    begun = next(float(line.split()[-1]) for line in lines if line.startswith("fault at"))
+    return caught.value, taken - begun
+
+
+@pytest.mark.parametrize(
+    ("fault", "headline"),
+    [
+        ("raise", "rank 2 of 4 raised ZeroDivisionError: a planted fault"),
+        ("kill", "rank 2 of 4 was killed by SIGKILL"),
+        ("sys.exit", "rank 2 of 4 raised SystemExit: leaving"),
+        ("os._exit", "rank 2 of 4 ended with exit code 0 before its function returned"),
+        ("memory", "rank 2 of 4 raised RuntimeError: .*can't allocate memory"),
+    ],
+)
+def test_the_rank_that_broke_comes_first(fault, headline) -> None:
+    error, seconds = failure_of(fault)
+    first, *rest = str(error).splitlines()
+    assert re.match(headline, first)
+    assert first.endswith("[in phase: dp gather · bucket 2]")
+    assert error.rank == ranks.FAULTY
+    others = [line for line in rest if line.startswith("  rank ")]
+    assert [line[:9] for line in others] == ["  rank 0:", "  rank 1:", "  rank 3:"]
+    assert all("[in phase: dp gather · bucket" in line for line in others)
+    assert seconds < WITHIN
+
+
+def test_an_exception_comes_with_its_traceback_and_itself() -> None:
+    error, _ = failure_of("raise")
+    assert 'raise ZeroDivisionError("a planted fault")' in str(error)
+    assert "launching" not in str(error)
+    assert isinstance(error.original, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("fault", "headline"),
+    [
+        ("stop", r"rank 2 of 4 was stopped \(SIGSTOP\) and did not go on within 1 s"),
+        ("spin", r"rank 2 of 4 did not answer the others within 1 s"),
+    ],
+)
+def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:
+    error, seconds = failure_of(fault, timeout=1.0)
+    assert re.match(headline, str(error))
+    assert seconds < 1.0 + WITHIN
+
+
+def test_a_rank_that_spins_is_found_at_its_line() -> None:
+    error, _ = failure_of("spin", timeout=1.0)
+    assert re.search(r"It was at File .*launch_ranks.py\", line \d+, in _spin: time.sleep", str(error))
+
+
+@pytest.mark.parametrize(
+    ("how", "asked"),
+    [("shape", r"ALLREDUCE of \[6\] Float"), ("dtype", r"ALLREDUCE of \[4\] Int"), ("order", "BROADCAST")],
+)
+def test_the_rank_that_asked_differently_is_named(monkeypatch, how, asked) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    with (
+        nothing_is_left(),
+        pytest.raises(RankFailedError, match=f"requests do not match: rank 2 asked for {asked}"),
+    ):
+        launch(ranks.ask_differently, 4, args=(how,))
+
+
+def test_ranks_that_wait_for_each_other_are_not_blamed(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    with nothing_is_left(), pytest.raises(RankFailedError, match="no rank failed by itself"):
+        launch(ranks.wait_on_two_groups, 2)
+
+
+def test_a_run_past_its_limit_is_ended() -> None:
+    with nothing_is_left(), pytest.raises(LaunchTimeoutError, match=r"limit of 0\.5 s") as caught:
+        launch(ranks.hang, 3, args=(2,), limit=0.5, timeout=60.0, output="quiet")
+    assert "rank 0: running at" in str(caught.value)
+    assert "rank 1: waiting for the others at" in str(caught.value)
+    assert "rank 2: stopped (SIGSTOP)" in str(caught.value)
+
+
+def test_a_spawned_rank_that_breaks_is_named_too() -> None:
+    with (
+        nothing_is_left(),
+        pytest.raises(RankFailedError, match="rank 2 of 3 was killed by SIGKILL") as caught,
+    ):
+        launch(ranks.fail_with, 3, args=("kill",), method="spawn", output="quiet")
+    assert "[in phase: dp gather · bucket 2]" in str(caught.value)
+
+
+def test_a_failure_leaves_the_next_launch_alone() -> None:
+    failure_of("kill")
+    assert launch(ranks.total, 4) == [6.0] * 4

@@ -1,0 +1,178 @@
+"""launch() from a real Jupyter kernel: functions of cells, many launches, interrupt, kill, time-out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.launching.launch_traces import still_running
+
+jupyter_client = pytest.importorskip("jupyter_client")
+pytest.importorskip("ipykernel")
+
+pytestmark = pytest.mark.live
+
+WITHIN = 2.0  # seconds
+ROOT = Path(__file__).resolve().parents[2]
+OPENING = """
+import os, torch
+import torch.distributed as dist
+from muon_tutorial.worlds.launch import launch
+torch.set_num_threads(2)
+torch.randn(256, 256) @ torch.randn(256, 256)  # forking this kernel would now be unsound
+"""
+MANY = """
+def step(rank, scale):
+    x = torch.full((4,), float(rank))
+    dist.all_reduce(x)
+    return scale * x[0].item()
+
+def traces():
+    import psutil
+    return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+
+launch(step, 4, args=(1.0,))
+seen = set()
+for turn in range(20):
+    assert launch(step, 4, args=(float(turn),)) == [6.0 * turn] * 4
+    seen.add(traces())
+print("different traces:", len(seen), "processes:", {processes for _, processes in seen})
+"""
+SAY_PID = 'print("pid", os.getpid(), flush=True)'
+HANG = f"""
+def hang(rank):
+    {SAY_PID}
+    while rank == 0:
+        pass
+    dist.all_reduce(torch.ones(1))
+
+launch(hang, 2, timeout=60.0)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A running kernel, and what its cells say."""
+
+    manager: Any
+    client: Any
+    folder: Path
+
+    @property
+    def family(self) -> list[int]:
+        """All processes below the kernel."""
+        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.pid
+
+    def run(self, code: str, timeout: float = 60.0, until: str | None = None) -> str:
+        """Run a cell and return all it said; interrupt it where it says `until`."""
+        said: list[str] = []
+        interrupted: list[None] = []
+
+        def hear(message: dict) -> None:
+            content = message["content"]
+            said.append(content.get("text", "") + "\n".join(content.get("traceback", [])))
+            if until and until in said[-1] and not interrupted:
+                interrupted.append(self.manager.interrupt_kernel())
+
+        self.client.execute_interactive(code, output_hook=hear, timeout=timeout)
+        return "".join(said)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory) -> Iterator[Kernel]:
+    folder = tmp_path_factory.mktemp("kernel")
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "NO_COLOR": "1"}
+    manager.start_kernel(env=os.environ | environment)
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    running = Kernel(manager, client, folder)
+    running.run("%colors NoColor\n" + OPENING)
+    yield running
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_many_launches_leave_a_kernel_as_it_was(kernel) -> None:
+    assert "different traces: 1 processes: {1}" in kernel.run(MANY)
+
+
+def test_a_bug_shows_the_cells_own_line(kernel) -> None:
+    said = kernel.run(
+        "def buggy(rank):\n"
+        "    x = torch.ones(3)\n"
+        "    return x @ torch.ones(4 if rank == 2 else 3)  # the bug\n"
+        "launch(buggy, 4)"
+    )
+    assert "RankFailedError" in said
+    assert "rank 2 of 4 raised RuntimeError" in said
+    assert "line 3, in buggy\n    return x @ torch.ones(4 if rank == 2 else 3)" in said
+    assert "Cell In[" in said
+    assert "ipykernel" not in said
+
+
+def test_a_missing_global_is_named(kernel) -> None:
+    said = kernel.run("def lost(rank):\n    return rank * learning_rate\nlaunch(lost, 2)")
+    assert "lost() uses the name 'learning_rate' (line 2), which is not defined here" in said
+
+
+def test_globals_closures_and_classes_of_cells_come_along(kernel) -> None:
+    kernel.run("class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b")
+    kernel.run("weights = torch.arange(3.0)")
+    said = kernel.run(
+        "def make():\n"
+        "    bias = torch.ones(1)\n"
+        "    def inner(rank):\n"
+        "        return Pair(rank, (weights.sum() + bias).item())\n"
+        "    return inner\n"
+        "print([(isinstance(p, Pair), p.a, p.b) for p in launch(make(), 2)])"
+    )
+    assert "[(True, 0, 4.0), (True, 1, 4.0)]" in said
+
+
+def test_lines_of_ranks_land_in_the_cell(kernel) -> None:
+    assert "[rank 1] hello\n" in kernel.run("launch(lambda rank: print('hello'), 2)")
+
+
+def test_an_interrupted_cell_ends_its_ranks_and_no_more(kernel) -> None:
+    said = kernel.run(HANG, until="pid")
+    assert "launch() was interrupted" in said
+    assert "rank 0: running at Cell In[" in said
+    assert len(kernel.family) == 1
+    assert "[5.0, 5.0]" in kernel.run("print(launch(lambda rank: 5.0, 2))")
+
+
+def test_a_restarted_kernel_leaves_nothing(kernel) -> None:
+    kernel.client.execute(HANG)
+    while "pid" not in kernel.client.get_iopub_msg(timeout=30)["content"].get("text", ""):
+        pass
+    family = kernel.family
+    assert len(family) == 3
+    psutil.Process(kernel.pid).kill()
+    assert not still_running(family, WITHIN)
+    assert not list(kernel.folder.iterdir())
+
+
+def test_a_notebook_timed_out_fails_and_leaves_nothing(tmp_path, monkeypatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pids = tmp_path / "pids"
+    hang = HANG.replace(SAY_PID, f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')")
+    cells = [nbformat.v4.new_code_cell(source) for source in (OPENING + "launch(lambda rank: rank, 2)", hang)]
+    seconds = {cells[0].id: 60, cells[1].id: 3}
+    book = nbformat.v4.new_notebook(cells=cells)
+    client = nbclient.NotebookClient(book, kernel_name="python3", timeout_func=lambda cell: seconds[cell.id])
+    with pytest.raises(nbclient.exceptions.CellTimeoutError):
+        client.execute()
+    assert not still_running(map(int, pids.read_text().split()), WITHIN)

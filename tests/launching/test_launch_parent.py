@@ -1,0 +1,165 @@
+"""launch(), when the process that called it is interrupted, killed or timed out: nothing is left behind.
+
+Each test starts a process of its own, waits until its ranks say that they are there, and breaks it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launching.launch_traces import still_running
+
+pytestmark = pytest.mark.live
+
+WITHIN = 2.0  # seconds
+ROOT = Path(__file__).resolve().parents[2]
+HANG = """
+from muon_tutorial.worlds.launch import launch
+from tests.worlds.launch_ranks import hang
+launch(hang, 3, args=({stopped},), timeout=60.0, method={method!r})
+"""
+PROMPT = """
+import os, torch
+import torch.distributed as dist
+from muon_tutorial.worlds.launch import launch
+scale = 2.0
+def double(rank):
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return scale * x.item()
+
+print(launch(double, 2))
+"""
+
+
+def python(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """Start an interpreter whose temporary files go to `folder`."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
+    """Return all processes below `parent`, once `count` ranks have said that they are there."""
+    assert parent.stdout is not None
+    said: list[int] = []
+    while len(said) < count:
+        line = parent.stdout.readline()
+        assert line, "the launch ended before its ranks spoke"
+        if " pid " in line:
+            said.append(int(line.split()[-1]))
+    family = {child.pid for child in psutil.Process(parent.pid).children(recursive=True)}
+    return sorted(family | set(said))
+
+
+@pytest.fixture
+def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Yield a script in a launch that hangs, one rank stopped, and all processes below it."""
+    script = HANG.format(stopped=1, method=getattr(request, "param", "fork"))
+    parent = python("-c", script, folder=tmp_path)
+    yield parent, ranks_of(parent, 3)
+    parent.kill()
+    parent.communicate()
+
+
+def test_an_interrupt_says_where_the_ranks_were(hanging, tmp_path) -> None:
+    parent, family = hanging
+    parent.send_signal(signal.SIGINT)
+    said, _ = parent.communicate(timeout=30)
+    assert "launch() was interrupted" in said
+    assert "rank 0: running at" in said
+    assert parent.returncode not in (0, None)
+    assert not still_running(family, WITHIN)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_a_killed_parent_leaves_nothing(hanging, tmp_path, number) -> None:
+    parent, family = hanging
+    parent.send_signal(number)
+    assert parent.wait(WITHIN) == -number
+    assert not still_running(family, WITHIN)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_group_leaves_nothing(hanging, tmp_path) -> None:
+    parent, family = hanging
+    os.killpg(parent.pid, signal.SIGKILL)
+    assert not still_running(family, WITHIN)
+    assert not list(tmp_path.iterdir())
+
+
+def test_spawned_ranks_end_with_their_parent_too(tmp_path) -> None:
+    parent = python("-c", HANG.format(stopped=None, method="spawn"), folder=tmp_path)
+    family = ranks_of(parent, 3)
+    parent.kill()
+    parent.communicate()
+    assert not still_running(family, WITHIN)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_server_is_told_and_takes_its_ranks_along(hanging) -> None:
+    parent, family = hanging
+    server = psutil.Process(parent.pid).children()[0]
+    server.kill()
+    said, _ = parent.communicate(timeout=30)
+    assert "the process that forks ranks ended" in said
+    assert parent.returncode == 1
+    assert not still_running(family, WITHIN)
+
+
+def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:
+    parent = python("-q", "-i", folder=tmp_path)
+    said, _ = parent.communicate(PROMPT, timeout=60)
+    assert "[4.0, 4.0]" in said
+    assert parent.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        PROMPT + "\ndef bad(rank):\n    raise ValueError(f'rank {rank} is unhappy')\nlaunch(bad, 2)\n"
+    )
+    parent = python(str(script), folder=tmp_path)
+    said, _ = parent.communicate(timeout=60)
+    assert "[4.0, 4.0]" in said
+    assert "raise ValueError(f'rank {rank} is unhappy')" in said
+    assert parent.returncode == 1
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from muon_tutorial.launching.launch import join_torchrun, joined_by_torchrun\n"
+        "from muon_tutorial.launching.timeouts import group_timeouts\n"
+        "from tests.worlds.launch_ranks import listeners, total\n"
+        "assert joined_by_torchrun()\n"
+        "seat = join_torchrun('gloo', timeout=17.0)\n"
+        "own = set(listeners(seat.rank)) <= {'127.0.0.1', '::1'}\n"
+        "timeouts = set(group_timeouts().values())\n"
+        "says = f'{seat.device} {seat.world_size} {total(seat.rank)} {timeouts} {own}'\n"
+        "sys.stdout.write(says + '\\n')\n"
+    )
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    parent = python(*torchrun, str(script), folder=tmp_path)
+    said, _ = parent.communicate(timeout=90)
+    assert said.count("cpu 2 1.0 {17.0} True") == 2, said
+    assert parent.returncode == 0

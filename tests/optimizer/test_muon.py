@@ -1,0 +1,463 @@
+"""Muon in one process: torch.optim.Muon to the bit, with its two faults mended and its errors named."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import _muon as stock_module
+
+from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
+from muon_tutorial.newton_schulz import YOU_JIACHENG
+from muon_tutorial.optimizer.muon import Muon
+
+SHAPES = [
+    *[(1, 1), (1, 7), (1, 33), (5, 1), (2, 3), (8, 8), (16, 48), (48, 16)],
+    *[(33, 65), (65, 33), (64, 64), (100, 30), (37, 53), (17, 129), (1, 4200), (70, 60)],
+]
+STEPS = 25
+ADJUSTMENTS = [None, "original", "match_rms_adamw"]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def matrices(shapes=SHAPES, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(normal(shape, seed, dtype)) for seed, shape in enumerate(shapes)]
+
+
+def give_gradients(params: list[nn.Parameter], step: int) -> None:
+    for index, param in enumerate(params):
+        param.grad = normal(tuple(param.shape), 1000 * step + index, param.dtype) * (1 + step % 3)
+
+
+def gradient(param: nn.Parameter) -> Tensor:
+    assert param.grad is not None
+    return param.grad
+
+
+def twins(shapes=SHAPES, dtype: torch.dtype = torch.float32, **options):
+    """Return (our params, our Muon, stock params, stock Muon) that start alike."""
+    ours, stocks = matrices(shapes, dtype), matrices(shapes, dtype)
+    return ours, Muon(ours, **options), stocks, torch.optim.Muon(stocks, **options)
+
+
+def run(params: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        give_gradients(params, step)
+        optimizer.step()
+
+
+def assert_same_bits(ours: list[nn.Parameter], optimizer, stocks: list[nn.Parameter], stock) -> None:
+    for our, its in zip(ours, stocks, strict=True):
+        assert torch.equal(our, its), tuple(our.shape)
+        buffer, stock_buffer = (
+            optimizer.state[our].get("momentum_buffer"),
+            stock.state[its].get("momentum_buffer"),
+        )
+        assert (buffer is None) == (stock_buffer is None)
+        assert buffer is None or (buffer.dtype == stock_buffer.dtype and torch.equal(buffer, stock_buffer))
+
+
+@pytest.fixture
+def mended_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep torch.optim.Muon from normalizing its momentum buffer in place."""
+    original = stock_module._zeropower_via_newtonschulz
+    monkeypatch.setattr(
+        stock_module, "_zeropower_via_newtonschulz", lambda grad, *rest: original(grad.clone(), *rest)
+    )
+
+
+@pytest.mark.usefixtures("mended_stock")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust_lr_fn", ADJUSTMENTS)
+def test_same_bits_as_torch(adjust_lr_fn: str | None, nesterov: bool, dtype: torch.dtype) -> None:
+    options = {"lr": 0.02, "adjust_lr_fn": adjust_lr_fn, "nesterov": nesterov}
+    ours, muon, stocks, stock = twins(dtype=dtype, **options)
+    for step in range(STEPS):
+        run(ours, muon, range(step, step + 1))
+        run(stocks, stock, range(step, step + 1))
+        assert_same_bits(ours, muon, stocks, stock)
+
+
+@pytest.mark.parametrize(
+    ("nesterov", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.float32)]
+)
+def test_same_bits_as_torch_left_as_it_is(nesterov: bool, dtype: torch.dtype) -> None:
+    # Everywhere but without Nesterov on bf16, the stock optimizer needs no mending to be equal.
+    ours, muon, stocks, stock = twins(dtype=dtype, nesterov=nesterov, lr=0.02)
+    run(ours, muon, range(STEPS))
+    run(stocks, stock, range(STEPS))
+    assert_same_bits(ours, muon, stocks, stock)
+
+
+def test_momentum_is_not_normalized_without_nesterov_on_bf16() -> None:
+    # The one difference from torch.optim.Muon: there, the bf16 momentum is its own `bfloat16()`, and
+    # Newton–Schulz divides it by its norm in place (pytorch/pytorch pull 190597).
+    ours, muon, stocks, stock = twins([(16, 48)], torch.bfloat16, nesterov=False, momentum=0.0)
+    run(ours, muon, range(1))
+    run(stocks, stock, range(1))
+    grad = gradient(ours[0])
+    assert torch.equal(muon.state[ours[0]]["momentum_buffer"], grad)
+    stock_norm = stock.state[stocks[0]]["momentum_buffer"].norm()
+    if stock_norm > 1.1:
+        pytest.skip("this torch has mended it")
+    assert grad.norm() > 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.0},
+        {"momentum": 0.0},
+        {"momentum": 1.0},
+        {"weight_decay": 0.0},
+        {"ns_steps": 1},
+        {"ns_steps": 8},
+        {"eps": 1.0},
+        {"ns_coefficients": (2.0, -1.5, 0.5)},
+        {"lr": torch.tensor(0.02)},
+        {"lr": torch.tensor([0.02]), "adjust_lr_fn": "match_rms_adamw"},
+        {"lr": torch.tensor(0.02, dtype=torch.float64)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.float64], ids=str)
+def test_same_bits_as_torch_for_other_options(options: dict, dtype: torch.dtype) -> None:
+    ours, muon, stocks, stock = twins([(8, 24), (24, 8), (1, 40)], dtype, **options)
+    run(ours, muon, range(5))
+    run(stocks, stock, range(5))
+    assert_same_bits(ours, muon, stocks, stock)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_bits_as_torch_for_column_major_parameters(dtype: torch.dtype) -> None:
+    ours, stocks = (
+        [nn.Parameter(normal(shape, 3, dtype).T) for shape in [(40, 12), (12, 40)]] for _ in range(2)
+    )
+    muon, stock = Muon(ours, lr=0.02), torch.optim.Muon(stocks, lr=0.02)
+    run(ours, muon, range(5))
+    run(stocks, stock, range(5))
+    assert_same_bits(ours, muon, stocks, stock)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_keep_their_own_options(dtype: torch.dtype) -> None:
+    def build(kind: Callable[..., torch.optim.Optimizer]):
+        params = matrices(SHAPES[4:9], dtype)
+        groups = [
+            {"params": params[:2], "lr": 0.1, "adjust_lr_fn": "match_rms_adamw"},
+            {"params": params[2:3], "momentum": 0.5, "weight_decay": 0.0},
+        ]
+        optimizer = kind(groups, lr=0.03)
+        run(params[:3], optimizer, range(2))
+        optimizer.add_param_group({"params": params[3:], "ns_steps": 3, "eps": 1e-3})
+        run(params, optimizer, range(2, 6))
+        return params, optimizer
+
+    assert_same_bits(*build(Muon), *build(torch.optim.Muon))
+
+
+@pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["float", "tensor"])
+def test_schedulers_move_the_learning_rate(lr: float | Tensor) -> None:
+    def build(kind: Callable[..., torch.optim.Optimizer]):
+        params = matrices(SHAPES[4:9])
+        optimizer = kind(params, lr=lr.clone() if isinstance(lr, Tensor) else lr)
+        schedulers = [
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
+            torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=4),
+        ]
+        for step in range(8):
+            run(params, optimizer, range(step, step + 1))
+            for scheduler in schedulers:
+                scheduler.step()
+        return params, optimizer
+
+    ours, stocks = build(Muon), build(torch.optim.Muon)
+    assert_same_bits(*ours, *stocks)
+    assert ours[1].param_groups[0]["lr"] == stocks[1].param_groups[0]["lr"]
+
+
+def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
+    param = nn.Parameter(torch.eye(3))
+    muon = Muon([param], lr=0.1)
+
+    def closure() -> float:
+        muon.zero_grad()
+        loss = param.square().sum()
+        loss.backward()
+        return loss.item()
+
+    first, second = muon.step(closure), muon.step(closure)
+    assert first == 3
+    assert second < first
+
+
+def test_step_hooks_are_called() -> None:
+    (param,) = matrices([(2, 3)])
+    muon, seen = Muon([param]), []
+    muon.register_step_pre_hook(lambda *_: seen.append("before"))
+    muon.register_step_post_hook(lambda *_: seen.append("after"))
+    run([param], muon, range(1))
+    assert seen == ["before", "after"]
+
+
+def test_parameters_without_a_gradient_are_left_alone() -> None:
+    # Frozen, without a gradient this step, and unfrozen late: as the stock optimizer treats them.
+    def build(kind: Callable[..., torch.optim.Optimizer]):
+        params = matrices(SHAPES[4:9])
+        params[0].requires_grad_(False)
+        optimizer = kind(params, lr=0.05)
+        for step in range(6):
+            give_gradients(params, step)
+            params[0].grad = None if step < 3 else params[0].grad
+            params[step % 3 + 1].grad = None
+            optimizer.step()
+            if step == 2:
+                params[0].requires_grad_(True)
+        return params, optimizer
+
+    assert_same_bits(*build(Muon), *build(torch.optim.Muon))
+
+
+def test_a_step_without_gradients_changes_nothing() -> None:
+    params = matrices(SHAPES[4:9])
+    before = copy.deepcopy(params)
+    muon = Muon(params, lr=0.1)
+    muon.step()
+    assert all(torch.equal(param, old) for param, old in zip(params, before, strict=True))
+    assert not muon.state
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_are_never_written_to(dtype: torch.dtype, nesterov: bool) -> None:
+    params = matrices(SHAPES, dtype)
+    give_gradients(params, 0)
+    before = [gradient(param).clone() for param in params]
+    muon = Muon(params, nesterov=nesterov, momentum=0.5)
+    muon.step()
+    assert all(torch.equal(gradient(param), grad) for param, grad in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [(Muon, torch.optim.Muon), (torch.optim.Muon, Muon), (Muon, Muon)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_state_passes_between_ours_and_the_stock_optimizer(source, target, dtype: torch.dtype) -> None:
+    params = matrices(SHAPES[4:9], dtype)
+    optimizer = source(params, lr=0.05, momentum=0.8)
+    run(params, optimizer, range(4))
+    others = [nn.Parameter(param.detach().clone()) for param in params]
+    loaded = target(others, lr=9.0)
+    loaded.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    run(params, optimizer, range(4, 8))
+    run(others, loaded, range(4, 8))
+    assert_same_bits(params, optimizer, others, loaded)
+    assert loaded.param_groups[0]["lr"] == 0.05
+
+
+def test_state_survives_a_file(tmp_path) -> None:
+    params = matrices(SHAPES[4:9])
+    muon = Muon(params, lr=torch.tensor(0.05), ns_coefficients=YOU_JIACHENG)
+    run(params, muon, range(3))
+    torch.save(muon.state_dict(), tmp_path / "muon.pt")
+    others = [nn.Parameter(param.detach().clone()) for param in params]
+    loaded = Muon(others)
+    loaded.load_state_dict(torch.load(tmp_path / "muon.pt", weights_only=True))
+    run(params, muon, range(3, 6))
+    run(others, loaded, range(3, 6))
+    assert_same_bits(params, muon, others, loaded)
+
+
+@pytest.mark.parametrize(
+    ("saved", "param", "loaded"),
+    [
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float16, torch.float32),
+        (torch.float64, torch.float32, torch.float64),
+    ],
+    ids=str,
+)
+def test_loading_never_makes_momentum_less_precise(saved, param, loaded) -> None:
+    sources = matrices([(4, 6)], saved)
+    source = Muon(sources)
+    run(sources, source, range(3))
+    targets = matrices([(4, 6)], param)
+    target = Muon(targets)
+    target.load_state_dict(source.state_dict())
+    buffer = target.state[targets[0]]["momentum_buffer"]
+    assert buffer.dtype == loaded
+    assert torch.equal(buffer, source.state[sources[0]]["momentum_buffer"].to(loaded))
+    run(targets, target, range(3, 5))
+    assert target.state[targets[0]]["momentum_buffer"].dtype == loaded
+
+
+def test_a_loaded_state_is_a_copy() -> None:
+    params, others = matrices([(4, 6)]), matrices([(4, 6)])
+    muon, other = Muon(params), Muon(others)
+    run(params, muon, range(1))
+    before = muon.state[params[0]]["momentum_buffer"].clone()
+    other.load_state_dict(muon.state_dict())
+    run(others, other, range(1, 3))
+    assert torch.equal(muon.state[params[0]]["momentum_buffer"], before)
+
+
+def test_load_hooks_see_tensors_and_their_changes_count() -> None:
+    params = matrices([(4, 6)])
+    muon = Muon(params)
+    run(params, muon, range(1))
+    state, seen = muon.state_dict(), []
+
+    def double(_, loading):
+        loading["state"] = {0: {"momentum_buffer": 2 * loading["state"][0]["momentum_buffer"]}}
+
+    muon.register_load_state_dict_pre_hook(double)
+    muon.register_load_state_dict_post_hook(
+        lambda m: seen.append(m.state[params[0]]["momentum_buffer"].clone())
+    )
+    muon.load_state_dict(state)
+    assert torch.equal(seen[0], 2 * state["state"][0]["momentum_buffer"])
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    params, others = matrices([(4, 6)]), matrices([(4, 6), (2, 2)])
+    muon, other = Muon(params), Muon(others)
+    run(params, muon, range(1))
+    with pytest.raises(ValueError, match="doesn't match"):
+        muon.load_state_dict(other.state_dict())
+    assert isinstance(muon.state[params[0]]["momentum_buffer"], Tensor)
+    muon.load_state_dict(muon.state_dict())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_step_alike(duplicate) -> None:
+    params = matrices(SHAPES[4:9])
+    muon = Muon(params, lr=0.05)
+    run(params, muon, range(2))
+    others, other = duplicate((params, muon))
+    run(params, muon, range(2, 4))
+    run(others, other, range(2, 4))
+    assert_same_bits(params, muon, others, other)
+
+
+def test_the_signature_starts_with_torchs() -> None:
+    ours = list(inspect.signature(Muon).parameters.values())
+    stock = list(inspect.signature(torch.optim.Muon).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in ours[: len(stock)]] == [
+        (p.name, p.default, p.kind) for p in stock
+    ]
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[len(stock) :])
+
+
+def test_parameters_that_are_not_matrices_are_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    with pytest.raises(NotAMatrixError) as caught:
+        Muon(model.named_parameters())
+    message = str(caught.value)
+    assert "0.bias (shape (3,)), 1.weight (shape (3,)), 1.bias" in message
+    assert "0.weight" not in message
+    assert "split_parameters" in message
+
+
+@pytest.mark.parametrize(
+    ("param", "says"),
+    [
+        (torch.zeros(3), r"group 0, parameter 1 \(shape \(3,\)\)"),
+        (torch.zeros(2, 2, 2), r"shape \(2, 2, 2\)"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "complex"),
+        (torch.eye(2).to_sparse(), "sparse"),
+    ],
+    ids=["vector", "3-D", "complex", "sparse"],
+)
+def test_unnamed_parameters_are_named_by_place(param: Tensor, says: str) -> None:
+    with pytest.raises(NotAMatrixError, match=says):
+        Muon([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(param)])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr": -1.0}, "lr must not be negative"),
+        ({"lr": float("nan")}, "lr must not be negative"),
+        ({"lr": torch.ones(2)}, "one element"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"adjust_lr_fn": "adam"}, "got 'adam'"),
+        ({"ns_steps": 100}, "0 to 99 steps"),
+        ({"ns_coefficients": (1.0, 2.0)}, "three numbers"),
+        ({"ns_coefficients": YOU_JIACHENG, "ns_steps": 3}, "got 5 for 3 steps"),
+        ({"strategy": "zero7"}, "unknown strategy 'zero7'"),
+        ({"mesh": "a mesh"}, "a mesh needs a strategy"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(options: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Muon(matrices([(2, 2)]), **options)
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(StrategyError, UsageError)
+
+
+@pytest.mark.parametrize(
+    "group", [{"params": [nn.Parameter(torch.zeros(3))]}, {"params": matrices([(2, 2)]), "lr": -1.0}]
+)
+def test_a_group_that_does_not_fit_leaves_the_optimizer_as_it_was(group: dict) -> None:
+    muon = Muon(matrices([(2, 3)]))
+    with pytest.raises(UsageError):
+        muon.add_param_group(group)
+    assert len(muon.param_groups) == 1
+
+
+def test_sparse_gradients_are_refused_before_anything_changes() -> None:
+    first, second = matrices([(2, 3), (4, 3)])
+    first.grad, second.grad = torch.ones(2, 3), torch.ones(4, 3).to_sparse()
+    before = first.detach().clone()
+    with pytest.raises(UsageError, match=r"sparse one of shape \(4, 3\)"):
+        Muon([first, second]).step()
+    assert torch.equal(first, before)
+
+
+def test_readying_clips_by_the_norm_of_all() -> None:
+    params, others = matrices(SHAPES[4:9]), matrices(SHAPES[4:9])
+    give_gradients(params, 0)
+    give_gradients(others, 0)
+    norm = Muon(params[:3]).ready_gradients(max_norm=1.0, rest=params[3:])
+    assert norm is not None
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(others, 1.0))
+    assert all(torch.equal(gradient(one), gradient(other)) for one, other in zip(params, others, strict=True))
+
+
+def test_readying_without_a_norm_changes_nothing() -> None:
+    params = matrices([(2, 3)])
+    give_gradients(params, 0)
+    before = gradient(params[0]).clone()
+    assert Muon(params).ready_gradients() is None
+    assert torch.equal(gradient(params[0]), before)
+
+
+def test_gradients_are_ready_until_they_change() -> None:
+    params = matrices([(2, 3)])
+    muon = Muon(params)
+    give_gradients(params, 0)
+    for change in (muon.step, muon.zero_grad, muon.gradients_changed):
+        muon.ready_gradients()
+        assert muon.gradients_ready
+        change()
+        assert not muon.gradients_ready
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])
+def test_a_norm_to_clip_to_must_be_positive(max_norm: float) -> None:
+    with pytest.raises(UsageError, match="positive"):
+        Muon(matrices([(2, 3)])).ready_gradients(max_norm)

@@ -1,0 +1,256 @@
+"""The pair as one optimizer: what Muon and AdamW do side by side, it does alone."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial.optimizer.split_parameters import split_parameters
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6), nn.LayerNorm(6))
+
+
+def loss_of(model: nn.Module, step: int = 0) -> torch.Tensor:
+    tokens = torch.randint(11, (16,), generator=torch.Generator().manual_seed(step))
+    return model(tokens)[:, :3].square().mean()
+
+
+def pair_of(model: nn.Module, **adamw) -> MuonWithAdamW:
+    hidden, rest = split_parameters(model)
+    return MuonWithAdamW(Muon(hidden, lr=0.05), torch.optim.AdamW(rest, **{"lr": 0.01, **adamw}))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
+    for (name, param), its in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(param, its), name
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.01])
+def test_the_pair_steps_as_the_two_side_by_side(max_norm: float | None) -> None:
+    ours, theirs = network(), network()
+    both = pair_of(ours)
+    hidden, rest = ([param for _, param in named] for named in split_parameters(theirs))
+    muon, adamw = torch.optim.Muon(hidden, lr=0.05), torch.optim.AdamW(rest, lr=0.01)
+    for step in range(5):
+        for model in (ours, theirs):
+            model.zero_grad()
+            loss_of(model, step).backward()
+        if max_norm is not None:
+            norm = both.ready_gradients(max_norm)
+            assert norm == torch.nn.utils.clip_grad_norm_([*hidden, *rest], max_norm)
+        both.step()
+        muon.step()
+        adamw.step()
+    assert_same_weights(ours, theirs)
+
+
+def test_it_is_an_optimizer() -> None:
+    both = pair_of(network())
+    assert isinstance(both, torch.optim.Optimizer)
+    assert len(both.param_groups) == 2
+    assert "lr: 0.05" in repr(both)
+
+
+def test_the_state_covers_both() -> None:
+    model = network()
+    both = pair_of(model)
+    train(model, both, range(1))
+    assert set(both.state) == set(model.parameters())
+
+
+def test_schedulers_move_both_learning_rates() -> None:
+    model = network()
+    both = pair_of(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(both, lambda epoch: 0.5**epoch)
+    train(model, both, range(1))
+    scheduler.step()
+    assert both.muon.param_groups[0]["lr"] == 0.025
+    assert both.adamw.param_groups[0]["lr"] == 0.005
+
+
+def test_schedulers_still_move_both_after_loading() -> None:
+    model = network()
+    both = pair_of(model)
+    train(model, both, range(1))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(both, lambda epoch: 0.5**epoch)
+    both.load_state_dict(both.state_dict())
+    train(model, both, range(1, 2))
+    scheduler.step()
+    assert both.muon.param_groups[0]["lr"] == 0.025
+    assert both.param_groups[0] is both.muon.param_groups[0]
+    assert both.param_groups[1] is both.adamw.param_groups[0]
+
+
+def test_training_resumes_from_a_saved_state(tmp_path) -> None:
+    model = network()
+    both = pair_of(model)
+    train(model, both, range(3))
+    torch.save(both.state_dict(), tmp_path / "both.pt")
+    other = copy.deepcopy(model)
+    resumed = pair_of(other, lr=5.0)
+    resumed.load_state_dict(torch.load(tmp_path / "both.pt", weights_only=True))
+    train(model, both, range(3, 6))
+    train(other, resumed, range(3, 6))
+    assert_same_weights(model, other)
+
+
+@pytest.mark.parametrize("spoil", ["key", "muon", "adamw"])
+def test_a_state_that_does_not_fit_changes_neither(spoil: str) -> None:
+    model = network()
+    both = pair_of(model)
+    train(model, both, range(1))
+    state = copy.deepcopy(both.state_dict())
+    if spoil == "key":
+        del state["adamw"]
+    else:
+        state[spoil]["param_groups"][0]["params"].append(99)
+    groups = both.param_groups
+    with pytest.raises(
+        UsageError, match="has the keys" if spoil == "key" else f"the saved {spoil} has groups"
+    ):
+        both.load_state_dict(state)
+    assert all(now is before for now, before in zip(both.param_groups, groups, strict=True))
+
+
+def test_a_closure_runs_once_with_gradients() -> None:
+    model, other = network(), network()
+    both, reference = pair_of(model), pair_of(other)
+    calls = []
+
+    def closure() -> float:
+        calls.append(1)
+        model.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss.item()
+
+    with torch.no_grad():
+        loss = both.step(closure)
+    assert calls == [1]
+    assert loss == loss_of(other).item()
+    train(other, reference, range(1))
+    assert_same_weights(model, other)
+
+
+def test_a_closure_may_clip() -> None:
+    model = network()
+    both = pair_of(model)
+    norms = []
+
+    def closure() -> float:
+        both.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        norms.append(both.ready_gradients(max_norm=1e-3))
+        return loss.item()
+
+    both.step(closure)
+    total = torch.nn.utils.get_total_norm(
+        [param.grad for param in model.parameters() if param.grad is not None]
+    )
+    assert norms[0] is not None
+    assert norms[0] > 1e-3
+    assert total.item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_step_readies_gradients_only_if_nobody_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    both = pair_of(model)
+    calls: list[int] = []
+    original = Muon.ready_gradients
+
+    def counted(self, max_norm=None, *, rest=()):
+        calls.append(len(list(rest)))
+        return original(self, max_norm, rest=rest)
+
+    monkeypatch.setattr(Muon, "ready_gradients", counted)
+    train(model, both, range(2))
+    assert calls == [5, 5]  # AdamW's parameters: the embedding, two biases and the norm's two
+    loss_of(model).backward()
+    both.ready_gradients()
+    both.step()
+    assert calls == [5, 5, 5]
+
+
+def test_zero_grad_reaches_both() -> None:
+    model = network()
+    both = pair_of(model)
+    loss_of(model).backward()
+    both.zero_grad(set_to_none=False)
+    assert all(param.grad is not None and not param.grad.any() for param in model.parameters())
+    both.zero_grad()
+    assert all(param.grad is None for param in model.parameters())
+
+
+def test_hooks_of_the_pair_are_called() -> None:
+    model = network()
+    both = pair_of(model)
+    seen: list[str] = []
+    both.register_step_pre_hook(lambda *_: seen.append("before step"))
+    both.register_step_post_hook(lambda *_: seen.append("after step"))
+    both.register_state_dict_pre_hook(lambda *_: seen.append("before save"))
+    both.register_state_dict_post_hook(lambda *_: seen.append("after save"))
+    both.register_load_state_dict_pre_hook(lambda *_: seen.append("before load"))
+    both.register_load_state_dict_post_hook(lambda *_: seen.append("after load"))
+    train(model, both, range(1))
+    both.load_state_dict(both.state_dict())
+    assert seen == [f"{when} {what}" for what in ("step", "save", "load") for when in ("before", "after")]
+
+
+def test_state_dict_hooks_may_replace_the_state() -> None:
+    both = pair_of(network())
+    both.register_state_dict_post_hook(lambda _, state: {"wrapped": state})
+    both.register_load_state_dict_pre_hook(lambda _, state: state["wrapped"])
+    state = both.state_dict()
+    assert set(state) == {"wrapped"}
+    both.load_state_dict(state)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_step_alike(duplicate) -> None:
+    model = network()
+    both = pair_of(model)
+    train(model, both, range(2))
+    other, its = duplicate((model, both))
+    train(model, both, range(2, 4))
+    train(other, its, range(2, 4))
+    assert_same_weights(model, other)
+
+
+def test_a_group_cannot_be_added_to_the_pair() -> None:
+    both = pair_of(network())
+    with pytest.raises(UsageError, match=r"\.muon or to \.adamw"):
+        both.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
+    both.muon.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2, 2)))]})
+    assert len(both.param_groups) == 3
+
+
+def test_a_parameter_has_one_owner() -> None:
+    hidden, rest = split_parameters(network())
+    with pytest.raises(UsageError, match=r"both Muon and AdamW: 1\.weight"):
+        MuonWithAdamW(Muon(hidden), torch.optim.AdamW([*rest, hidden[0]]))
+
+
+def test_other_optimizers_are_refused() -> None:
+    hidden, rest = split_parameters(network())
+    with pytest.raises(UsageError, match=r"got muon_tutorial\.optimizer\.muon\.Muon and torch\.optim\.sgd\.SGD"):
+        MuonWithAdamW(Muon(hidden), torch.optim.SGD(rest))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"got torch\.optim.*Muon"):
+        MuonWithAdamW(torch.optim.Muon(hidden), torch.optim.AdamW(rest))  # type: ignore[arg-type]

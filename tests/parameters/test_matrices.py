@@ -1,0 +1,358 @@
+"""What a plan is told about parameters: placements of real DTensors, and marks on hand-cut tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from muon_tutorial import Coordinate, Grid, Muon, Shard, build_mesh, launch
+from muon_tutorial.errors import GradientError, StrategyError, UsageError
+from muon_tutorial.parameters.matrices import TpDim, describe_matrices
+from muon_tutorial.plan.matrix import Cut, Matrix
+
+Groups = list[dict[str, Any]]
+DP2_TP2 = Grid.of(dp=2, tp=2)
+
+
+def weight(*shape: int, **marks: object) -> nn.Parameter:
+    """A parameter with attributes, as frameworks with their own tensor parallelism set them."""
+    param = nn.Parameter(torch.ones(shape))
+    for name, value in marks.items():
+        setattr(param, name, value)
+    return param
+
+
+def described(param: nn.Parameter, at: Coordinate, tp_dim: Any = 0) -> Matrix:
+    (matrix,) = describe_matrices([{"params": [param]}], at, tp_dim)
+    return matrix
+
+
+# Plain parameters
+
+
+@pytest.mark.parametrize(
+    ("tp_dim", "cuts", "shape"),
+    [
+        (0, (("tp", Shard(0)),), (6, 4)),
+        (1, (("tp", Shard(1)),), (3, 8)),
+        (None, (), (3, 4)),
+        ({0: 1}, (("tp", Shard(1)),), (3, 8)),
+        ({0: None}, (), (3, 4)),
+        (lambda index, param: param.ndim - 1 + index, (("tp", Shard(1)),), (3, 8)),
+        (lambda index, param: None, (), (3, 4)),
+    ],
+    ids=["0", "1", "None", "mapping", "mapping to None", "function", "function to None"],
+)
+def test_tp_dim_says_how_a_plain_parameter_was_cut(
+    tp_dim: Any, cuts: tuple[Cut, ...], shape: tuple[int, int]
+) -> None:
+    matrix = described(weight(3, 4), Grid.of(tp=2).at(1), tp_dim)
+    assert (matrix.cuts, matrix.shape) == (cuts, shape)
+
+
+def test_a_mapping_and_a_function_go_by_the_parameters_place_in_all_groups() -> None:
+    groups = [{"params": [weight(2, 2), weight(2, 2)]}, {"params": [weight(2, 2)]}]
+    for tp_dim in ({0: 0, 1: None, 2: 1}, lambda index, param: (0, None, 1)[index]):
+        found = describe_matrices(groups, Grid.of(tp=2).at(0), tp_dim)
+        assert [matrix.shape for matrix in found] == [(4, 2), (2, 2), (2, 4)]
+        assert [(matrix.index, matrix.group) for matrix in found] == [(0, 0), (1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(("mark", "shape"), [(1, (3, 8)), (0, (6, 4)), (-1, (3, 4)), (None, (6, 4))], ids=str)
+def test_a_parameters_own_partition_dim_goes_first(mark: int | None, shape: tuple[int, int]) -> None:
+    assert described(weight(3, 4, partition_dim=mark), Grid.of(tp=2).at(0), tp_dim=0).shape == shape
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_partition_sizes_say_how_uneven_a_hand_made_cut_is(kind: Callable[[Any], Any]) -> None:
+    sizes = kind((2, 0, 3))
+    for position in range(3):
+        at = Grid.of(tp=3).at(position)
+        matrix = described(weight(4, sizes[position], partition_dim=1, partition_sizes=sizes), at)
+        assert matrix.shape == (4, 5)
+        assert matrix.box(at).shape == (4, sizes[position])
+        assert matrix.box(at).offset[1] == (0, 2, 2)[position]
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 2, 1), (5,)], ids=str)
+def test_partition_sizes_that_do_not_fit_are_refused(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(
+        StrategyError, match=r"group 0, parameter 0: partition_sizes .* 2 indices .* tp=0 of 2"
+    ):
+        described(weight(2, 4, partition_dim=0, partition_sizes=sizes), Grid.of(tp=2).at(0))
+
+
+def test_a_cut_along_a_dimension_the_parameter_does_not_have_is_refused() -> None:
+    with pytest.raises(StrategyError, match="parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"):
+        described(weight(2, 4), Grid.of(tp=2).at(0), tp_dim=2)
+
+
+def test_without_tensor_parallelism_a_plain_parameter_is_whole() -> None:
+    at = Grid.of(dp=2).at(1)
+    assert described(weight(3, 4, partition_dim=1, partition_sizes=(4,)), at) == Matrix(
+        0, "group 0, parameter 0", (3, 4)
+    )
+
+
+def test_names_are_the_users_or_say_where_the_parameter_is() -> None:
+    named = {"params": [weight(2, 2)], "param_names": ["blocks.0.up"]}
+    groups: Groups = [named, {"params": [weight(3, 2), weight(3, 2)]}]
+    found = describe_matrices(groups, Grid.of().at(0), None)
+    assert [matrix.name for matrix in found] == [
+        "blocks.0.up",
+        "group 1, parameter 0",
+        "group 1, parameter 1",
+    ]
+
+
+def test_dtypes_are_the_parameters() -> None:
+    found = described(nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16)), Grid.of().at(0))
+    assert (found.dtype, found.grad_dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
+    groups: Groups = [
+        {"params": [weight(6, 4), weight(3, 2)], "parts": (2, 4)},
+        {"params": [weight(2, 3, 4)], "parts": "stack"},
+        {"params": [weight(2, 3, 4)], "parts": "flatten"},
+        {"params": [weight(6, 4)], "parts": 3},
+    ]
+    with pytest.raises(UsageError, match=r"parts=\(2, 4\) does not split the 3 rows"):
+        describe_matrices(groups, Grid.of().at(0), None)
+    groups[0]["params"].pop()
+    found = describe_matrices(groups, Grid.of().at(0), None)
+    assert [matrix.index for matrix in found] == list(range(7))
+    assert [matrix.param for matrix in found] == [0, 0, 1, 1, 2, 3, 3]
+    assert [matrix.sides for matrix in found] == [(2, 4), (4, 4), (3, 4), (3, 4), (2, 12), (3, 4), (3, 4)]
+    assert found[1].name == "group 0, parameter 0[part 1]"
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) -> None:
+    """Its pieces would be no rectangles of rows and columns."""
+    groups: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "flatten"}]
+    with pytest.raises(StrategyError, match=f"parameter 0 is cut along dimension {dim} by 'tp'"):
+        describe_matrices(groups, Grid.of(tp=2).at(0), dim)
+    stacked: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "stack"}]
+    assert describe_matrices(stacked, Grid.of(tp=2).at(0), dim)[0].sides in ((4, 2), (2, 4))
+
+
+# DTensors on real ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One parameter as its rank holds it, and as the plan believes that it does."""
+
+    name: str
+    placements: str
+    shape: tuple[int, ...]
+    believed_shape: tuple[int, ...]
+    local: Tensor
+    believed: Tensor
+
+
+class Net(nn.Module):
+    """Two matrices for a column- and a row-parallel cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
+
+
+def numbered(*shape: int) -> Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+
+def parameters_of(mesh: DeviceMesh) -> dict[str, nn.Parameter]:
+    """Parameters of every kind that PyTorch's own parallelism makes, all with numbered elements."""
+    tp, both = mesh["tp"], [TorchShard(0), TorchShard(0)]
+    wanted: dict[str, tuple[Tensor, DeviceMesh, list[Any]]] = {
+        "even rows": (numbered(4, 3), tp, [TorchShard(0)]),
+        "uneven rows": (numbered(5, 3), tp, [TorchShard(0)]),
+        "one row": (numbered(1, 3), tp, [TorchShard(0)]),
+        "columns from the end": (numbered(4, 3), tp, [TorchShard(-1)]),
+        "whole": (numbered(4, 3), tp, [Replicate()]),
+        "whole over dp": (numbered(4, 3), mesh, [Replicate(), TorchShard(1)]),
+        "rows over both": (numbered(7, 3), mesh, both),
+        "rows over dp, columns over tp": (numbered(3, 3), mesh, [TorchShard(0), TorchShard(1)]),
+    }
+    made = {name: nn.Parameter(distribute_tensor(*what)) for name, what in wanted.items()}
+    modules = {"parallelize_module": parallelized(tp), "fully_shard": sharded(mesh), "both": strided(mesh)}
+    for kind, module in modules.items():
+        made |= {f"{kind} {name}": param for name, param in module.named_parameters()}
+    return made
+
+
+def numbered_net() -> Net:
+    net = Net()
+    for param in net.parameters():
+        param.data = numbered(*param.shape)
+    return net
+
+
+def parallelized(tp: DeviceMesh) -> nn.Module:
+    return parallelize_module(numbered_net(), tp, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def sharded(mesh: DeviceMesh) -> nn.Module:
+    net = numbered_net()
+    fully_shard(net, mesh=mesh["dp"])
+    return net
+
+
+def strided(mesh: DeviceMesh) -> nn.Module:
+    net = parallelized(mesh["tp"])
+    fully_shard(net, mesh=mesh["dp"])
+    return net
+
+
+def look(name: str, param: nn.Parameter, at: Coordinate) -> Seen:
+    assert isinstance(param, DTensor)
+    matrix = described(param, at)
+    box, local = matrix.box(at), param.to_local().detach()
+    believed = param.full_tensor().detach()[box.slices]
+    return Seen(name, str(param.placements), tuple(param.shape), matrix.shape, local, believed)
+
+
+def refusal(kind: type[Exception], call: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
+
+
+def on_one_of_four(rank: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    mesh = build_mesh(DP2_TP2)
+    pairs, flat = init_device_mesh("cpu", (2, 2)), build_mesh({"dp": 1, "tp": 4})
+    made = parameters_of(mesh)
+
+    def zero1(*names: str, on: DeviceMesh = mesh) -> Muon:
+        return Muon([(name, made[name]) for name in names], strategy="zero1", mesh=on)
+
+    made["unnamed"] = nn.Parameter(distribute_tensor(numbered(4, 4), pairs, [TorchShard(0)] * 2))
+    made["partial"] = nn.Parameter(DTensor.from_local(numbered(4, 4), mesh["tp"], [Partial()]))
+    thin = nn.Parameter(distribute_tensor(numbered(1, 8), mesh["dp"], [TorchShard(1)]))
+    made["thin"] = thin
+    alone = build_mesh({"dp": 4})
+    made |= {f"alone {name}": param for name, param in sharded(alone).named_parameters()}
+    refused = {
+        "fsdp": refusal(StrategyError, lambda: zero1("even rows", "fully_shard down.weight")),
+        "fsdp without tp": refusal(StrategyError, lambda: zero1("alone up.weight", on=alone)),
+        "fsdp over tp": refusal(StrategyError, lambda: zero1("both up.weight")),
+        "one row": refusal(StrategyError, lambda: zero1("thin")),
+        "other mesh": refusal(StrategyError, lambda: zero1("even rows", on=flat)),
+        "unnamed": refusal(StrategyError, lambda: zero1("unnamed")),
+        "partial": refusal(StrategyError, lambda: zero1("partial")),
+        "partial gradient": partial_gradient(mesh),
+    }
+    names = [name for name in made if "unnamed" not in name and "partial" not in name and "alone" not in name]
+    return {
+        "seen": [look(name, made[name], DP2_TP2.at(rank)) for name in names],
+        "refused": refused,
+        "stepped": stepped_dtensors(mesh),
+    }
+
+
+def partial_gradient(mesh: DeviceMesh) -> str:
+    """A replicated weight meets a sharded input: each tp rank's gradient is its own share of the sum."""
+    tp = mesh["tp"]
+    param = nn.Parameter(distribute_tensor(numbered(4, 3), tp, [Replicate()]))
+    muon = Muon([param], strategy="zero1", mesh=mesh)
+    x = distribute_tensor(numbered(6, 3), tp, [TorchShard(0)])
+    (x @ param.T).sum().backward()
+    assert isinstance(param.grad, DTensor)
+    assert param.grad.placements[0].is_partial()
+    said = refusal(GradientError, muon.step)
+    param.grad = param.grad.redistribute(placements=[Replicate()])
+    muon.step()
+    return said
+
+
+def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
+    """Two steps over parameters that tensor parallelism cut; the whole of each afterwards."""
+    net = parallelized(mesh["tp"])
+    muon = Muon(net.named_parameters(), lr=0.02, strategy="zero1", mesh=mesh)
+    for step in range(2):
+        for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
+            assert isinstance(param, DTensor)
+            mine = distribute_tensor(grad, mesh["tp"], param.placements)
+            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # 0 and 2 over dp: the mean is the whole
+        muon.step()
+    return [param.full_tensor().detach() for param in net.parameters() if isinstance(param, DTensor)]
+
+
+def whole_gradients(step: int) -> list[Tensor]:
+    made = torch.Generator().manual_seed(step)
+    return [torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in ((6, 4), (4, 6))]
+
+
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, Any]]:
+    return launch(on_one_of_four, 4)
+
+
+@pytest.mark.live
+def test_placements_of_real_parameters_are_read_as_they_lie(four: list[dict[str, Any]]) -> None:
+    """Also uneven and empty shards, and strided ones."""
+    for found in four:
+        for seen in found["seen"]:
+            assert seen.believed_shape == seen.shape, seen
+            assert torch.equal(seen.believed, seen.local), seen
+    placements = {seen.name: seen.placements for seen in four[0]["seen"]}
+    assert "StridedShard" in placements["both up.weight"] or "sf=" in placements["both up.weight"]
+    assert {tuple(found["seen"][2].local.shape) for found in four} == {(1, 3), (0, 3)}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("fsdp", "fully_shard down.weight is sharded along 'dp': strategy 'zero1'"),
+        ("fsdp without tp", "alone up.weight is sharded along 'dp': strategy 'zero1'"),
+        ("fsdp over tp", "both up.weight is sharded along 'dp'"),
+        ("one row", "thin is sharded along 'dp'"),
+        ("other mesh", "even rows is cut over 2 ranks along 'tp', which has 4 on the optimizer's mesh"),
+        ("unnamed", "unnamed lies on a mesh without axis names"),
+        ("partial", "partial is P(sum) along 'tp': reduce it before the step"),
+        (
+            "partial gradient",
+            "shape (4, 3) lies as (Partial(sum),) where the parameter lies as (Replicate(),)",
+        ),
+    ],
+)
+def test_what_zero1_cannot_take_is_refused_by_name(four: list[dict[str, Any]], case: str, said: str) -> None:
+    for found in four:
+        assert said in found["refused"][case]
+
+
+@pytest.mark.live
+def test_tensor_parallel_modules_step_as_the_single_process_does(four: list[dict[str, Any]]) -> None:
+    net = numbered_net()
+    stock = torch.optim.Muon(net.parameters(), lr=0.02)
+    for step in range(2):
+        for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
+            param.grad = grad
+        stock.step()
+    for found in four:
+        assert all(torch.equal(a, b) for a, b in zip(found["stepped"], net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tp_dim", "says"), [({0: 1}, "says nothing of parameter 1"), (-1, "to dimension -1")]
+)
+def test_a_tp_dim_that_leaves_a_parameter_open_is_refused(tp_dim: TpDim, says: str) -> None:
+    group = {"params": [torch.ones(4, 4), torch.ones(4, 4)]}
+    with pytest.raises(StrategyError, match=says):
+        describe_matrices([group], Grid.of(tp=2).at(0), tp_dim)

@@ -1,0 +1,268 @@
+"""Recording real ranks: what the tape sees, one file that keeps to the format, and spans that sum to 100%."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+from muon_tutorial import DistributedConfig, Muon
+from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
+from muon_tutorial.errors import TraceError
+from muon_tutorial.evidence.ledger import Ledger
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.traces import traps
+from muon_tutorial.traces.chrome import check_document
+from muon_tutorial.traces.recording import Recording, Tape, merge, record
+from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
+
+pytestmark = pytest.mark.live
+
+MATRICES = 4
+
+
+def steps(rank: int, tape: Tape, strategy: str) -> None:
+    torch.manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(48, 32)) for _ in range(MATRICES)]
+    muon = Muon(matrices, strategy=strategy, mesh=build_mesh({"dp": 2}))
+    assert isinstance(muon.world, LiveWorld)
+    ledger = Ledger()
+    muon.world.observers += [tape, ledger]
+    for recorded in (False, True):
+        for matrix in matrices:
+            matrix.grad = torch.randn_like(matrix)
+        if not recorded:
+            muon.step()
+            continue
+        ledger.clear()
+        with tape, tape.label("the step"):
+            muon.step()
+    (tape.folder / f"ledger_{rank}.json").write_text(
+        json.dumps([[entry.kind, entry.phase, entry.payload, entry.ring] for entry in ledger.entries])
+    )
+
+
+@pytest.fixture(scope="module", params=["zero1", "owner"])
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return record(steps, 2, tmp_path_factory.mktemp(request.param), args=(request.param,), output="quiet")
+
+
+@pytest.fixture
+def document(recording: Recording) -> dict[str, Any]:
+    return json.loads(gzip.decompress(recording.merged.read_bytes()))
+
+
+def test_flights_are_what_the_ledger_counted(recording: Recording) -> None:
+    for times in recording.timeline.ranks:
+        counted = json.loads((recording.folder / f"ledger_{times.rank}.json").read_text())
+        assert counted
+        assert [[f.kind, f.phase, f.payload, f.ring] for f in times.flights] == counted
+
+
+def test_all_members_flights_are_matched_and_in_order(recording: Recording) -> None:
+    one, other = (times.flights for times in recording.timeline.ranks)
+    assert [(f.kind, f.group, f.turn) for f in one] == [(f.kind, f.group, f.turn) for f in other]
+    assert {f.group for f in one} == {(0, 1)}
+    for times in recording.timeline.ranks:
+        assert all(times.begin <= f.issued <= f.done <= times.end for f in times.flights)
+        assert times.compute
+
+
+def test_the_parts_sum_to_the_whole_span_on_every_rank(recording: Recording) -> None:
+    for row in recording.splits:
+        assert row.compute + row.communication + row.waiting + row.unsplit + row.neither == row.span
+        assert row.compute > 0
+        assert row.communication > 0
+        assert row.unsplit == 0
+
+
+def test_the_merged_file_keeps_to_the_format(document: dict[str, Any]) -> None:
+    assert check_document(document) == []
+    named = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"]
+    assert named == ["rank 0", "rank 1"]
+
+
+def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], recording: Recording) -> None:
+    """A flight begins just before its label on the profiler's track does, and both name the same bytes."""
+    events = document["traceEvents"]
+    labels = [e for e in events if e.get("cat") == "user_annotation" and " bytes #" in e["name"]]
+    flights = [e for e in events if e.get("cat") == "collective"]
+    assert len(labels) == len(flights)
+    for label, flight in zip(sorted(labels, key=by_rank), sorted(flights, key=by_rank), strict=True):
+        assert label["name"].split(" over ")[0] == flight["args"]["kind"]
+        assert f", {flight['args']['payload bytes']} bytes #" in label["name"]
+        assert label["ts"] >= flight["ts"]
+
+
+def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recording: Recording) -> None:
+    """Where owners compute, one label a matrix in the whole world; where slices do, one for each holder."""
+    names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
+    labels = [name for name in names if name.startswith("Newton-Schulz of ")]
+    assert len(set(labels)) == MATRICES
+    if "gather to owners" in {flight.phase for flight in recording.timeline.ranks[0].flights}:
+        assert len(labels) == MATRICES
+
+
+def by_hand(rank: int, tape: Tape) -> None:
+    def redistribute(update: Tensor | None, source: int, state: dict[str, Any]) -> Tensor:
+        update = torch.empty(state["local_shape"]) if update is None else update.float()
+        dist.broadcast(update, source)
+        return update
+
+    config = DistributedConfig(
+        lambda params, state: {i: i % 2 for i in range(len(params))},
+        lambda buffer, owner, state: buffer if owner == rank else None,
+        redistribute,
+        {},
+    )
+    matrices = [torch.nn.Parameter(torch.ones(8, 4)) for _ in range(2)]
+    muon = Muon(matrices, distributed_config=config)
+    for matrix in matrices:
+        matrix.grad = torch.ones_like(matrix)
+    with tape:
+        muon.step()
+
+
+def test_functions_of_the_users_own_have_labels(tmp_path: Path) -> None:
+    merged = record(by_hand, 2, tmp_path, output="quiet").merged
+    names = [event["name"] for event in json.loads(gzip.decompress(merged.read_bytes()))["traceEvents"]]
+    assert sum(name.startswith("gather_fn of ") for name in names) == 4
+    assert sum(name.startswith("redistribute_fn of ") for name in names) == 4
+
+
+def beside_torch(rank: int, tape: Tape) -> None:
+    """Requests of ours, and between them PyTorch's own, over one group of both ranks."""
+    world = LiveWorld(build_mesh({"dp": 2}), [tape])
+    tape.others = world.at.group("dp")
+    with tape:
+        for _ in range(3):
+            world.run(ask_twice())
+            time.sleep(0.05 * rank)
+            group = world.group(("dp",))
+            functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", group))
+
+
+def ask_twice() -> Walk:
+    ones = torch.ones(500)
+    for _ in range(2):
+        yield Collective("all_reduce", ("dp",), ones.dtype, ones, 500, Label("ours"))
+
+
+def test_collectives_of_others_are_matched_where_their_group_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # DETAIL sends for itself
+    recording = record(beside_torch, 2, tmp_path, output="quiet")
+    for times in recording.timeline.ranks:
+        assert [(f.phase, f.group, f.turn) for f in times.flights] == [
+            ("ours" if turn % 3 < 2 else "not asked of a world", (0, 1), turn) for turn in range(9)
+        ]
+    assert [row.unsplit for row in recording.splits] == [0, 0]
+    assert sum(row.waiting for row in recording.splits) > 0
+
+
+def by_rank(event: dict[str, Any]) -> tuple[int, float]:
+    return event["pid"], event["ts"]
+
+
+def test_beside_the_merged_file_lie_the_split_and_the_picture(recording: Recording) -> None:
+    assert (recording.folder / "split.md").read_text(encoding="utf-8") == recording.markdown + "\n"
+    assert (recording.folder / "timeline.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_merging_again_gives_the_same_bytes(recording: Recording) -> None:
+    before = recording.merged.read_bytes()
+    assert merge(recording.folder).splits == recording.splits
+    assert recording.merged.read_bytes() == before
+
+
+def test_a_rank_that_never_records_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="rank 1 recorded nothing"):
+        record(only_rank_0_records, 2, tmp_path, output="quiet")
+
+
+def only_rank_0_records(rank: int, tape: Tape) -> None:
+    if rank == 0:
+        with tape:
+            torch.ones(2).sum()
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no recording"):
+        merge(tmp_path)
+    (tmp_path / "rank_0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    with pytest.raises(TraceError, match="not written by a Tape"):
+        merge(tmp_path)
+
+
+def test_an_observer_may_follow_a_request_to_its_end() -> None:
+    for told in launch(follow_requests, 2, output="quiet"):
+        assert told["at once"] == ["issued", "done"]
+        in_flight = [moment for moment in told["in flight"] if moment != "done"]
+        assert in_flight == ["issued", "waiting", "answered"]
+        assert told["in flight"].count("done") == 1
+        assert told["without a word from the backend"] == ["issued", "waiting", "answered"]
+
+
+def follow_requests(rank: int) -> dict[str, list[Moment]]:
+    told: dict[str, list[Moment]] = {}
+
+    def observe(request: Collective, at: Coordinate) -> Follow:
+        return told.setdefault(request.label.phase, []).append
+
+    world = LiveWorld(build_mesh({"dp": 2}), [observe])
+
+    def walk() -> Walk:
+        ones = torch.ones(4)
+        yield Collective("all_reduce", ("dp",), ones.dtype, ones, 4, Label("at once"))
+        ticket = yield Start(Collective("all_gather", ("dp",), ones.dtype, ones, 8, Label("in flight")))
+        yield Wait(ticket)
+        silent = Label("without a word from the backend")
+        ticket = yield Start(Collective("reduce_scatter", ("dp",), ones.dtype, ones, 2, silent))
+        yield Wait(ticket)
+
+    world.run(walk())
+    world.run(iter_of(Collective("all_reduce", ("dp",), torch.float32, torch.ones(1), 1, Label("last"))))
+    return told
+
+
+def iter_of(request: Collective) -> Walk:
+    return (yield request)
+
+
+def test_on_a_gpu_flights_are_the_kernels_with_our_labels(tmp_path: Path) -> None:
+    """By hand, as no GPU is needed to read a trace of one: rank 1 asks 20 ms late, rank 0's kernel spins."""
+    for rank, start in enumerate((1000, 21_000)):
+        document = traps.counted_four_times()
+        kernel = next(event for event in document["traceEvents"] if event["cat"] == "kernel")
+        kernel["ts"], kernel["dur"] = start, 31_000 - start
+        asked = {
+            "kind": "all_gather",
+            "phase": "dp gather",
+            "subject": "bucket 0",
+            "group": [0, 1],
+            "turn": 0,
+        }
+        enqueued = {"issued": 0, "done": 10_000, "payload": 8, "ring": 8}
+        taped = {"rank": rank, "begin": 0, "end": 40_000_000, "ahead": 500_000, "flights": [asked | enqueued]}
+        packed = gzip.compress(json.dumps(document | {"taped": taped}).encode())
+        (tmp_path / f"rank_{rank}.json.gz").write_bytes(packed)
+    recording = merge(tmp_path)
+    flights = [times.flights[0] for times in recording.timeline.ranks]
+    assert [flight.label for flight in flights] == ["dp gather of bucket 0"] * 2
+    assert [(flight.issued, flight.done) for flight in flights] == [
+        (500_000, 30_500_000),
+        (20_500_000, 30_500_000),
+    ]
+    early, late = recording.splits
+    assert (early.waiting, early.communication) == (20_000_000, 10_000_000)
+    assert (late.waiting, late.communication) == (0, 10_000_000)

@@ -1,0 +1,112 @@
+"""The published report's figures: to the printed digit from the packaged numbers, and from the traces where
+they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from muon_tutorial.errors import TraceError
+from muon_tutorial.evidence.report_001.report import (
+    Digest,
+    as_markdown,
+    as_records,
+    check_report,
+    main,
+    packaged_digests,
+    read_digests,
+    work_of,
+    write_digests,
+)
+
+VARIABLE = "MUON_TUTORIAL_TRACES"  # a folder with the report's four traces, gzipped or not
+MB = 1e6
+
+
+@pytest.fixture(params=["packaged", "traces"])
+def digests(request: pytest.FixtureRequest) -> dict[str, Digest]:
+    """What was read from the traces: kept in the package, and read again where the traces are."""
+    return packaged_digests() if request.param == "packaged" else read_digests(_traces())
+
+
+def _traces() -> Path:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        pytest.skip(f"the report's traces are not here; set {VARIABLE} to a folder that holds them")
+    return Path(folder)
+
+
+def test_published_figures_are_reproduced_to_the_printed_digit(digests: dict[str, Digest]) -> None:
+    figures = check_report(digests)
+    assert [figure.published for figure in figures] == ["0.57×", "43%", "1.1%", "15%", "2.1×", "50%"]
+    assert [figure.reproduced.shown for figure in figures] == [figure.published for figure in figures]
+
+
+def test_what_stands_beside_them(digests: dict[str, Digest]) -> None:
+    beside = {reading.what: reading.shown for figure in check_report(digests) for reading in figure.beside}
+    assert list(beside.values()) == [
+        "4.0 and 4.4 times", "0.594×", "0.24×", "1.25×", "1.70×",
+        "40.6%", "-70%",
+        "61%", "44%", "5.2%", "37%",
+        "1.12×", "1.42×", "1.99×",
+        "2.12×", "1.74×", "0.900×", "1.54×", "0.987×",
+        "50%", "190%",
+    ]  # fmt: skip
+
+
+def test_the_sum_over_names_is_the_published_one_row_by_row(digests: dict[str, Digest]) -> None:
+    def rows(key: str) -> list[float]:
+        return [round(row.total / 1e6, 2) for row in digests[key].matched]
+
+    assert rows("muon") == [68.73, 42.76, 26.86, 0.37, 0.36, 0.23, 0.22]
+    assert rows("adamw") == [115.78, 115.78, 11.5, 1.35, 0.89, 0.54]
+    assert round(digests["muon"].optimizer.total / 1e6, 2) == 248.45
+    assert round(digests["muon"].gpu_span / 1e6, 1) == 407.0
+    assert round(digests["muon_async"].gpu_span / 1e6, 1) == 366.3
+
+
+def test_bytes_follow_from_the_sizes_in_the_traces(digests: dict[str, Digest]) -> None:
+    work = work_of(digests["adamw"], digests["muon"])
+    assert (work.world, work.whole, work.shard, work.ranks) == (4, 18_184_496, 9_325_720, 2)
+    assert round(work.all_reduced() / MB, 1) == 109.1
+    assert round(work.momentum_gather() / MB, 2) == 9.33
+    assert round(work.tp_gather() / MB, 2) == 16.78
+    assert round(work.zero1_adamw() / MB, 1) == 37.3
+    assert round(work.zero1_muon() / MB, 1) == 46.6
+
+
+def test_sync_and_async_runs_asked_for_the_same_collectives(digests: dict[str, Digest]) -> None:
+    def asked(key: str) -> set[tuple[str, int, str, int, int, int]]:
+        rows = digests[key].collectives
+        return {(row.kind, row.group, row.dtype, row.sent, row.received, row.count) for row in rows}
+
+    assert asked("muon") == asked("muon_async")
+    assert asked("adamw") == asked("adamw_async")
+    assert not asked("adamw") & asked("muon")
+
+
+def test_the_package_holds_what_the_traces_say() -> None:
+    assert packaged_digests() == read_digests(_traces())
+
+
+def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "report_001.json"
+    write_digests(packaged_digests(), target)
+    kept = Path(__file__).parents[2] / "muon_tutorial" / "evidence" / "data" / "report_001.json"
+    assert target.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
+
+
+def test_the_table_has_a_row_for_every_reading(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = check_report()
+    main([])
+    printed = capsys.readouterr().out
+    assert printed == as_markdown(figures) + "\n"
+    assert printed.count("\n| ") == sum(1 + len(figure.beside) for figure in figures)
+    assert [record["published"] for record in as_records(figures)] == [f.published for f in figures]
+
+
+def test_a_folder_without_the_traces_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="trace_adamw_FULLSTEP_rank0"):
+        read_digests(tmp_path)

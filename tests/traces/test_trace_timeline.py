@@ -1,0 +1,240 @@
+"""The split of wall time, the merged document, and the picture: pure functions of a timeline."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_tutorial.traces import traps
+from muon_tutorial.traces.chrome import check_document, lanes, merge_documents
+from muon_tutorial.traces.kineto import parse_trace
+from muon_tutorial.traces.spans import intersect, union
+from muon_tutorial.traces.timeline import (
+    STATES,
+    Flight,
+    RankTimes,
+    Timeline,
+    paint,
+    split,
+    split_markdown,
+    timeline_of,
+)
+from muon_tutorial.traces.timeline_picture import describe_timeline, draw_timeline
+
+MS = 1_000_000
+
+
+def flight(rank: int, issued: int, done: int, turn: int = 0, group: tuple[int, ...] = (0, 1)) -> Flight:
+    return Flight(rank, "all_gather", "dp gather", "bucket 0", group, turn, issued, done, 64, 32)
+
+
+def late_peer() -> Timeline:
+    """Rank 0 asks at 10 ms, rank 1 only at 30 ms; both have the answer at 35 ms."""
+    return Timeline(
+        (
+            RankTimes(0, 0, 40 * MS, ((0, 10 * MS),), (flight(0, 10 * MS, 35 * MS),)),
+            RankTimes(1, 0, 40 * MS, ((0, 28 * MS),), (flight(1, 30 * MS, 35 * MS),)),
+        )
+    )
+
+
+def ordered(pair: tuple[int, int]) -> tuple[int, int]:
+    return min(pair), max(pair)
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    instants = st.integers(0, 60)
+    pairs = st.lists(st.tuples(instants, instants).map(ordered), max_size=4)
+    ranks = []
+    for rank in range(draw(st.integers(1, 3))):
+        begin, end = draw(st.tuples(st.integers(0, 20), st.integers(40, 60)))
+        groups = st.sampled_from([(), (0, 1), (0, 1, 2)])
+        flights = [flight(rank, *pair, turn, draw(groups)) for turn, pair in enumerate(draw(pairs))]
+        compute = union(draw(pairs))
+        ranks.append(RankTimes(rank, begin, end, compute, tuple(flights)))
+    return Timeline(tuple(ranks))
+
+
+@given(timelines())
+def test_the_split_sums_to_the_whole_span_on_every_rank(timeline: Timeline) -> None:
+    for times, row in zip(timeline.ranks, split(timeline), strict=True):
+        assert row.span == times.end - times.begin
+        assert row.compute + row.communication + row.waiting + row.unsplit + row.neither == row.span
+        assert sum(row.share(state) for state in STATES) == pytest.approx(1.0)
+        assert 0 <= row.overlapped <= row.compute
+
+
+@given(timelines())
+def test_states_never_hold_together(timeline: Timeline) -> None:
+    for states in paint(timeline).values():
+        for one in STATES:
+            assert all(intersect(states[one], states[other]) == () for other in STATES if other != one)
+
+
+def test_a_rank_waits_until_the_last_member_asks() -> None:
+    early, late = split(late_peer())
+    assert (early.compute, early.waiting, early.communication) == (10 * MS, 20 * MS, 5 * MS)
+    assert (late.compute, late.waiting, late.communication, late.neither) == (28 * MS, 0, 5 * MS, 7 * MS)
+    assert (early.unsplit, late.unsplit) == (0, 0)
+
+
+def test_one_rank_alone_cannot_tell_transfer_from_waiting() -> None:
+    (row,) = split(Timeline(late_peer().ranks[:1]))
+    assert (row.unsplit, row.waiting, row.communication) == (25 * MS, 0, 0)
+
+
+def test_a_sender_that_is_done_before_its_peer_asks_did_not_wait_for_it() -> None:
+    first, second = late_peer().ranks
+    sender = replace(first, flights=(flight(0, 10 * MS, 12 * MS),))
+    row, _ = split(Timeline((sender, second)))
+    assert (row.communication, row.waiting) == (2 * MS, 0)
+
+
+def test_compute_counts_as_compute_while_a_collective_is_under_way() -> None:
+    first, second = late_peer().ranks
+    busy = replace(first, compute=((0, 20 * MS),))
+    row, _ = split(Timeline((busy, second)))
+    assert (row.compute, row.overlapped, row.waiting) == (20 * MS, 10 * MS, 10 * MS)
+
+
+def test_time_blocked_in_an_operator_is_not_told_apart() -> None:
+    times = RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),))
+    (row,) = split(Timeline((times,)))
+    assert (row.compute, row.unsplit, row.neither) == (4, 3, 3)
+
+
+def test_beyond_flights_known_from_all_sides_a_blocked_rank_communicates() -> None:
+    """Blocked from 8 ms, asked at 10, waited for till 30, moved till 35, back at 36: the edges are calls."""
+    first, second = late_peer().ranks
+    row, _ = split(Timeline((replace(first, compute=(), blocked=((8 * MS, 36 * MS),)), second)))
+    assert (row.waiting, row.communication, row.unsplit) == (20 * MS, 8 * MS, 0)
+
+
+def test_two_ranks_traces_show_the_spinning_that_one_hides() -> None:
+    overlapped, plain = (parse_trace(traps.spinning(overlapped)) for overlapped in (True, False))
+    alone, _ = split(timeline_of({0: overlapped, 5: plain}))
+    spinning, punctual = split(timeline_of({0: overlapped, 1: plain}))
+    assert alone.unsplit == 5 * MS  # the rest of the 25 ms runs under compute
+    assert (spinning.compute, spinning.communication, spinning.overlapped) == (20 * MS, 5 * MS, 20 * MS)
+    assert (punctual.communication, punctual.waiting) == (10 * MS, 0)
+
+
+def test_split_markdown_has_a_row_for_each_rank() -> None:
+    lines = split_markdown(split(late_peer())).splitlines()
+    assert len(lines) == 4
+    assert lines[2] == "| 0 | 40.00 | 25.0% | 12.5% | 50.0% | 0.0% | 12.5% | 0.0% |"
+
+
+def test_flights_that_overlap_get_lanes_of_their_own() -> None:
+    flights = [flight(0, 0, 10), flight(0, 5, 8, 1), flight(0, 8, 12, 2), flight(0, 10, 11, 3)]
+    assert [[f.turn for f in row] for row in lanes(flights)] == [[0, 3], [1, 2]]
+
+
+def merged() -> dict[str, object]:
+    document = traps.counted_four_times()
+    document["traceEvents"] += [
+        {"ph": "M", "name": "process_name", "pid": 100, "tid": 0, "ts": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 100, "ts": 0, "args": {"name": "main"}},
+        {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 100, "tid": 100, "ts": 900},
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 0, "tid": 7, "ts": 1000, "bp": "e"},
+        {
+            "ph": "X",
+            "cat": "Trace",
+            "name": "PyTorch Profiler (0)",
+            "pid": "Spans",
+            "tid": "",
+            "ts": 0,
+            "dur": 9,
+        },
+    ]
+    return merge_documents({0: document, 1: document}, {0: 0, 1: 5 * MS}, late_peer())
+
+
+def test_a_merged_document_keeps_to_the_format() -> None:
+    assert check_document(merged()) == []
+
+
+def test_each_rank_gets_processes_and_flows_of_its_own_on_one_clock() -> None:
+    events = merged()["traceEvents"]
+    assert isinstance(events, list)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["rank 0", "rank 0 · GPU 0", "rank 1", "rank 1 · GPU 0"]
+    assert (names[0], names[1]) == ("rank 0", "rank 1")
+    kernels = {names[e["pid"]]: e["ts"] for e in events if e.get("cat") == "kernel"}
+    assert kernels == {"rank 0 · GPU 0": 5200.0, "rank 1 · GPU 0": 200.0}
+    assert {e["id"] for e in events if "id" in e} == {"0.7", "1.7"}
+
+
+def test_events_of_the_profiler_that_cross_are_set_aside() -> None:
+    crossing = [GOOD | {"cat": "cpu_op", "ts": 1.0 * start, "dur": 1.5} for start in range(3)]
+    document = merge_documents(
+        {0: {"traceEvents": crossing}, 1: {"traceEvents": []}}, {0: 0, 1: 0}, late_peer()
+    )
+    assert check_document(document) == []
+    tracks = [e["tid"] for e in document["traceEvents"] if e["ph"] == "X" and e["name"] == "a"]
+    assert sorted(track != 0 for track in tracks) == [False, False, True]
+
+
+def test_collectives_carry_phase_bucket_and_bytes() -> None:
+    events = merged()["traceEvents"]
+    assert isinstance(events, list)
+    first = next(event for event in events if event.get("cat") == "collective")
+    assert first["name"] == "all_gather: dp gather of bucket 0"
+    assert first["args"]["payload bytes"] == 64
+    assert first["args"]["ring bytes"] == 32
+    assert first["args"]["group"] == [0, 1]
+    assert first["args"]["waited for the last member, us"] == 20_000.0
+
+
+GOOD = {"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 0.0, "dur": 2.0, "args": {}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": 3}, "name is no text"),
+        ({"ph": "?"}, "unknown ph"),
+        ({"pid": "0"}, "pid is no whole number"),
+        ({"tid": True}, "tid is no whole number"),
+        ({"ts": "0"}, "ts is no time"),
+        ({"ts": float("nan")}, "ts is no time"),
+        ({"dur": -1}, "dur is no time"),
+        ({"ts": -1}, "ts is no time"),
+        ({"dur": None}, "dur is no time"),
+        ({"args": []}, "args is no object"),
+        ({"ph": "M"}, "unknown metadata"),
+        ({"ph": "M", "name": "process_name"}, "needs args.name"),
+        ({"ph": "s"}, "without id"),
+    ],
+)
+def test_what_breaks_the_format_is_named(change: dict[str, object], said: str) -> None:
+    assert check_document({"traceEvents": [GOOD]}) == []
+    (found,) = check_document({"traceEvents": [GOOD, GOOD | change]})
+    assert found.startswith("event 1: ")
+    assert said in found
+
+
+def test_events_that_cross_on_one_track_are_named() -> None:
+    nested = {"traceEvents": [GOOD, GOOD | {"ts": 0.5, "dur": 1.0}, GOOD | {"ts": 2.0}]}
+    assert check_document(nested) == []
+    assert "events cross" in check_document({"traceEvents": [GOOD, GOOD | {"ts": 1.0}]})[0]
+    assert check_document([GOOD]) != []
+
+
+def test_the_picture_follows_from_the_timeline_alone() -> None:
+    svg = draw_timeline(late_peer(), "two ranks")
+    assert svg == draw_timeline(late_peer(), "two ranks")
+    assert svg != draw_timeline(Timeline(late_peer().ranks[:1]), "two ranks")
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert "waiting for the last member 50%" in describe_timeline(late_peer())
+
+
+def test_the_picture_does_not_grow_with_the_run() -> None:
+    many = union((2 * i, 2 * i + 1) for i in range(20_000))
+    timeline = Timeline((RankTimes(0, 0, 40_000, many, ()),))
+    assert len(draw_timeline(timeline)) < 300_000
