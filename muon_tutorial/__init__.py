@@ -14,8 +14,8 @@ The public surface, by floor:
 
 from __future__ import annotations
 
-from .callbacks.config import (
-    DistributedConfig,
+from .callbacks.config import DistributedConfig
+from .callbacks.helpers import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,

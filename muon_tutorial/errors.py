@@ -15,7 +15,8 @@
     ├── RequestError            ranks asked for things that cannot be answered
     │   ├── MismatchError       members of one group asked differently
     │   │   └── PlanMismatchError   ranks made different plans
-    │   └── DeadlockError       no group can proceed
+    │   ├── DeadlockError       no group can proceed
+    │   └── OneWayError         the opposite of a move that has none
     └── LaunchError             a launch of ranks that did not succeed
         ├── RankFailedError     a rank raised, exited or was killed; the earliest first
         └── LaunchTimeoutError  the wall-clock limit of a launch passed
@@ -89,6 +90,10 @@ class PlanMismatchError(MismatchError):
 
 class DeadlockError(RequestError):
     """No group can proceed: every rank waits for a member that asks for something else, or has ended."""
+
+
+class OneWayError(RequestError):
+    """The opposite of a move that has none was asked for."""
 
 
 class LaunchError(TutorialError, RuntimeError):

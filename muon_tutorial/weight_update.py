@@ -1,13 +1,10 @@
-"""Muon's update of one matrix, in pure pieces: momentum, learning rate, decay and step.
+"""Weight decay and the step against the update, for a whole matrix or for any part of one, to the same bits.
 
-Knows the elementwise math around Newton–Schulz, for a whole matrix or for any flat piece of one. Knows no
-optimizer, no rank and no process group, so that the single-process optimizer and every strategy share it.
-
-Everything elementwise gives the same bits on a piece as on the whole matrix. For one operation that takes
-care: on CPUs ``param.add_(update, alpha=…)`` in bfloat16 rounds differently in a vector register (once, after
-a fused multiply-add) and in a scalar loop (the product, then the sum). Which elements of a matrix meet the
-scalar loop depends on the whole matrix; ``ShardRange`` says where a piece lies,
-``decay_and_add_piece`` uses it.
+Knows no optimizer, no rank and no process group, so that the single-process optimizer and every strategy
+share it. Elementwise operations give the same bits on a part as on the whole matrix, but for one: on CPUs
+``param.add_(update, alpha=…)`` in bfloat16 rounds differently in a vector register (once, after a fused
+multiply-add) and in a scalar loop (the product, then the sum). Which elements of a matrix meet the scalar
+loop depends on the whole matrix, so ``ShardRange`` says where a part lies in it.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
-
-ADJUST_LR_FNS = (None, "original", "match_rms_adamw")
 
 # A multiple of every vector length, so that all elements but the last `numel % _BLOCK` are in full vectors.
 _BLOCK = 4096
@@ -47,43 +42,11 @@ def momentum_update(buffer: Tensor, grad: Tensor, momentum: float, nesterov: boo
     return grad.lerp(buffer, momentum) if nesterov else buffer
 
 
-def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequence[int]) -> float | Tensor:
-    """Return the learning rate of the orthogonalized update, from the shape of the full matrix.
-
-    ``None`` and ``"original"``: ``lr·sqrt(max(1, rows/columns))`` (Keller Jordan). ``"match_rms_adamw"``:
-    ``lr·0.2·sqrt(max(rows, columns))`` (Moonshot, arXiv 2502.16982). Never pass a shard's shape.
-
-    >>> adjusted_lr(0.1, "original", (8, 2)), adjusted_lr(0.1, "original", (2, 8))
-    (0.2, 0.1)
-    """
-    rows, columns = full_shape[:2]
-    if adjust_lr_fn == "match_rms_adamw":
-        return lr * (0.2 * math.sqrt(max(rows, columns)))
-    if adjust_lr_fn in ADJUST_LR_FNS:
-        return lr * math.sqrt(max(1, rows / columns))
-    raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {adjust_lr_fn!r}")
-
-
-def decay_and_add(
-    param: Tensor, update: Tensor, lr: float | Tensor, adjusted: float | Tensor, weight_decay: float
-) -> None:
-    """Decay a whole matrix by the raw learning rate, then step against the update by the adjusted one.
-
-    >>> import torch
-    >>> param = torch.ones(1, 2)
-    >>> decay_and_add(param, torch.ones(1, 2), lr=0.5, adjusted=0.25, weight_decay=0.5)
-    >>> param
-    tensor([[0.5000, 0.5000]])
-    """
-    param.mul_(1 - lr * weight_decay)
-    _add(param, update, adjusted)
-
-
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Where a flat piece lies: elements [start, stop) of a row-major box of the whole matrix.
+    """Where a part of a matrix lies: elements [start, stop) of a row-major box of the whole matrix.
 
-    A tensor-parallel shard is the box (``offset``, ``shape``); a data-parallel slice of it is the interval.
+    Tensor parallelism cuts the box (``offset``, ``shape``); data parallelism cuts the interval out of it.
 
     >>> ShardRange((4, 6), offset=(0, 3), shape=(4, 3), start=2, stop=5).positions().tolist()
     [5, 9, 10]
@@ -99,21 +62,21 @@ class ShardRange:
         sides = zip(self.offset, self.shape, self.full_shape, strict=True)
         fits = all(0 <= offset <= offset + length <= full for offset, length, full in sides)
         if not fits or not 0 <= self.start <= self.stop <= math.prod(self.shape):
-            raise UsageError(f"no such piece: {self}")
+            raise UsageError(f"no such range: {self}")
 
     @classmethod
     def whole(cls, full_shape: Sequence[int]) -> ShardRange:
-        """Return the piece that is the whole matrix."""
+        """Return the range that is the whole matrix."""
         rows, columns = full_shape
         return cls((rows, columns), (0, 0), (rows, columns), 0, rows * columns)
 
     @property
     def numel(self) -> int:
-        """How many elements the piece has."""
+        """How many elements it has."""
         return self.stop - self.start
 
     def positions(self, start: int = 0) -> Tensor:
-        """Return the flat positions in the whole matrix of the piece's elements from its ``start``-th on."""
+        """Return the flat positions in the whole matrix of the elements from the ``start``-th on."""
         inside = torch.arange(self.start + start, self.stop)
         width = max(1, self.shape[1])
         rows, columns = inside // width + self.offset[0], inside % width + self.offset[1]
@@ -128,40 +91,49 @@ class ShardRange:
         return self.numel - len(in_tail), in_tail
 
 
-def decay_and_add_piece(
+def decay_and_add(
     param: Tensor,
     update: Tensor,
     lr: float | Tensor,
     adjusted: float | Tensor,
     weight_decay: float,
-    piece: ShardRange,
+    shard: ShardRange | None = None,
 ) -> None:
-    """Do to a piece of a matrix what ``decay_and_add`` does to it within the whole, to the bit.
+    """Decay a matrix by the raw learning rate, then step against the update by the adjusted one.
 
-    ``param`` is contiguous and holds the piece's elements in order, in any shape; ``update`` likewise. The
-    whole is taken to be contiguous, and the update to be as Newton–Schulz returns it (column-major if tall).
-    The bits are those of a process with one thread. With more, torch itself splits a bfloat16 matrix above
-    32,768 elements at other places and rounds other elements in the scalar loop.
+    With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape;
+    the result is, to the bit, what the same call does to that part within the whole matrix. The whole is
+    taken to be contiguous, and its update to be as Newton–Schulz returns it (column-major if tall). The bits
+    are those of a process with one thread: with more, torch itself splits a bfloat16 matrix above 32,768
+    elements at other places and rounds other elements in the scalar loop.
 
     Raises:
-        UsageError: the parameter, the update and the piece are not of one size.
+        UsageError: the parameter, the update and the range are not of one size.
 
     >>> import torch
+    >>> param = torch.ones(1, 2)
+    >>> decay_and_add(param, torch.ones(1, 2), lr=0.5, adjusted=0.25, weight_decay=0.5)
+    >>> param
+    tensor([[0.5000, 0.5000]])
     >>> param = torch.ones(2, dtype=torch.bfloat16)
-    >>> piece = ShardRange((2, 2), offset=(0, 0), shape=(2, 2), start=1, stop=3)
-    >>> decay_and_add_piece(param, torch.ones(2), 0.5, 0.25, 0.5, piece)
+    >>> shard = ShardRange((2, 2), offset=(0, 0), shape=(2, 2), start=1, stop=3)
+    >>> decay_and_add(param, torch.ones(2), 0.5, 0.25, 0.5, shard)
     >>> param
     tensor([0.5000, 0.5000], dtype=torch.bfloat16)
     """
-    if not param.numel() == update.numel() == piece.numel:
-        raise UsageError(f"the piece and its tensors differ in size: {piece}, {param.shape}, {update.shape}")
+    if shard is not None and not param.numel() == update.numel() == shard.numel:
+        raise UsageError(
+            f"the range and its tensors differ in size: {shard}, {tuple(param.shape)}, {tuple(update.shape)}"
+        )
     param.mul_(1 - lr * weight_decay)
-    if not _rounds_by_position(param, update):
+    if shard is None:
+        _add(param, update, adjusted)
+    elif not _rounds_by_position(param, update):
         _add(param.view(-1), update.reshape(-1), adjusted)
-    elif piece.full_shape[0] > piece.full_shape[1] > 1:
+    elif shard.full_shape[0] > shard.full_shape[1] > 1:
         _add_one_by_one(param.view(-1), update.reshape(-1), adjusted)
     else:
-        _add_by_position(param.view(-1), update.reshape(-1), adjusted, piece)
+        _add_by_position(param.view(-1), update.reshape(-1), adjusted, shard)
 
 
 def _rounds_by_position(param: Tensor, update: Tensor) -> bool:
@@ -178,11 +150,11 @@ def _add_one_by_one(param: Tensor, update: Tensor, adjusted: float | Tensor) -> 
     _add(param, strided, adjusted)
 
 
-def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, piece: ShardRange) -> None:
+def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
     """Add as vectors do, except where the whole matrix's last partial block may not fill a vector."""
-    body, places = piece.tail()
+    body, places = shard.tail()
     _add_in_full_blocks(param[:body], update[:body], adjusted)
-    tail = math.prod(piece.full_shape) % _BLOCK
+    tail = math.prod(shard.full_shape) % _BLOCK
     _add_within(param[body:], update[body:], adjusted, places, tail)
 
 
@@ -195,7 +167,7 @@ def _add_in_full_blocks(param: Tensor, update: Tensor, adjusted: float | Tensor)
 
 
 def _add_within(param: Tensor, update: Tensor, adjusted: float | Tensor, places: Tensor, size: int) -> None:
-    """Add in a scratch of ``size`` elements, the piece's elements lying at ``places``."""
+    """Add in a scratch of ``size`` elements, the shard's elements lying at ``places``."""
     if not len(places):
         return
     scratch, its_update = param.new_zeros(size), update.new_zeros(size)

@@ -13,14 +13,10 @@ from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
 from muon_tutorial.errors import UsageError
+from muon_tutorial.learning_rate import adjusted_lr
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
-from muon_tutorial.weight_update import (
-    ShardRange,
-    adjusted_lr,
-    decay_and_add,
-    decay_and_add_piece,
-    momentum_update,
-)
+from muon_tutorial.step.momentum import momentum_update
+from muon_tutorial.weight_update import ShardRange, decay_and_add
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 LR, WEIGHT_DECAY = 0.02, 0.1
@@ -84,7 +80,7 @@ def test_a_piece_is_updated_as_within_the_whole(
     )
     part, its_update = cut(whole, piece), cut(update, piece)
     stock_step(whole, update, lr, adjusted)
-    decay_and_add_piece(part, its_update, lr, adjusted, WEIGHT_DECAY, piece)
+    decay_and_add(part, its_update, lr, adjusted, WEIGHT_DECAY, piece)
     assert torch.equal(part, cut(whole, piece))
 
 
@@ -115,7 +111,7 @@ def test_slices_that_tile_a_real_update_make_the_whole(shape: tuple[int, int]) -
     for start, stop in itertools.pairwise(bounds):
         piece = ShardRange(shape, (0, 0), shape, start, stop)
         part = whole.view(-1)[start:stop]
-        decay_and_add_piece(part, update.reshape(-1)[start:stop], LR, LR, WEIGHT_DECAY, piece)
+        decay_and_add(part, update.reshape(-1)[start:stop], LR, LR, WEIGHT_DECAY, piece)
     assert torch.equal(whole, expected)
 
 
@@ -126,13 +122,13 @@ def test_column_shards_make_the_whole() -> None:
     for first, last in [(0, 30), (30, 95)]:
         piece = ShardRange((90, 95), (0, first), (90, last - first), 0, 90 * (last - first))
         shard = whole[:, first:last].contiguous()
-        decay_and_add_piece(shard, update[:, first:last], LR, LR, WEIGHT_DECAY, piece)
+        decay_and_add(shard, update[:, first:last], LR, LR, WEIGHT_DECAY, piece)
         assert torch.equal(shard, expected[:, first:last])
 
 
 def test_the_trap_is_real() -> None:
     # The plain operation on a bf16 slice gives other bits than on the whole, since the scalar loop at the end
-    # of the slice rounds twice. If this test fails one day, decay_and_add_piece can become decay_and_add.
+    # of the slice rounds twice. If this test fails one day, ShardRange can go.
     def differs(seed: int) -> bool:
         whole, update = (
             normal(1, 4096, seed=seed, dtype=torch.bfloat16),
@@ -153,7 +149,7 @@ def test_pieces_have_one_threads_bits_under_any_number_of_threads(seed: int) -> 
     expected = whole.clone()
     decay_and_add(expected, update, LR, LR, WEIGHT_DECAY)
     torch.set_num_threads(3)
-    decay_and_add_piece(whole, update, LR, LR, WEIGHT_DECAY, ShardRange.whole(shape))
+    decay_and_add(whole, update, LR, LR, WEIGHT_DECAY, ShardRange.whole(shape))
     assert torch.equal(whole, expected)
 
 
@@ -194,10 +190,10 @@ def test_an_unknown_adjustment_is_refused() -> None:
     [((0, 2), (4, 5), 0, 1), ((-1, 0), (2, 2), 0, 1), ((0, 0), (4, 6), 3, 2), ((0, 0), (4, 6), 0, 25)],
 )
 def test_a_piece_outside_its_matrix_is_refused(offset, shape, start: int, stop: int) -> None:
-    with pytest.raises(UsageError, match="no such piece"):
+    with pytest.raises(UsageError, match="no such range"):
         ShardRange((4, 6), offset, shape, start, stop)
 
 
 def test_sizes_that_differ_are_refused() -> None:
     with pytest.raises(UsageError, match="differ in size"):
-        decay_and_add_piece(torch.zeros(3), torch.zeros(3), LR, LR, WEIGHT_DECAY, ShardRange.whole((2, 2)))
+        decay_and_add(torch.zeros(3), torch.zeros(3), LR, LR, WEIGHT_DECAY, ShardRange.whole((2, 2)))

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
+from ..engine.collective import Walk
 from ..evidence.bytes_sent import NOTHING, Sent
 from ..evidence.memory import PeakMemory, plan_memory
+from ..evidence.predict import step_over_ones
 from ..evidence.tables import Cell, Table, fitted_overhead, median_and_spread
 from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
-from ..plan.matrix import Matrix, held_box
+from ..plan.matrix import Matrix
 from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zero1
-from ..step.step import ParameterState, PlanStep
+from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
 from .baselines import CONTENDERS, Work
@@ -215,16 +216,6 @@ VARIANTS: dict[str, Builder] = {
     "zero1, boundary": partial(zero1, gather="boundary"),
     "owner": owner,
 }
-GROUP: dict[str, Any] = {
-    "lr": 0.02,
-    "weight_decay": 0.1,
-    "momentum": 0.95,
-    "nesterov": True,
-    "ns_coefficients": (3.4445, -4.7750, 2.0315),
-    "eps": 1e-7,
-    "ns_steps": 5,
-    "adjust_lr_fn": None,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,25 +226,17 @@ class Peak:
     measured: int
 
 
-def stepper(plan: Plan, at: Coordinate, device: str) -> PlanStep:
-    """A rank's step over ones, all gradients present; on the meta device, over nothing."""
-    first = {e.matrix.param: e.matrix for bucket in plan.buckets for e in bucket.entries}
-    shapes = [held_box(first[param].shape, first[param].cuts, at).shape for param in sorted(first)]
-    params = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in shapes]
-    for param in params:
-        param.grad = torch.ones_like(param)
-    made = PlanStep(plan, at, [ParameterState(param, GROUP, {}) for param in params])
-    made.fill_state()
-    made.present = frozenset(first)
-    return made
-
-
 def predicted_peak(plan: Plan, at: Coordinate) -> int:
     """The most that one rank's step adds to what it holds, from the plan alone."""
-    walk = stepper(plan, at, "meta").step()
+    step = step_over_ones(plan, at, torch.device("meta"))
     with torch.no_grad(), PeakMemory() as seen:
-        walk_alone(walk, lambda request: None)
+        walk_alone(_step_without_flags(step), lambda request: None)
     return seen.peak
+
+
+def _step_without_flags(step: PlanStep) -> Walk:
+    step.present = frozenset(range(len(step.parameters)))
+    return step.step()
 
 
 def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: int) -> dict[str, Peak]:
@@ -262,9 +245,9 @@ def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: 
     found = {}
     for name, builder in VARIANTS.items():
         plan = builder(matrices, grid, bucket_bytes=bucket_bytes)
-        step = stepper(plan, world.at, "cpu").step()
+        step = step_over_ones(plan, world.at, torch.device("cpu"))
         with torch.no_grad(), PeakMemory() as seen:
-            world.run(step)
+            world.run(_step_without_flags(step))
         found[name] = Peak(predicted_peak(plan, world.at), seen.peak)
     return found
 

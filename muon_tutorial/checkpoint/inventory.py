@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from ..errors import CheckpointError
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from ..parameters.matrices import describe_matrices, dtensor_cuts
+from ..parameters.describe_matrices import describe_matrices
+from ..parameters.dtensor_placements import dtensor_cuts
 from ..plan.bucket import parameter_boxes
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Box
@@ -117,11 +118,11 @@ def take_inventory(model: nn.Module, optimizer: Saveable, rename: Rename | None)
     """
     parts = parts_of(optimizer)
     muon = parts.get("muon")
-    steppers = muon.steppers if isinstance(muon, Muon) else []
+    steps = muon.plan_steps if isinstance(muon, Muon) else []
     _check_live(muon)
-    at = next((stepper.at for stepper in steppers), Grid((), ()).at(0))
+    at = next((step.at for step in steps), Grid((), ()).at(0))
     names = {param: name for name, param in _named(model.named_parameters(), model, rename)}
-    places = {param: both for stepper in steppers for param, *both in _planned_places(stepper)}
+    places = {param: both for step in steps for param, *both in _planned_places(step)}
     places |= {
         param: [_own_place(name, param, at)] * 2 for param, name in names.items() if param not in places
     }
@@ -172,15 +173,15 @@ def _check_live(muon: torch.optim.Optimizer | None) -> None:
         )
 
 
-def _planned_places(stepper: PlanStep) -> Iterator[tuple[Tensor, Place, Place]]:
+def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, Place, Place]]:
     """Each parameter of a plan, its own place, and that of its momentum."""
-    for shard in stepper.momentum_shards.values():
-        matrix = shard.holdings[0].entry.matrix
+    for shard in step.momentum_shards.values():
+        matrix = shard.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
-        own = Place(whole, (held_box(whole, matrix.cuts, stepper.at),))
-        in_order = sorted(shard.holdings, key=lambda held: held.entry.matrix.index)
-        boxes = tuple(box for held in in_order for box in parameter_boxes(held, stepper.at))
-        yield shard.slot.param, own, Place(whole, boxes) if shard.flat else own
+        own = Place(whole, (held_box(whole, matrix.cuts, step.at),))
+        in_order = sorted(shard.shards, key=lambda held: held.entry.matrix.index)
+        boxes = tuple(box for held in in_order for box in parameter_boxes(held, step.at))
+        yield shard.parameter.param, own, Place(whole, boxes) if shard.flat else own
 
 
 def _own_place(name: str, tensor: Tensor, at: Coordinate) -> Place:

@@ -1,7 +1,7 @@
 """The table of hops: one change of placement along one axis, or one packed exchange over several.
 
-Each is a generator that asks for at most one collective. The table is symmetric about its diagonal: what
-leads out has its opposite beside it.
+Each is a generator that asks for at most one collective. Beside each hop in the table stands its opposite;
+only the reduce_scatter has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..plan.exchange import BufferSlice, Exchange, Parcels
+from ..errors import RequestError
+from ..plan.exchange import BufferSlice, Cargo, Exchange
 from ..plan.grid import Coordinate
 from ..plan.layout import Box, Hop, Move, Owned, Partial, Placement, Replicate, Shard, shard_box
 from .collective import Collective, Label, Walk
@@ -28,7 +29,10 @@ def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) ->
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
     assert isinstance(hop, Hop)
-    return (yield from _MOVES[type(hop.src), type(hop.dst)](x, hop, dtype, at, label))
+    change = type(hop.src), type(hop.dst)
+    if change not in _MOVES:
+        raise RequestError(f"{label}: there is no hop from {hop.src} to {hop.dst} along {hop.axis!r}")
+    return (yield from _MOVES[change](x, hop, dtype, at, label))
 
 
 def asks(hop: Move) -> bool:
@@ -40,47 +44,31 @@ def asks(hop: Move) -> bool:
 
 
 def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    silent = exchange.silent or at.size(*exchange.axes) == 1
-    leaving, coming = exchange.leaving(at), exchange.coming(at)
-    sends, receives = _weigh(leaving, exchange, at), _weigh(coming, exchange, at)
-    send = _pack(x, _in_order(leaving))
-    if silent:
-        arrived = send
-    else:
-        arrived = yield Collective(
-            "all_to_all", exchange.axes, dtype, send, sum(receives), label, None, sends, receives
+    parcels = exchange.parcels(at)
+    packed = _pack(x, parcels.leaving)
+    if not exchange.silent and at.size(*exchange.axes) > 1:
+        sends, receives = parcels.sends, parcels.receives
+        packed = yield Collective(
+            "all_to_all", exchange.axes, dtype, packed, sum(receives), label, None, sends, receives
         )
-    filled = x.new_zeros(exchange.dst.length(exchange.entries, at))
-    _unpack(arrived, filled, _in_order(coming))
-    return filled
+    unpacked = x.new_zeros(parcels.length)
+    _unpack(packed, unpacked, parcels.coming)
+    return unpacked
 
 
-def _pack(x: Tensor, pieces: list[tuple[BufferSlice, Box]]) -> Tensor:
-    """The boxes, flat, one after the other. On the meta device nothing has values, and sizes are all there
-    is."""
+def _pack(x: Tensor, cargo: Cargo) -> Tensor:
+    """Boxes of a flat buffer, one after the other. On the meta device only their size matters."""
     if x.is_meta:
-        return x.new_empty(sum(box.numel for _, box in pieces))
-    boxes = (view(x, spot)[box.seen_from(spot.box).slices].reshape(-1) for spot, box in pieces)
+        return x.new_empty(sum(box.numel for _, box in cargo))
+    boxes = (view(x, held)[box.slices].reshape(-1) for held, box in cargo)
     return torch.cat([x.new_empty(0), *boxes])
 
 
-def _unpack(arrived: Tensor, filled: Tensor, pieces: list[tuple[BufferSlice, Box]]) -> None:
-    """The opposite of ``_pack``: the boxes to their places."""
+def _unpack(arrived: Tensor, buffer: Tensor, cargo: Cargo) -> None:
+    """The opposite of ``_pack``: each box to its place in the buffer."""
     if not arrived.is_meta:
-        for flat, (spot, box) in zip(arrived.split([box.numel for _, box in pieces]), pieces, strict=True):
-            view(filled, spot)[box.seen_from(spot.box).slices] = flat.view(box.shape)
-
-
-def _weigh(parcels: Parcels, exchange: Exchange, at: Coordinate) -> tuple[int, ...]:
-    """Elements for each position of the group; none where there is no parcel."""
-    weights = [0] * at.size(*exchange.axes)
-    for place, parcel in parcels.items():
-        weights[place] = sum(box.numel for _, box in parcel)
-    return tuple(weights)
-
-
-def _in_order(parcels: Parcels) -> list[tuple[BufferSlice, Box]]:
-    return [piece for place in sorted(parcels) for piece in parcels[place]]
+        for flat, (held, box) in zip(arrived.split([box.numel for _, box in cargo]), cargo, strict=True):
+            view(buffer, held)[box.slices] = flat.view(box.shape)
 
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -127,22 +115,6 @@ def _broadcast(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Labe
     return answer.view(hop.shape)
 
 
-def _all_to_all(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    here, parts = at[hop.axis], range(at.size(hop.axis))
-    held, wanted = _box(hop, hop.src, at, here), _box(hop, hop.dst, at, here)
-    outward = [held.overlap(_box(hop, hop.dst, at, part)) for part in parts]
-    inward = [wanted.overlap(_box(hop, hop.src, at, part)) for part in parts]
-    sends, receives = tuple(box.numel for box in outward), tuple(box.numel for box in inward)
-    send = torch.cat([x[box.seen_from(held).slices].reshape(-1) for box in outward])
-    answer = yield Collective(
-        "all_to_all", (hop.axis,), dtype, send, sum(receives), label, None, sends, receives
-    )
-    whole = x.new_empty(wanted.shape)
-    for flat, box in zip(answer.split(receives), inward, strict=True):
-        whole[box.seen_from(wanted).slices] = flat.view(box.shape)
-    return whole
-
-
 def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     answer = yield Collective("all_reduce", (hop.axis,), dtype, _flat(x, x.numel()), x.numel(), label)
     return answer.view(x.shape)
@@ -163,7 +135,6 @@ _MOVES = {
     (Owned, Shard): _scatter_from_owner,
     (Replicate, Owned): _keep_if_owner,
     (Owned, Replicate): _broadcast,
-    (Shard, Shard): _all_to_all,
     (Partial, Replicate): _all_reduce,
     (Partial, Shard): _reduce_scatter,
 }
@@ -213,6 +184,6 @@ def _assemble(answer: Tensor, hop: Hop, placement: Placement, at: Coordinate) ->
     )
 
 
-def view(buffer: Tensor, spot: BufferSlice) -> Tensor:
-    """The box that a flat buffer holds at a spot, in its own shape, sharing the buffer's storage."""
-    return buffer[slice(*spot.interval)].view(spot.box.shape)
+def view(buffer: Tensor, held: BufferSlice) -> Tensor:
+    """The box that a slice of a flat buffer holds, in its own shape, sharing the buffer's memory."""
+    return buffer[slice(*held.interval)].view(held.box.shape)

@@ -1,64 +1,43 @@
-"""Small generators that walk a plan and *ask* for collectives. Communication never computes.
+"""How a tensor travels a route: hop by hop, each asking for at most one collective.
 
-``gather`` and ``scatter`` are each other's mirror; ``orthogonalize`` is a gather, Newton–Schulz where a
-matrix is whole, and a scatter. Who takes part follows from the route and the coordinate, never from the data
-at hand.
+There is one function for both directions. The way back is ``travel(x, route.inverse, ...)``: the same hops in
+opposite order, each the other way. Who takes part follows from the route and the coordinate, never from the
+data at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..plan.bucket import Bucket
 from ..plan.grid import Coordinate
-from ..plan.layout import Route
-from ..plan.matrix import BucketEntry
+from ..plan.layout import Hop, Partial, Replicate, Route
 from .collective import IDLE, Label, Walk
-from .hops import asks, take, view
-
-NewtonSchulz = Callable[[BucketEntry, Tensor], Tensor]
+from .hops import asks, take
 
 
-def gather(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
-    """Walk the route out: from what storage holds to what the computation needs."""
+def travel(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
+    """Carry this rank's part of a tensor along a route; returns what the rank holds at its end.
+
+    Must be walked by all ranks of the groups that the route crosses.
+    """
     for hop in route.hops:
         x = yield from take(x, hop, route.dtype, at, label)
     return x
 
 
-def scatter(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
-    """Walk the route back: the same hops in opposite order, each the other way."""
-    for hop in reversed(route.hops):
-        x = yield from take(x, hop.inverse, route.dtype, at, label)
-    return x
-
-
-def orthogonalize(x: Tensor, bucket: Bucket, at: Coordinate, newton_schulz: NewtonSchulz) -> Walk:
-    """From the Newton–Schulz inputs that storage keeps to the updates that it keeps, both flat.
-
-    dp gather → tp gather → Newton–Schulz → tp slice → dp slice, for the bucket's own routes.
-    """
-    out, back = (Label(phase, f"bucket {bucket.index}") for phase in bucket.phases)
-    inputs = yield from gather(x, bucket.compute, at, out)
-    updates = torch.zeros_like(inputs)
-    for entry, work in zip(bucket.entries, bucket.work_slices(at), strict=True):
-        if work is None:
-            yield from stand_by(entry.route)
-        else:
-            name = entry.matrix.name
-            matrix = yield from gather(view(inputs, work), entry.route, at, Label("tp gather", name))
-            matrix = newton_schulz(entry, matrix)
-            piece = yield from scatter(matrix, entry.route, at, Label("tp slice", name))
-            view(updates, work).copy_(piece)
-    return (yield from scatter(updates, bucket.compute, at, back))
+def all_reduce(x: Tensor, axis: str, at: Coordinate, label: Label) -> Walk:
+    """The sum of all ranks' tensors along one axis, on each of them. All ranks of the axis must walk it."""
+    hop = Hop(axis, Partial(), Replicate(), tuple(x.shape))
+    return travel(x, Route((hop,) if at.size(axis) > 1 else (), x.dtype), at, label)
 
 
 def stand_by(route: Route) -> Walk:
-    """Empty turns, as many as the route out and back would ask for, so that the order stays the same."""
+    """Let others travel the route and back: as many empty turns as they make requests.
+
+    So every rank of a group counts the same turns, and the order of requests stays the same on all of them.
+    """
     for hop in (*route.hops, *route.inverse.hops):
         if asks(hop):
             yield IDLE

@@ -1,28 +1,39 @@
-"""What a plan will cost, from the plan alone: one rank walked without data, on any number of ranks.
+"""What a step will cost, from the plan alone: the package's own step, walked for one rank without data.
 
-The walk is the engine's own, over tensors of the meta device, which have sizes and no values. So a prediction
-costs a few milliseconds a bucket and next to no memory, whether the grid has 4 ranks or 16,384.
+Parameters lie on the meta device, where tensors have sizes and no values. So a prediction takes some
+milliseconds a bucket and next to no memory, whether the grid has 4 ranks or 16,384.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..engine.collective import Label, Walk
-from ..engine.order import pipeline
-from ..engine.travel import gather, orthogonalize
-from ..plan.bucket import Bucket
+from ..engine.collective import Walk
+from ..newton_schulz import KELLER_JORDAN
 from ..plan.grid import Coordinate
-from ..plan.layout import Hop, Partial, Replicate, Route
-from ..plan.matrix import BucketEntry as BucketEntry
-from ..plan.strategies import BUCKET_BYTES, Plan
+from ..plan.matrix import held_box
+from ..plan.strategies import Plan
+from ..step.parameter_state import ParameterState
+from ..step.step import PlanStep
 from ..worlds.shadow import requests_of
 from .ledger import Ledger, entry_of
 
 Rest = Sequence[tuple[int, torch.dtype]]
+
+SETTINGS = {
+    "lr": 0.02,
+    "momentum": 0.95,
+    "nesterov": True,
+    "weight_decay": 0.1,
+    "adjust_lr_fn": None,
+    "ns_steps": 5,
+    "ns_coefficients": KELLER_JORDAN,
+    "eps": 1e-7,
+}
 
 
 def predict(plan: Plan, at: Coordinate, *, rest: Rest | None = None, window: int = 1) -> Ledger:
@@ -33,73 +44,38 @@ def predict(plan: Plan, at: Coordinate, *, rest: Rest | None = None, window: int
             too (``MuonWithAdamW``); None where there are none and ``step`` readies gradients by itself.
         window: how many buckets may be in flight; it changes the order, never the sums.
     """
-    return Ledger([entry_of(request, at) for request in requests_of(_step(plan, at, rest, window))])
+    step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=0)  # iterations send nothing
+    with torch.no_grad():
+        return Ledger([entry_of(request, at) for request in requests_of(_walk(step, rest))])
 
 
-def _step(plan: Plan, at: Coordinate, rest: Rest | None, window: int) -> Walk:
-    yield from _flags(plan, at, len(rest or ()))
-    if rest is None:
-        yield from pipeline((_whole_bucket(bucket, at) for bucket in plan.buckets), window)
-        return
-    yield from pipeline((_reduce(bucket, at) for bucket in plan.buckets), window)
-    if plan.expects == "local" and at.size("dp") > 1:
-        yield from _average(rest, at)
-    yield from pipeline((_update(bucket, at) for bucket in plan.buckets), window)
+def step_over_ones(
+    plan: Plan, at: Coordinate, device: torch.device, window: int = 1, **settings: Any
+) -> PlanStep:
+    """One rank's step over parameters and gradients of ones; on the meta device, over nothing.
+
+    ``settings`` replace some of ``SETTINGS``, the group that all parameters are in.
+    """
+    first = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
+    group = {**SETTINGS, **settings}
+    parameters = []
+    for matrix in (first[param] for param in sorted(first)):
+        whole = matrix.shape if matrix.part is None else matrix.part.shape
+        box = held_box(whole, matrix.cuts, at)
+        parameters.append(ParameterState(_with_gradient(box.shape, matrix.dtype, device), group, {}))
+    step = PlanStep(plan, at, parameters, window)
+    step.fill_state()
+    return step
 
 
-def _flags(plan: Plan, at: Coordinate, others: int) -> Walk:
-    """Before each step ranks agree on which gradients exist and which are finite: two numbers a parameter."""
-    params = {entry.matrix.param for bucket in plan.buckets for entry in bucket.entries}
-    flags = _empty(2 * (len(params) + others), torch.float32)
-    for axis in at.grid.axes:
-        if at.size(axis) > 1:
-            yield from gather(flags, _sum_over(axis, flags), at, Label("gradient flags"))
+def _with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    param = nn.Parameter(torch.ones(shape, dtype=dtype, device=device))
+    param.grad = torch.ones_like(param)
+    return param
 
 
-def _average(rest: Rest, at: Coordinate) -> Walk:
-    for numel, dtype in _runs(rest):
-        flat = _empty(numel, dtype)
-        yield from gather(flat, _sum_over("dp", flat), at, Label("other gradients all_reduce"))
-
-
-def _runs(rest: Rest) -> list[tuple[int, torch.dtype]]:
-    """The flat buffers in which the rest is averaged: of one dtype, at most 25 MB each."""
-    runs: list[tuple[int, torch.dtype]] = []
-    for numel, dtype in sorted(rest, key=lambda one: str(one[1])):
-        if runs and runs[-1][1] == dtype and (runs[-1][0] + numel) * dtype.itemsize <= BUCKET_BYTES:
-            numel += runs.pop()[0]
-        runs.append((numel, dtype))
-    return runs
-
-
-def _whole_bucket(bucket: Bucket, at: Coordinate) -> Walk:
-    yield from _reduce(bucket, at)
-    yield from _update(bucket, at)
-
-
-def _reduce(bucket: Bucket, at: Coordinate) -> Walk:
-    flat = _empty(bucket.length(bucket.model_layout, at), bucket.gradient.dtype)
-    return (yield from gather(flat, bucket.gradient, at, _label("gradient reduce_scatter", bucket)))
-
-
-def _update(bucket: Bucket, at: Coordinate) -> Walk:
-    stored = bucket.length(bucket.storage_layout, at)
-    yield from orthogonalize(_empty(stored, bucket.compute.dtype), bucket, at, _as_it_is)
-    parameter = _empty(stored, bucket.parameter.dtype)
-    yield from gather(parameter, bucket.parameter, at, _label("parameter all_gather", bucket))
-
-
-def _as_it_is(entry: BucketEntry, matrix: Tensor) -> Tensor:
-    return matrix
-
-
-def _sum_over(axis: str, tensor: Tensor) -> Route:
-    return Route((Hop(axis, Partial(), Replicate(), tuple(tensor.shape)),), tensor.dtype)
-
-
-def _empty(numel: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(numel, dtype=dtype, device="meta")
-
-
-def _label(phase: str, bucket: Bucket) -> Label:
-    return Label(phase, f"bucket {bucket.index}")
+def _walk(step: PlanStep, rest: Rest | None) -> Walk:
+    if rest is not None:
+        meta = torch.device("meta")
+        yield from step.ready([_with_gradient((numel,), dtype, meta) for numel, dtype in rest])
+    yield from step.step()

@@ -1,7 +1,7 @@
-"""From an optimizer's parameters to its steppers: one for each mesh that parameters lie on.
+"""From an optimizer's parameters to its steps: one for each mesh that parameters lie on.
 
-The plan is compared across ranks once, when it is made: where ranks differ, every one of them raises the
-same error.
+The plan is compared across ranks once, when it is made: where ranks differ, every one of them raises the same
+error.
 """
 
 from __future__ import annotations
@@ -9,22 +9,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..callbacks.calls import CallbackStep
-from ..callbacks.config import DistributedConfig, checked_assignments
+from ..callbacks.callback_step import CallbackStep
+from ..callbacks.check_answers import checked_assignments
+from ..callbacks.config import DistributedConfig
 from ..engine.collective import Walk
 from ..errors import StrategyError, TutorialError
-from ..parameters.matrices import TpDim, describe_matrices, named_params, split_parts
-from ..parameters.meshes import Share, same_tensors
+from ..parameters.describe_matrices import describe_matrices, named_params
+from ..parameters.on_meshes import MeshParameters, same_tensors
+from ..parameters.tensor_parallel import TpDim
 from ..plan.bucket import Bucket
-from ..plan.matrix import Matrix
+from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Builder, Plan, fingerprint, owner
-from ..step.step import ParameterState, PlanStep
+from ..step.alone import AloneStep
+from ..step.parameter_state import ParameterState
+from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, check_same, drive, refuse
 from ..worlds.local import LocalMesh
 
@@ -33,40 +37,42 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leg:
-    """One stepper and what runs its walks: the seat on a mesh, or nothing where it makes its own calls."""
+class MeshStep:
+    """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none."""
 
-    stepper: PlanStep | CallbackStep
-    seat: LiveWorld | LocalMesh | None
+    step: AloneStep | PlanStep | CallbackStep
+    world: LiveWorld | LocalMesh | None
 
     def run(self, walk: Walk) -> Any:
-        """Walk a generator of the stepper's to its end."""
-        return drive(walk, refuse) if self.seat is None else self.seat.run(walk)
+        """Walk one of the step's generators to its end."""
+        return drive(walk, refuse) if self.world is None else self.world.run(walk)
 
     @property
     def plan(self) -> Plan | None:
-        """The stepper's plan; a user's own functions have none."""
-        return self.stepper.plan if isinstance(self.stepper, PlanStep) else None
+        """The step's plan; a user's own functions, and a process alone, have none."""
+        return self.step.plan if isinstance(self.step, PlanStep) else None
 
 
-class Planning(Protocol):
-    """How an optimizer comes by its steppers."""
+MakeSteps = Callable[[Groups, State], list[MeshStep]]
+"""Makes the steps for these parameters. Must be called by all ranks."""
 
-    def legs(self, groups: Groups, state: State) -> list[Leg]:
-        """Make them for these parameters. Must be called by all ranks."""
+
+def alone(groups: Groups, state: State) -> list[MeshStep]:
+    """The step of this process alone."""
+    return [MeshStep(AloneStep(groups, state), None)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StrategyPlanning:
-    """A strategy on one mesh."""
+class StrategySteps:
+    """Makes the step of a strategy on one mesh: the whole plan."""
 
     builder: Builder
     world: LiveWorld | LocalMesh
     tp_dim: TpDim
     window: int
 
-    def legs(self, groups: Groups, state: State) -> list[Leg]:
-        """One leg: the whole plan.
+    def __call__(self, groups: Groups, state: State) -> list[MeshStep]:
+        """One step.
 
         Raises:
             PlanMismatchError: ranks made different plans.
@@ -78,21 +84,18 @@ class StrategyPlanning:
                 _check_no_ddp(plan.strategy, groups)
             return plan
 
-        plan = _compared(make, self.world)
-        stepper = PlanStep(plan, self.world.at, _slots(groups, state), self.window)
-        stepper.fill_state()
-        return [Leg(stepper, self.world)]
+        return [_plan_step(make, self.world, _parameter_states(groups, state), self.window)]
 
 
 @dataclass(slots=True, eq=False)
-class ConfigPlanning:
-    """A ``DistributedConfig``: its helper's plan where it has one, else its functions, called one by one."""
+class ConfigSteps:
+    """Makes the steps of a ``DistributedConfig``: by its helper's plan, or else through its functions."""
 
     config: DistributedConfig
     _known: Assigned | None = None
 
-    def legs(self, groups: Groups, state: State) -> list[Leg]:
-        """One leg a mesh, or one for the user's functions.
+    def __call__(self, groups: Groups, state: State) -> list[MeshStep]:
+        """One step a mesh, or one for the user's functions.
 
         Raises:
             ConfigError: ``assign_fn`` broke its contract.
@@ -102,10 +105,10 @@ class ConfigPlanning:
         if self._known is None or not same_tensors(self._known.params, params):
             self._known = _assign(self.config, params)
         if not self.config.planned:
-            return [self._calling_leg(self._known, groups, state)]
-        return [self._planned_leg(share, self._known, groups, state) for share in self._known.shares]
+            return [self._callback_step(self._known, groups, state)]
+        return [self._planned_step(mesh, self._known, groups, state) for mesh in self._known.meshes]
 
-    def _calling_leg(self, known: Assigned, groups: Groups, state: State) -> Leg:
+    def _callback_step(self, known: Assigned, groups: Groups, state: State) -> MeshStep:
         names = _names(groups)
 
         def lines(assignments: dict[int, int]) -> list[str]:
@@ -115,33 +118,46 @@ class ConfigPlanning:
             ]
 
         assignments = check_same(known.assignments, lines, known.state.get("agree_group"))
-        caller = CallbackStep(
-            replace(self.config, state=known.state), assignments, names, _slots(groups, state)
-        )
-        caller.fill_state()
-        return Leg(caller, None)
+        config = replace(self.config, state=known.state)
+        step = CallbackStep(config, assignments, names, _parameter_states(groups, state))
+        step.fill_state()
+        return MeshStep(step, None)
 
-    def _planned_leg(self, share: Share, known: Assigned, groups: Groups, state: State) -> Leg:
-        names, slots = _names(groups), _slots(groups, state)
+    def _planned_step(self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State) -> MeshStep:
+        names, parameters = _names(groups), _parameter_states(groups, state)
         numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
-        members = list(share.matrices)
+        members = list(mesh.matrices)
 
         def make() -> Plan:
             matrices: list[Matrix] = []
-            for place, index in enumerate(members):
-                whole = replace(share.matrices[index], index=place, name=names[index], group=numbers[index])
+            for position, index in enumerate(members):
+                whole = replace(mesh.matrices[index], index=position, name=names[index], group=numbers[index])
                 matrices += split_parts(whole, groups[numbers[index]].get("parts"), first=len(matrices))
             assignments = known.assignments()
-            places = [share.place(assignments[members[matrix.param]]) for matrix in matrices]
+            owners = [mesh.position_of(assignments[members[matrix.param]]) for matrix in matrices]
             if self.config.async_gpu_parallelism:
-                return owner(matrices, share.seat.grid, assign=places)
-            return _one_by_one(owner(matrices, share.seat.grid, assign=places, bucket_bytes=1))
+                return owner(matrices, mesh.world.grid, assign=owners)
+            return _one_by_one(owner(matrices, mesh.world.grid, assign=owners, bucket_bytes=1))
 
-        plan = _compared(make, share.seat)
         window = 1 + self.config.prefetch_count
-        stepper = PlanStep(plan, share.seat.at, [slots[index] for index in members], window)
-        stepper.fill_state()
-        return Leg(stepper, share.seat)
+        return _plan_step(make, mesh.world, [parameters[index] for index in members], window)
+
+
+def _plan_step(
+    make: Callable[[], Plan],
+    world: LiveWorld | LocalMesh,
+    parameters: Sequence[ParameterState],
+    window: int,
+) -> MeshStep:
+    """Make a plan, compare it across the ranks of a mesh, and fill the state that it asks for."""
+    if isinstance(world, LocalMesh):
+        plan = make()
+        world.compare(fingerprint(plan))
+    else:
+        plan = check_same(make, fingerprint, world.group(world.grid.axes) if world.grid.axes else None)
+    step = PlanStep(plan, world.at, parameters, window)
+    step.fill_state()
+    return MeshStep(step, world)
 
 
 def _one_by_one(plan: Plan) -> Plan:
@@ -160,7 +176,7 @@ class Assigned:
 
     params: Sequence[Tensor]
     state: dict[str, Any]
-    shares: Sequence[Share]
+    meshes: Sequence[MeshParameters]
     answer: dict[int, int] | TutorialError
 
     def assignments(self) -> dict[int, int]:
@@ -175,16 +191,16 @@ class Assigned:
 
 
 def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
-    """Survey the parameters if a helper can, and ask ``assign_fn``.
+    """Find out where the parameters lie if a helper can, and ask ``assign_fn``.
 
     An error on one rank is kept until ranks compare plans, so that all learn of it.
     """
     state = dict(config.state)
-    shares = () if config.planner is None else config.planner.survey(params, state).shares
+    meshes = () if config.helper is None else config.helper.on_meshes(params, state).meshes
     try:
-        return Assigned(params, state, shares, checked_assignments(config, params, state))
+        return Assigned(params, state, meshes, checked_assignments(config, params, state))
     except TutorialError as error:
-        return Assigned(params, state, shares, error)
+        return Assigned(params, state, meshes, error)
 
 
 def _check_no_ddp(strategy: str, groups: Groups) -> None:
@@ -203,15 +219,7 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
                 )
 
 
-def _compared(make: Callable[[], Plan], world: LiveWorld | LocalMesh) -> Plan:
-    if isinstance(world, LocalMesh):
-        plan = make()
-        world.compare(fingerprint(plan))
-        return plan
-    return check_same(make, fingerprint, world.group(world.grid.axes) if world.grid.axes else None)
-
-
-def _slots(groups: Groups, state: State) -> list[ParameterState]:
+def _parameter_states(groups: Groups, state: State) -> list[ParameterState]:
     return [ParameterState(param, group, state[param]) for group in groups for param in group["params"]]
 
 

@@ -7,7 +7,7 @@ orthogonalizing, and loading a state never makes the momentum less precise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -17,28 +17,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
-from ..callbacks.config import DistributedConfig, create_dtensor_config
+from ..callbacks.config import DistributedConfig
+from ..callbacks.helpers import create_dtensor_config
 from ..engine.collective import Walk
 from ..errors import NotAMatrixError, StrategyError, UsageError
+from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import (
     DEFAULT_EPS,
     DEFAULT_STEPS,
     KELLER_JORDAN,
     Coefficients,
     coefficients_per_step,
-    zeropower_via_newtonschulz,
 )
-from ..parameters.matrices import TpDim, named_params, split_parts
-from ..plan.grid import Grid
-from ..plan.matrix import Matrix, Parts, part_boxes
+from ..parameters.describe_matrices import named_params
+from ..parameters.tensor_parallel import TpDim
+from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
 from ..step.step import PlanStep
-from ..weight_update import ADJUST_LR_FNS, adjusted_lr, decay_and_add, momentum_update
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .make_steps import ConfigPlanning, Leg, Planning, StrategyPlanning
-
-_ALONE = Grid((), ()).at(0)
+from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 
 
 class Muon(torch.optim.Optimizer):
@@ -51,7 +49,7 @@ class Muon(torch.optim.Optimizer):
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
             ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct,
             step and load alike.
-        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or the seat of a ``LocalWorld``.
+        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
         distributed_config: in place of a strategy and a mesh: the user's own functions, or a helper's config.
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
@@ -96,8 +94,10 @@ class Muon(torch.optim.Optimizer):
         distributed_config: DistributedConfig | None = None,
     ) -> None:
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
-        self._planning = _planning(strategy, self.world, tp_dim, _checked_window(window), distributed_config)
-        self._legs: list[Leg] | None = None
+        self._make_steps = _make_steps(
+            strategy, self.world, tp_dim, _checked_window(window), distributed_config
+        )
+        self._made_steps: list[MeshStep] | None = None
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -112,16 +112,14 @@ class Muon(torch.optim.Optimizer):
         _check_hyperparameters(defaults)
         self._gradients_ready = False
         super().__init__(params, defaults)
-        if self._planning is None and any(
-            isinstance(param, DTensor) for param, _ in self._params_and_groups()
-        ):
-            self._planning = ConfigPlanning(create_dtensor_config())
-        self._planned()
+        if self._make_steps is alone and any(isinstance(param, DTensor) for param in self._params()):
+            self._make_steps = ConfigSteps(create_dtensor_config())
+        self._steps()
 
     @property
     def plans(self) -> list[Plan]:
         """The plans of a step, one a mesh; none without a strategy, or with a user's own functions."""
-        return [leg.plan for leg in self._planned() if leg.plan is not None]
+        return [step.plan for step in self._steps() if step.plan is not None]
 
     @property
     def plan(self) -> Plan | None:
@@ -135,12 +133,12 @@ class Muon(torch.optim.Optimizer):
         try:
             _check_matrices(param_group, index=len(self.param_groups) - 1)
             _check_hyperparameters(param_group)
-            if self._planning is None:
+            if self._make_steps is alone:
                 _check_parts(param_group)
         except UsageError:
             self.param_groups.pop()
             raise
-        self._legs = None
+        self._made_steps = None
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
@@ -153,11 +151,12 @@ class Muon(torch.optim.Optimizer):
             raise UsageError(f"max_norm must be positive, got {max_norm}")
         if self._gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
-        if self._planning is not None:
+        if self._make_steps is not alone:
             return self._ready_planned(max_norm, list(rest))
         self._gradients_ready = True
-        params = [param for param, _ in self._params_and_groups()]
-        return None if max_norm is None else torch.nn.utils.clip_grad_norm_([*params, *rest], max_norm)
+        return (
+            None if max_norm is None else torch.nn.utils.clip_grad_norm_([*self._params(), *rest], max_norm)
+        )
 
     def _refuse_while_ready(self, name: str) -> None:
         if self.__dict__.get("_gradients_ready"):
@@ -174,8 +173,8 @@ class Muon(torch.optim.Optimizer):
     def gradients_changed(self) -> None:
         """Say that gradients were written to since they were readied: the next step readies them again."""
         self._gradients_ready = False
-        for leg in self._legs or ():
-            leg.stepper.forget()
+        for mesh in self._made_steps or ():
+            mesh.step.forget()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -191,90 +190,65 @@ class Muon(torch.optim.Optimizer):
             self.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
-        if self._planning is not None:
-            for leg in self._planned():
-                leg.run(leg.stepper.agree())  # on all meshes before anything changes on one
-            for leg in self._planned():
-                leg.run(leg.stepper.step())
-            self.gradients_changed()
-        else:
-            self._step_here()
-            self.gradients_changed()
+        for mesh in self._steps():
+            mesh.run(mesh.step.agree())  # on all meshes before anything changes on one
+        for mesh in self._steps():
+            mesh.run(mesh.step.step())
+        self.gradients_changed()
         return loss
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
-        for leg in self._planned():
-            yield from leg.stepper.agree()
-        for leg in self._planned():
-            yield from leg.stepper.step()
+        for mesh in self._steps():
+            yield from mesh.step.agree()
+        for mesh in self._steps():
+            yield from mesh.step.step()
         self.gradients_changed()
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        norm = yield from self.stepper.ready(list(rest), max_norm)
+        norm = yield from self.plan_step.ready(list(rest), max_norm)
         self._gradients_ready = True
         return norm
 
     @torch.no_grad()
     def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
-        legs = self._planned()
-        if max_norm is None and (len(legs) > 1 or legs[0].plan is None):
+        steps = self._steps()
+        if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
             return None
-        return legs[0].run(self.ready_program(max_norm, rest=rest))
+        return steps[0].run(self.ready_program(max_norm, rest=rest))
 
     @property
-    def steppers(self) -> list[PlanStep]:
-        """What walks the plans, one a mesh."""
-        return [leg.stepper for leg in self._planned() if isinstance(leg.stepper, PlanStep)]
+    def plan_steps(self) -> list[PlanStep]:
+        """The steps over plans, one a mesh."""
+        return [mesh.step for mesh in self._steps() if isinstance(mesh.step, PlanStep)]
 
     @property
-    def stepper(self) -> PlanStep:
-        """What walks the plan, where there is exactly one.
+    def plan_step(self) -> PlanStep:
+        """The step over a plan, where there is exactly one.
 
         Raises:
             UsageError: there is none, or one for each of several meshes.
         """
-        steppers = self.steppers
-        if len(steppers) != 1 or len(self._planned()) != 1:
+        steps = self.plan_steps
+        if len(steps) != 1 or len(self._steps()) != 1:
             raise UsageError(
                 "gradients on several meshes, or behind a config's own functions, are not clipped here: "
                 "call torch.nn.utils.clip_grad_norm_ before step()"
             )
-        return steppers[0]
+        return steps[0]
 
-    def _planned(self) -> list[Leg]:
-        """The steppers over the current groups and state, made anew after either has changed."""
-        if self._legs is None:
-            planning = self._planning
-            self._legs = [] if planning is None else planning.legs(self.param_groups, self.state)
-        return self._legs
+    def _steps(self) -> list[MeshStep]:
+        """The steps over the current groups and state, made anew after either has changed."""
+        if self._make_steps is alone:
+            return alone(self.param_groups, self.state)
+        if self._made_steps is None:
+            self._made_steps = self._make_steps(self.param_groups, self.state)
+        return self._made_steps
 
-    def _step_here(self) -> None:
-        """Step in this process alone, matrix by matrix."""
-        work = [(param, param.grad, group) for param, group in self._params_and_groups()]
-        _check_gradients(grad for _, grad, _ in work)
-        for param, grad, group in work:
-            if grad is None:
-                continue
-            buffer = self._momentum_buffer(param, grad)
-            whole = Matrix(0, "", tuple(param.shape))
-            for matrix in split_parts(whole, group.get("parts"), first=0):
-                here = matrix.slices(_ALONE)
-                _step_matrix(param.detach()[here], grad[here], buffer[here], matrix.sides, group)
-
-    def _params_and_groups(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        for group in self.param_groups:
-            for param in group["params"]:
-                yield param, group
-
-    def _momentum_buffer(self, param: Tensor, grad: Tensor) -> Tensor:
-        """Return the parameter's momentum, zeros in the gradient's layout and dtype the first time."""
-        state = self.state[param]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        return state["momentum_buffer"]
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all matrices."""
@@ -301,15 +275,15 @@ class Muon(torch.optim.Optimizer):
             handle.remove()
         for group, its_parts in zip(self.param_groups, parts, strict=True):
             group.setdefault("parts", its_parts)
-        self._legs = None
+        self._made_steps = None
         try:
-            self._planned()
+            self._steps()
         except UsageError:
             self.state, self.param_groups = before
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._planning is not None:
+        if self._make_steps is not alone:
             raise UsageError(
                 "a Muon with a strategy cannot be copied or pickled: its mesh belongs to this process. "
                 "Construct another one and load this one's state_dict()"
@@ -318,8 +292,8 @@ class Muon(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.setdefault("_gradients_ready", False)
-        self.__dict__.setdefault("_planning", None)
-        self.__dict__.setdefault("_legs", None)
+        self.__dict__.setdefault("_make_steps", alone)
+        self.__dict__.setdefault("_made_steps", None)
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
@@ -349,47 +323,33 @@ def _widened(saved: Tensor, param: Tensor | int) -> Tensor:
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)
 
 
-def _step_matrix(
-    param: Tensor, grad: Tensor, buffer: Tensor, sides: tuple[int, int], group: Mapping[str, Any]
-) -> None:
-    ns_input = momentum_update(buffer, grad, group["momentum"], group["nesterov"]).reshape(sides)
-    update = zeropower_via_newtonschulz(ns_input, group["ns_steps"], group["ns_coefficients"], group["eps"])
-    lr = _as_scalar(group["lr"])
-    adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
-    decay_and_add(param, update.reshape(param.shape), lr, adjusted, group["weight_decay"])
-
-
-def _planning(
+def _make_steps(
     strategy: str | Builder | None,
     world: LiveWorld | LocalMesh | None,
     tp_dim: TpDim,
     window: int,
     config: DistributedConfig | None,
-) -> Planning | None:
+) -> MakeSteps:
     if config is not None:
         if strategy is not None or world is not None:
             raise StrategyError("pass either distributed_config=, or strategy= and mesh=, not both")
-        return ConfigPlanning(config)
+        return ConfigSteps(config)
     if strategy is None and world is not None:
         raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
     if strategy is None:
-        return None
+        return alone
     builder = find_builder(strategy)
     if world is None:
         raise StrategyError(
-            f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or a LocalWorld seat"
+            f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or LocalWorld.mesh(rank)"
         )
-    return StrategyPlanning(builder, world, tp_dim, window)
+    return StrategySteps(builder, world, tp_dim, window)
 
 
 def _checked_window(window: int) -> int:
     if window < 1:
         raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
     return window
-
-
-def _as_scalar(lr: float | Tensor) -> float | Tensor:
-    return lr.squeeze() if isinstance(lr, Tensor) and lr.ndim else lr
 
 
 def _check_hyperparameters(group: Mapping[str, Any]) -> None:
@@ -429,10 +389,3 @@ def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
 def _check_parts(group: Mapping[str, Any]) -> None:
     for param in group["params"]:
         part_boxes(tuple(param.shape), group.get("parts"))
-
-
-def _check_gradients(grads: Iterable[Tensor | None]) -> None:
-    """Refuse a step before anything has changed."""
-    for grad in grads:
-        if grad is not None and grad.layout is not torch.strided:
-            raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {tuple(grad.shape)}")

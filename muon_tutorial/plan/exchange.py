@@ -1,15 +1,17 @@
-"""Where flat buffers hold what, and the packed move between two such layouts.
+"""Layouts of flat buffers, and the packed exchange of many matrices between two layouts.
 
 A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at
-once between two layouts: what a rank sends to another is the intersection of the box it holds with the box
-the other needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never
-stored for all ranks.
+once between two layouts: a rank sends to another the intersection of the box it holds with the box that the
+other needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never stored for
+all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import Literal
 
 from .grid import Coordinate
@@ -19,7 +21,7 @@ from .matrix import BucketEntry
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """Where a rank's flat buffer holds which box of a matrix; of no elements where it holds none."""
+    """Which box of a matrix a rank's flat buffer holds, and from which element on. The box may be empty."""
 
     entry: BucketEntry
     offset: int
@@ -63,7 +65,7 @@ class SlicedBuffer:
             yield BufferSlice(entry, entry.offset + box.offset[0] - start if box.numel else 0, box)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The interval of the matrix' flat piece that the rank's slice holds."""
+        """The interval of the matrix's flat piece that the rank's slice holds."""
         piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
         return self._slice(at).overlap(piece).seen_from(piece)
 
@@ -113,16 +115,16 @@ class LocalShards:
 
 @dataclass(frozen=True, slots=True)
 class WholeMatrices:
-    """A matrix' workers hold it whole, one matrix after the other; the others hold nothing.
+    """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
     ``frame`` says whole what: the ``"matrix"``, or the ``"piece"`` of it that tensor parallelism left, flat.
-    Of the workers, either the one ``"owner"`` sends to all, or each of the ``"keepers"`` has what it needs
-    itself.
+    On the way back either the one ``"owner"`` sends to all, or each of the ``"holders"`` already has what it
+    needs.
     """
 
     axes: tuple[str, ...]
     frame: Literal["matrix", "piece"]
-    workers: Literal["owner", "keepers"]
+    workers: Literal["owner", "holders"]
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's buffer holds of each matrix, in order."""
@@ -133,7 +135,7 @@ class WholeMatrices:
         return sum(self.box(entry, at).numel for entry in entries)
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """The owner sends to all; a keeper to itself alone."""
+        """The owner sends to all; a holder, to itself alone."""
         return self.workers == "owner" or at == to
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
@@ -150,11 +152,26 @@ class WholeMatrices:
 Layout = VirtualBuffer | SlicedBuffer | LocalShards | WholeMatrices
 
 
-Parcels = dict[int, list[tuple[BufferSlice, Box]]]
-"""By position in a group: spots of one's own buffer, and the box of each that travels."""
+Cargo = tuple[tuple[BufferSlice, Box], ...]
+"""Slices of a rank's own buffer and, within each, the box that travels."""
 
 
 @dataclass(frozen=True, slots=True)
+class Parcels:
+    """What one rank sends and receives in an exchange, in order of the position in the group.
+
+    ``sends`` and ``receives`` are the elements for each position; ``length`` is how many elements the rank's
+    buffer holds afterwards.
+    """
+
+    leaving: Cargo
+    coming: Cargo
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)  # without slots: the inverse and each rank's parcels are worked out once and kept
 class Exchange:
     """A move of many matrices at once between two layouts, over the group of ``axes``."""
 
@@ -163,7 +180,7 @@ class Exchange:
     src: SlicedBuffer | LocalShards | WholeMatrices
     dst: SlicedBuffer | LocalShards | WholeMatrices
 
-    @property
+    @cached_property
     def inverse(self) -> Exchange:
         """The same move, the other way."""
         return Exchange(self.axes, self.entries, self.dst, self.src)
@@ -172,38 +189,59 @@ class Exchange:
     def silent(self) -> bool:
         """Whether every rank already holds what it needs, so that nothing has to be asked for."""
         if isinstance(self.src, WholeMatrices):
-            return self.src.workers == "keepers"
+            return self.src.workers == "holders"
         return isinstance(self.src, LocalShards) and not any(entry.matrix.cuts for entry in self.entries)
 
-    def leaving(self, at: Coordinate) -> Parcels:
-        """What this rank sends: by position in the group, from which spots which boxes, in order."""
-        parcels: Parcels = {}
-        for here in self._spots(self.src, at):
-            for place in self.dst.holders(here.entry, self.axes, at):
-                to = at.peer(place, *self.axes)
-                if self.src.sends(here.entry, at, to):
-                    _add(parcels, place, here, self.dst.box(here.entry, to))
-        return parcels
+    def parcels(self, at: Coordinate) -> Parcels:
+        """What one rank sends and receives; worked out the first time, for the few ranks of one process."""
+        if at not in self._known:
+            if len(self._known) == _FEW_RANKS:
+                self._known.clear()
+            self._known[at] = self._parcels(at)
+        return self._known[at]
 
-    def coming(self, at: Coordinate) -> Parcels:
-        """What this rank receives: by position in the group, to which spots which boxes, in order."""
-        parcels: Parcels = {}
-        for here in self._spots(self.dst, at):
-            for place in self.src.holders(here.entry, self.axes, at):
-                other = at.peer(place, *self.axes)
-                if self.src.sends(here.entry, other, at):
-                    _add(parcels, place, here, self.src.box(here.entry, other))
-        return parcels
+    @cached_property
+    def _known(self) -> dict[Coordinate, Parcels]:
+        return {}
 
-    def _spots(self, layout: SlicedBuffer | LocalShards | WholeMatrices, at: Coordinate) -> list[BufferSlice]:
-        """The spots that hold anything: a rank shares few matrices with few ranks, of thousands."""
-        return [spot for spot in layout.buffer_slices(self.entries, at) if spot.box.numel]
+    def _parcels(self, at: Coordinate) -> Parcels:
+        leaving, sends = self._by_position(at, self._leaving(at))
+        coming, receives = self._by_position(at, self._coming(at))
+        return Parcels(leaving, coming, sends, receives, self.dst.length(self.entries, at))
+
+    def _leaving(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
+        for held in self._slices(self.src, at):
+            for position in self.dst.holders(held.entry, self.axes, at):
+                to = at.peer(position, *self.axes)
+                if self.src.sends(held.entry, at, to):
+                    yield position, held, self.dst.box(held.entry, to)
+
+    def _coming(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
+        for held in self._slices(self.dst, at):
+            for position in self.src.holders(held.entry, self.axes, at):
+                other = at.peer(position, *self.axes)
+                if self.src.sends(held.entry, other, at):
+                    yield position, held, self.src.box(held.entry, other)
+
+    def _slices(
+        self, layout: SlicedBuffer | LocalShards | WholeMatrices, at: Coordinate
+    ) -> list[BufferSlice]:
+        """The slices that hold anything: of thousands of ranks, one shares few matrices with few others."""
+        return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
+
+    def _by_position(
+        self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
+    ) -> tuple[Cargo, tuple[int, ...]]:
+        """What this rank shares with others, in order of their positions, and the elements for each."""
+        shared = [(position, held, held.box.overlap(theirs)) for position, held, theirs in pairs]
+        shared = sorted((one for one in shared if one[2].numel), key=itemgetter(0))
+        elements = [0] * at.size(*self.axes)
+        for position, _, box in shared:
+            elements[position] += box.numel
+        return tuple((held, box.seen_from(held.box)) for _, held, box in shared), tuple(elements)
 
 
-def _add(parcels: Parcels, place: int, here: BufferSlice, there: Box) -> None:
-    box = here.box.overlap(there)
-    if box.numel:
-        parcels.setdefault(place, []).append((here, box))
+_FEW_RANKS = 16
 
 
 def _in_line(boxes: Iterable[tuple[BucketEntry, Box]]) -> Iterator[BufferSlice]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 
-from ..errors import GridError
+from ..errors import GridError, OneWayError
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
-    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. The pairs that
-    exist are symmetric about ``src = dst``; ``inverse`` is the opposite arrow.
+    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. Every pair of
+    placements that has a hop has one for the opposite pair too, but for ``Partial`` → ``Shard``: nobody can
+    take a sum apart again.
     """
 
     axis: str
@@ -164,7 +166,16 @@ class Hop:
 
     @property
     def inverse(self) -> Hop:
-        """The same change, the other way."""
+        """The same change, the other way.
+
+        Raises:
+            OneWayError: the hop is a reduce_scatter, which has no opposite.
+        """
+        if isinstance(self.src, Partial) and isinstance(self.dst, Shard):
+            raise OneWayError(
+                f"a reduce_scatter over {self.axis!r} has no opposite: the ranks' summands are gone; "
+                "ask for the hop from Shard to Replicate instead, which is an all_gather"
+            )
         return Hop(self.axis, self.dst, self.src, self.shape)
 
 
@@ -176,10 +187,11 @@ class Move(Protocol):
         """The same move, the other way."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: the inverse is made once and stays with the route
 class Route:
-    """From storage to compute: hops in order, and the dtype that travels. The inverse is from compute to
-    storage.
+    """Hops in order, and the dtype that travels.
+
+    The inverse leads back: the same hops in opposite order, each the other way.
 
     >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
     >>> out.inverse.hops[0].src, out.inverse.inverse == out
@@ -189,7 +201,11 @@ class Route:
     hops: tuple[Move, ...]
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def inverse(self) -> Route:
-        """The same hops, reversed, each the other way."""
+        """The way back.
+
+        Raises:
+            OneWayError: a hop has no opposite.
+        """
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

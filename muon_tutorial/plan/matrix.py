@@ -6,13 +6,13 @@ Knows shapes and boxes. Refuses to know data, ranks and process groups.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
 import torch
 
-from ..errors import UsageError
+from ..errors import StrategyError, UsageError
 from .grid import Coordinate
 from .layout import Box, Route, Shard, shard_box
 
@@ -131,6 +131,38 @@ def part_boxes(shape: tuple[int, ...], parts: Parts) -> list[Box] | None:
     starts = [sum(rows[:i]) for i in range(len(rows))]
     rest = shape[1:]
     return [Box((start, *(0 for _ in rest)), (n, *rest)) for start, n in zip(starts, rows, strict=True)]
+
+
+def split_parts(whole: Matrix, parts: Parts, first: int) -> list[Matrix]:
+    """The matrices that a parameter holds, numbered from ``first`` on; ``whole.index`` is the parameter's.
+
+    Raises:
+        UsageError: the parameter cannot be split so.
+        StrategyError: a cut goes through the dimensions that become columns together.
+    """
+    boxes = part_boxes(whole.shape, parts)
+    if boxes is None:
+        boxes = [Box((0,) * len(whole.shape), whole.shape)]
+    names = [whole.name] if len(boxes) == 1 else [f"{whole.name}[part {i}]" for i in range(len(boxes))]
+    flat = parts in (None, "flatten")
+    through = [(axis, cut.dim) for axis, cut in whole.cuts if flat and cut.dim > 1]
+    if through:
+        raise StrategyError(
+            f"{whole.name} is cut along dimension {through[0][1]} by {through[0][0]!r}: where dimensions 1 "
+            "and on are columns together, only dimensions 0 and 1 can be cut"
+        )
+    return [
+        replace(
+            whole,
+            index=first + i,
+            name=name,
+            shape=box.shape,
+            part=None
+            if flat and first == whole.index
+            else Part(whole.index, whole.shape, box.offset, not flat),
+        )
+        for i, (name, box) in enumerate(zip(names, boxes, strict=True))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

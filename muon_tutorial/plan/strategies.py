@@ -363,7 +363,7 @@ def _sliced(
     worked: Layout = VirtualBuffer(size)
     compute = _route(grid, "dp", Shard(0), Replicate(), size, WIRE)
     if gather == "boundary":
-        worked = WholeMatrices(("dp",), "piece", "keepers")
+        worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
     return Bucket(
         index=index,

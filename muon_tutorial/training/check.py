@@ -136,9 +136,9 @@ def _copy_with_gradient(param: Tensor) -> nn.Parameter:
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The gradient that each matrix meets in the coming step, whole."""
-    if muon.stepper.plan.expects == "averaged":
+    if muon.plan_step.plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in _params(muon)]
-    readied = muon.stepper.readied
+    readied = muon.plan_step.readied
     return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.in_buffer)])
 
 
@@ -159,7 +159,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
     """Whole matrices, in the optimizer's order, from the elements that ranks keep of them."""
     full: dict[int, Tensor] = {}
-    for bucket in muon.stepper.plan.buckets:
+    for bucket in muon.plan_step.plan.buckets:
         for held in bucket.stored_shards(world.at):
             elements = kept(bucket, held)[: held.numel]
             full[held.entry.matrix.param] = _spread(world, held, elements)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label
-from ..engine.travel import gather
+from ..engine.travel import travel
 from ..plan.layout import Hop, Partial, Placement, Replicate, Route, Shard
 from ..worlds.live import LiveWorld
 
@@ -56,7 +56,7 @@ def _change(
 ) -> Tensor:
     """From ``held`` to whole along the axis; ``shape`` is that of the whole tensor."""
     hops = (Hop(axis, held, Replicate(), shape),) if world.grid.size(axis) > 1 else ()
-    return world.run(gather(tensor, Route(hops, tensor.dtype), world.at, Label(label)))
+    return world.run(travel(tensor, Route(hops, tensor.dtype), world.at, Label(label)))
 
 
 def _local(tensor: Tensor) -> Tensor:

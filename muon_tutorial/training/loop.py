@@ -144,7 +144,7 @@ def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, Verdic
 
 def _ready_gradients(trainer: Trainer) -> None:
     """Hand the optimizer what its strategy expects, and let it average what it averages."""
-    if trainer.optimizer.muon.stepper.plan.expects == "averaged":
+    if trainer.optimizer.muon.plan_step.plan.expects == "averaged":
         average_gradients(trainer.counted, list(trainer.model.parameters()))
     trainer.optimizer.ready_gradients()
 

@@ -145,7 +145,7 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class LiveWorld:
-    """This process' seat on a mesh of real processes.
+    """One process on a mesh of real processes: answers what its walks ask for.
 
     ``observers`` see each request just before it is issued. One that wants to follow it returns a function of
     the moments to come: ``issued`` (the call returned), ``done`` (the backend finished; told from a thread of

@@ -63,7 +63,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalMesh:
-    """One rank's seat in a local world: what an optimizer is given in place of a mesh."""
+    """One rank of a local world: what an optimizer is given in place of a mesh."""
 
     world: LocalWorld
     at: Coordinate
@@ -74,7 +74,7 @@ class LocalMesh:
         return self.at.grid
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Compare what this rank is about to do with what the ranks seated before it said they would.
+        """Compare what this rank is about to do with what the ranks before it said they would.
 
         A rank's second plan is compared with the others' second plans, and so on.
 
@@ -126,7 +126,7 @@ class LocalWorld:
         return cls(grid, random.Random(seed).randrange)
 
     def mesh(self, rank: int) -> LocalMesh:
-        """The seat of one rank."""
+        """One rank's mesh, to hand to its optimizer."""
         return LocalMesh(self, self.grid.at(rank))
 
     def run(self, walks: Sequence[Walk]) -> list[Any]:

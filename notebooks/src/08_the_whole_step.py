@@ -40,7 +40,8 @@ import inspect
 import torch
 from muon_tutorial import Grid, LocalWorld, launch, zeropower_via_newtonschulz
 from muon_tutorial.engine.hops import take
-from muon_tutorial.engine.travel import gather, scatter
+from muon_tutorial.engine.travel import travel
+from muon_tutorial.plan.layout import Route
 from muon_tutorial.learn import lesson08 as lesson
 from muon_tutorial.learn.lesson08 import replay
 
@@ -162,13 +163,13 @@ replay.explore(lesson.record_here(dp, tp, seed), live=widgets, moment=4)
 # from it just now; `yield from` means: ask, and wait for the answer.
 
 # %%
-print(inspect.getsource(gather))
+print(inspect.getsource(travel))
 
 # %% [markdown]
 # ## Write the way back
 #
-# Phases 5 and 6 are one function, the opposite of `gather`. Every hop has an opposite, too: `hop.inverse`.
-# The stub is `gather` with a hole; the hole is not all that has to change. Think of coming home: shoes that
+# Phases 5 and 6 are one function, the opposite of `travel`. Every hop has an opposite, too: `hop.inverse`.
+# The stub is `travel` with a hole; the hole is not all that has to change. Think of coming home: shoes that
 # you put on last, you take off first.
 #
 # *Medium · 5 minutes · required*
@@ -195,10 +196,11 @@ back.check(way_back)
 # </details>
 
 # %% [markdown]
-# Compare yours with the package's own. It has a line for each line of `gather`.
+# Compare yours with the package's own. It turns the route around and travels that: `travel(x, route.inverse, at,
+# label)`.
 
 # %%
-print(inspect.getsource(scatter))
+print(inspect.getsource(Route.inverse.func))
 
 # %% [markdown]
 # ## A bug: the matrix that was flat
@@ -292,28 +294,28 @@ loop.check(update_loop)
 # ## Your optimizer
 #
 # Now all seven phases, with your functions in their places. `job` does the arithmetic in between (momentum,
-# Newton–Schulz, weight decay). Everything that moves is in the second cell below. `gather` walks whatever route
-# it is given: that of phase 1 is one hop, a reduce_scatter. Matrices that this rank does not work on stay zero
+# Newton–Schulz, weight decay). Everything that moves is in the second cell below. `travel` takes whatever route it
+# is given: that of phase 1 is one hop, a reduce_scatter. Matrices that this rank does not work on stay zero
 # in `done`; its own range has none of them.
 
 # %%
-way_back = back.accepted_or(scatter)
+way_back = back.accepted_or(lesson.way_back)
 unpack = shapes.accepted_or(lesson.unpack)
 update_loop = loop.accepted_or(lesson.update_loop)
 
 # %%
 def my_step(job, bucket, at):
-    summed = yield from gather(job.gradients(bucket), bucket.gradient, at, job.label(1))
-    flat = yield from gather(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
+    summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+    flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
     done = torch.zeros_like(flat)
     for entry, meta in job.matrices(bucket):
-        whole = yield from gather(unpack(flat, meta), entry.route, at, job.label(3, entry))
+        whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
         update = job.newton_schulz(entry, whole)  # phase 4
         piece = yield from way_back(update, entry.route, at, job.label(5, entry))
         done[slice(*meta.global_range)] = piece.flatten()
     kept = yield from way_back(done, bucket.compute, at, job.label(6))
     stepped = job.apply(bucket, kept, update_loop)
-    fresh = yield from gather(stepped, bucket.parameter, at, job.label(7))
+    fresh = yield from travel(stepped, bucket.parameter, at, job.label(7))
     job.write(bucket, fresh)
 
 # %% [markdown]

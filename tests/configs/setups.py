@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial.callbacks.config import (
-    DistributedConfig,
+from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial.callbacks.helpers import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
-from muon_tutorial.parameters.matrices import TpDim
+from muon_tutorial.parameters.tensor_parallel import TpDim
 from muon_tutorial.worlds.live import build_mesh
 
 from .models import Block, CutMlp, Experts, Mlp

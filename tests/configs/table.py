@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from muon_tutorial.callbacks.config import create_devicemesh_config
+from muon_tutorial.callbacks.helpers import create_devicemesh_config
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
@@ -110,7 +110,7 @@ def by_helper(world: LiveWorld) -> dict[str, Any]:
 
 def by_functions(world: LiveWorld) -> dict[str, Any]:
     """The helper's three functions, called one by one."""
-    return {"distributed_config": replace(by_helper(world)["distributed_config"], planner=None)}
+    return {"distributed_config": replace(by_helper(world)["distributed_config"], helper=None)}
 
 
 COLUMNS: dict[str, Settings] = {

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from muon_tutorial.callbacks.config import create_dtensor_config
+from muon_tutorial.callbacks.helpers import create_dtensor_config
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
@@ -65,9 +65,9 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
         muon = Muon(params, **OPTIONS, strategy=builder, mesh=mesh)
     else:
         muon = Muon(params, **OPTIONS, distributed_config=create_dtensor_config())
-    for leg in muon._planned():
-        assert isinstance(leg.seat, LiveWorld)
-        leg.seat.observers.append(ledger)
+    for leg in muon._steps():
+        assert isinstance(leg.world, LiveWorld)
+        leg.world.observers.append(ledger)
     learn(model, batch(0, mesh.get_local_rank("fsdp")))
     muon.step()
     kinds = Counter(entry.kind for entry in ledger.entries)

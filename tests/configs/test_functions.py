@@ -14,11 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from muon_tutorial.callbacks.config import (
-    DistributedConfig,
-    create_devicemesh_config,
-    create_processgroup_config,
-)
+from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial.callbacks.helpers import create_devicemesh_config, create_processgroup_config
 from muon_tutorial.errors import RankFailedError, TutorialError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
@@ -103,9 +100,7 @@ def run_helper_windows(rank: int) -> dict[str, list[str]]:
             fsdp_pg=mesh.get_group("fsdp"), prefetch_count=count, async_gpu_parallelism=side_by_side
         )
         found[f"packed, {count=}, {side_by_side=}"] = differences(made, shards=True)
-        found[f"one by one, {count=}, {side_by_side=}"] = differences(
-            replace(made, planner=None), shards=True
-        )
+        found[f"one by one, {count=}, {side_by_side=}"] = differences(replace(made, helper=None), shards=True)
     return found
 
 
@@ -323,10 +318,10 @@ def run_debug_labels(rank: int) -> list[str]:
     params = plain(shards=True)
     names = [(f"layers.{index}.weight", param) for index, param in enumerate(params)]
     muon = Muon(names, distributed_config=made)
-    (leg,) = muon._planned()
-    assert isinstance(leg.seat, LiveWorld)
+    (leg,) = muon._steps()
+    assert isinstance(leg.world, LiveWorld)
     labels: list[str] = []
-    leg.seat.observers.append(lambda request, at: labels.append(str(request.label)))
+    leg.world.observers.append(lambda request, at: labels.append(str(request.label)))
     give(params, 1, shards=True)
     muon.step()
     return [label for label in labels if "flags" not in label]

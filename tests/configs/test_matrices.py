@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor import distribute_tensor
 
-from muon_tutorial.callbacks.config import (
-    DistributedConfig,
+from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial.callbacks.helpers import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,

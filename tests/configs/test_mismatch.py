@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from muon_tutorial.callbacks.config import (
-    DistributedConfig,
+from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial.callbacks.helpers import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,

@@ -7,27 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muon_tutorial.engine import travel as walk
 from muon_tutorial.engine.collective import Collective, Walk
 from muon_tutorial.errors import MismatchError, RequestError
+from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Cut, Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Plan
-from muon_tutorial.step.step import ParameterState, PlanStep
+from muon_tutorial.step import orthogonalize
+from muon_tutorial.step.step import PlanStep
 from muon_tutorial.worlds.local import LocalWorld
 from muon_tutorial.worlds.shadow import requests_of
-
-GROUP = {
-    "lr": 0.02,
-    "weight_decay": 0.1,
-    "momentum": 0.95,
-    "nesterov": True,
-    "ns_coefficients": (3.4445, -4.7750, 2.0315),
-    "eps": 1e-7,
-    "ns_steps": 1,
-    "adjust_lr_fn": None,
-}
 
 
 @st.composite
@@ -43,26 +33,13 @@ def plans(draw: st.DrawFn) -> Plan:
     return builder(matrices, grid, bucket_bytes=draw(st.sampled_from((4, 64, 400))))
 
 
-def steppers(plan: Plan, window: int) -> list[PlanStep]:
-    made = [PlanStep(plan, plan.grid.at(rank), _slots(plan, rank), window) for rank in plan.grid.ranks]
-    for stepper in made:
-        stepper.fill_state()
-    return made
-
-
-def _slots(plan: Plan, rank: int) -> list[ParameterState]:
-    entries = sorted(
-        (e for bucket in plan.buckets for e in bucket.entries), key=lambda entry: entry.matrix.index
-    )
-    params = [torch.nn.Parameter(torch.ones(entry.matrix.box(plan.grid.at(rank)).shape)) for entry in entries]
-    for param in params:
-        param.grad = torch.ones_like(param)
-    return [ParameterState(param, GROUP, {}) for param in params]
+def steps(plan: Plan, window: int) -> list[PlanStep]:
+    return [step_over_ones(plan, plan.grid.at(rank), torch.device("cpu"), window) for rank in plan.grid.ranks]
 
 
 def sequences(plan: Plan, window: int) -> dict[tuple[int, ...], list[list[str]]]:
     """For each group, the sequence of requests that each of its members issues."""
-    issued = {stepper.at.rank: requests_of(stepper.step()) for stepper in steppers(plan, window)}
+    issued = {step.at.rank: requests_of(step.step()) for step in steps(plan, window)}
     groups = {plan.grid.at(rank).group(axis): axis for rank in plan.grid.ranks for axis in plan.grid.axes}
     return {group: [_over(issued[rank], axis) for rank in group] for group, axis in groups.items()}
 
@@ -83,11 +60,13 @@ def test_members_of_a_group_issue_the_same_sequence_under_every_window(plan: Pla
 def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(
     plan: Plan, window: int, seed: int
 ) -> None:
-    reference, shuffled = steppers(plan, 1), steppers(plan, window)
-    LocalWorld(plan.grid).run([stepper.step() for stepper in reference])
-    LocalWorld.shuffled(plan.grid, seed).run([stepper.step() for stepper in shuffled])
+    reference, shuffled = steps(plan, 1), steps(plan, window)
+    LocalWorld(plan.grid).run([step.step() for step in reference])
+    LocalWorld.shuffled(plan.grid, seed).run([step.step() for step in shuffled])
     for one, other in zip(reference, shuffled, strict=True):
-        assert all(torch.equal(a.param, b.param) for a, b in zip(one.slots, other.slots, strict=True))
+        assert all(
+            torch.equal(a.param, b.param) for a, b in zip(one.parameters, other.parameters, strict=True)
+        )
 
 
 @pytest.fixture
@@ -107,14 +86,14 @@ def test_the_check_catches_ranks_that_leave_out_their_empty_turns(
         yield
 
     assert all(member == members[0] for members in sequences(torn_plan, 2).values() for member in members)
-    monkeypatch.setattr(walk, "stand_by", leave_out)
+    monkeypatch.setattr(orthogonalize, "stand_by", leave_out)
     assert any(member != members[0] for members in sequences(torn_plan, 2).values() for member in members)
     with pytest.raises(RequestError, match="rank"):
-        LocalWorld(torn_plan.grid).run([stepper.step() for stepper in steppers(torn_plan, 2)])
+        LocalWorld(torn_plan.grid).run([step.step() for step in steps(torn_plan, 2)])
 
 
 def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(torn_plan: Plan) -> None:
-    made = steppers(torn_plan, 1)
+    made = steps(torn_plan, 1)
     made[3].plan = Plan("zero1", torn_plan.grid, tuple(reversed(torn_plan.buckets)), "local")
     with pytest.raises(MismatchError, match=r"rank 1 asks.*bucket 0.*\n.*rank 3 asks.*bucket 1"):
-        LocalWorld(torn_plan.grid).run([stepper.step() for stepper in made])
+        LocalWorld(torn_plan.grid).run([step.step() for step in made])

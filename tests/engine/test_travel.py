@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.travel import gather, scatter
+from muon_tutorial.engine.travel import travel
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
 from muon_tutorial.worlds.local import LocalWorld
@@ -41,7 +41,7 @@ def hops(draw: st.DrawFn) -> tuple[Hop, int]:
     parts = draw(st.integers(1, 4))
     shape = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
     src = draw(placements(shape, parts))
-    outward = {Shard: (Replicate, Owned, Shard), Replicate: (Shard, Owned), Owned: (Shard, Replicate)}
+    outward = {Shard: (Replicate, Owned), Replicate: (Shard, Owned), Owned: (Shard, Replicate)}
     dst = draw(placements(shape, parts).filter(lambda placement: type(placement) in outward[type(src)]))
     return Hop("tp", src, dst, shape), parts
 
@@ -56,8 +56,10 @@ def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_
     grid, route = Grid.of(tp=parts), Route((hop,), torch.float32)
     held = [hold(x, hop.src, position, parts) for position in range(parts)]
 
-    there = LocalWorld(grid).run([gather(held[rank], route, grid.at(rank), HERE) for rank in grid.ranks])
-    back = LocalWorld(grid).run([scatter(there[rank], route, grid.at(rank), HERE) for rank in grid.ranks])
+    there = LocalWorld(grid).run([travel(held[rank], route, grid.at(rank), HERE) for rank in grid.ranks])
+    back = LocalWorld(grid).run(
+        [travel(there[rank], route.inverse, grid.at(rank), HERE) for rank in grid.ranks]
+    )
 
     for rank in grid.ranks:
         for expected, got in ((hold(x, hop.dst, rank, parts), there[rank]), (held[rank], back[rank])):
@@ -72,7 +74,7 @@ def test_partial_sums_arrive_whole_or_cut(parts: int, cut: bool) -> None:
     route = Route((Hop("dp", Partial(), dst, (5, 3)),), torch.float32)
     grid = Grid.of(dp=parts)
     got = LocalWorld(grid).run(
-        [gather(torch.full((5, 3), rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
+        [travel(torch.full((5, 3), rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
     )
     total = torch.full((5, 3), sum(range(1, parts + 1)) * 1.0)
     for rank in grid.ranks:

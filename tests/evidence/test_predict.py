@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial import (
-    Coordinate,
     Grid,
     Ledger,
     LiveWorld,
@@ -31,11 +30,8 @@ from muon_tutorial import (
 from muon_tutorial.benchmarks.predicted import llama_70b
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.ledger import total
-from muon_tutorial.evidence.predict import predict
-from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.step.step import ParameterState, PlanStep
+from muon_tutorial.evidence.predict import predict, step_over_ones
 
-from ..engine.test_order import GROUP
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..plan import cases as drawn
 from ..test_strategies import SMALL_BUCKETS, VARIANTS
@@ -43,28 +39,17 @@ from ..test_strategies import SMALL_BUCKETS, VARIANTS
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def stepper(plan: Plan, at: Coordinate, window: int = 1) -> PlanStep:
-    """One rank's step over ones."""
-    first = {e.matrix.param: e.matrix for bucket in plan.buckets for e in bucket.entries}
-    params = [torch.nn.Parameter(_held(first[param], at)) for param in sorted(first)]
-    for param in params:
-        param.grad = torch.ones_like(param)
-    made = PlanStep(plan, at, [ParameterState(param, GROUP, {}) for param in params], window)
-    made.fill_state()
-    return made
-
-
-def _held(matrix: Matrix, at: Coordinate) -> torch.Tensor:
-    whole = matrix.shape if matrix.part is None else matrix.part.shape
-    return torch.ones(held_box(whole, matrix.cuts, at).shape, dtype=matrix.dtype)
-
-
 def count(plan: Plan, window: int = 1) -> Ledger:
     """The ledger of all ranks of one step in this process."""
     ledger = Ledger()
     world = LocalWorld(plan.grid, observers=[ledger])
     with torch.no_grad():
-        world.run([stepper(plan, plan.grid.at(rank), window).step() for rank in plan.grid.ranks])
+        world.run(
+            [
+                step_over_ones(plan, plan.grid.at(rank), torch.device("cpu"), window).step()
+                for rank in plan.grid.ranks
+            ]
+        )
     return ledger
 
 

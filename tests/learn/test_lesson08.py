@@ -11,7 +11,7 @@ import torch
 from muon_tutorial import Grid, LocalWorld, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
-from muon_tutorial.engine.travel import gather, scatter
+from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import lesson08 as lesson
 from muon_tutorial.learn.checks.exercise import Verdict
@@ -66,7 +66,7 @@ def says(verdict: Verdict, words: str) -> None:
         (with_route, "Which hop"),
         (one_hop, "came back with"),
         (not_turned, "Take the hop the other way"),
-        (gather, "Take the hop the other way"),
+        (travel, "Take the hop the other way"),
         (without_return, "return x"),
         (lambda x, route, at, label: x, "It asks nobody"),
         (3, "Give a function"),
@@ -77,7 +77,7 @@ def test_a_wrong_way_back_is_told_what_is_wrong_with_it(answer: Any, words: str)
 
 
 def test_the_right_way_back_passes_and_the_stub_is_open() -> None:
-    assert lesson.way_back_exercise().check(scatter)
+    assert lesson.way_back_exercise().check(lesson.way_back)
     assert lesson.way_back_exercise().check(stub).passed is None
 
 
@@ -206,7 +206,7 @@ def test_the_first_wrong_message_is_named_by_rank_matrix_and_interval() -> None:
         right = lesson.unpack(flat, meta)
         return right.flip(0) if meta.name == "o" else right
 
-    said = lesson.first_difference(lesson.step_of(scatter, upside_down, lesson.update_loop), 2, 2, 0)
+    said = lesson.first_difference(lesson.step_of(lesson.way_back, upside_down, lesson.update_loop), 2, 2, 0)
     *before, last = said.splitlines()
     assert len(before) == 2
     assert last.startswith("tp gather")
@@ -214,7 +214,9 @@ def test_the_first_wrong_message_is_named_by_rank_matrix_and_interval() -> None:
 
 
 def test_a_step_that_stops_is_said_to() -> None:
-    step = lesson.step_of(scatter, lambda flat, meta: flat[slice(*meta.global_range)], lesson.update_loop)
+    step = lesson.step_of(
+        lesson.way_back, lambda flat, meta: flat[slice(*meta.global_range)], lesson.update_loop
+    )
     assert "stopped" in lesson.first_difference(step, 2, 1, 0)
 
 

@@ -250,7 +250,9 @@ def test_a_parameter_has_one_owner() -> None:
 
 def test_other_optimizers_are_refused() -> None:
     hidden, rest = split_parameters(network())
-    with pytest.raises(UsageError, match=r"got muon_tutorial\.optimizer\.muon\.Muon and torch\.optim\.sgd\.SGD"):
+    with pytest.raises(
+        UsageError, match=r"got muon_tutorial\.optimizer\.muon\.Muon and torch\.optim\.sgd\.SGD"
+    ):
         MuonWithAdamW(Muon(hidden), torch.optim.SGD(rest))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"got torch\.optim.*Muon"):
         MuonWithAdamW(torch.optim.Muon(hidden), torch.optim.AdamW(rest))  # type: ignore[arg-type]

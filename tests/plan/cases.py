@@ -11,9 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from muon_tutorial import Bucket, Coordinate, Grid, Matrix, Plan, Shard, owner, replicated, round_robin, zero1
-from muon_tutorial.parameters.matrices import split_parts
 from muon_tutorial.plan.bucket import StoredShard, matrix_boxes
-from muon_tutorial.plan.matrix import Cut
+from muon_tutorial.plan.matrix import Cut, split_parts
 from muon_tutorial.plan.strategies import Builder
 
 VARIANTS: dict[str, Builder] = {

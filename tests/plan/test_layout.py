@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial import Box, Hop, Owned, Partial, Replicate, Route, Shard
-from muon_tutorial.errors import GridError
+from muon_tutorial.errors import GridError, OneWayError
 from muon_tutorial.plan.layout import Placement, run_boxes, shard_box
 
 SHAPES = st.tuples(st.integers(0, 9), st.integers(0, 9))
@@ -37,7 +37,10 @@ PLACEMENTS: st.SearchStrategy[Placement] = st.one_of(
     st.sampled_from((Replicate(), Partial(), Shard(0), Shard(1))),
     st.builds(Owned, st.integers(0, 4)),
 )
-HOPS = st.builds(Hop, st.sampled_from(("dp", "tp")), PLACEMENTS, PLACEMENTS, SHAPES)
+ONE_WAY = {Partial, Shard}
+HOPS = st.builds(Hop, st.sampled_from(("dp", "tp")), PLACEMENTS, PLACEMENTS, SHAPES).filter(
+    lambda hop: {type(hop.src), type(hop.dst)} != ONE_WAY
+)
 ROUTES = st.builds(Route, st.lists(HOPS, max_size=4).map(tuple), st.just(torch.bfloat16))
 
 
@@ -167,6 +170,14 @@ def test_the_inverse_of_a_hop_swaps_its_ends(hop: Hop) -> None:
     assert (hop.inverse.src, hop.inverse.dst) == (hop.dst, hop.src)
     assert (hop.inverse.axis, hop.inverse.shape) == (hop.axis, hop.shape)
     assert hop.inverse.inverse == hop
+
+
+def test_a_reduce_scatter_has_no_opposite_and_says_so() -> None:
+    hop = Hop("dp", Partial(), Shard(0), (4, 4))
+    with pytest.raises(OneWayError, match="reduce_scatter over 'dp' has no opposite"):
+        hop.inverse
+    with pytest.raises(OneWayError):
+        Route((hop,), torch.float32).inverse
 
 
 @given(ROUTES)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
 from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.travel import gather, scatter, view
+from muon_tutorial.engine.hops import view
+from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.plan.assign import longest_first
 from muon_tutorial.plan.strategies import find_builder
@@ -107,7 +108,7 @@ def check_round_trip(variant: str, case: Case) -> None:
                 buffer[slice(*held.in_buffer)] = elements(held, at).bfloat16()
         world = LocalWorld(case.grid)
         ranks = list(zip(case.places, kept, strict=True))
-        out = world.run([gather(buffer.clone(), bucket.compute, at, HERE) for at, buffer in ranks])
+        out = world.run([travel(buffer.clone(), bucket.compute, at, HERE) for at, buffer in ranks])
         answers = [torch.zeros_like(buffer) for buffer in out]
         for at, worked, answer in zip(case.places, out, answers, strict=True):
             for entry, desk in zip(bucket.entries, bucket.work_slices(at), strict=True):
@@ -116,7 +117,7 @@ def check_round_trip(variant: str, case: Case) -> None:
                     assert torch.equal(view(worked, desk), numbered(entry.matrix)[desk.box.slices].bfloat16())
                     view(answer, desk).copy_(view(worked, desk))
         pairs = list(zip(case.places, answers, strict=True))
-        home = world.run([scatter(answer, bucket.compute, at, HERE) for at, answer in pairs])
+        home = world.run([travel(answer, bucket.compute.inverse, at, HERE) for at, answer in pairs])
         for at, came, left in zip(case.places, home, kept, strict=True):
             for held in bucket.stored_shards(at):
                 assert torch.equal(came[slice(*held.in_buffer)], left[slice(*held.in_buffer)])

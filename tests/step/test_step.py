@@ -92,10 +92,10 @@ class Ranks:
         whole = torch.full(self.case.shapes[matrix], float("nan"), dtype=torch.float64)
         for at, muon in zip(self.places, self.muons, strict=True):
             own = own_part(whole, self.case.cuts[matrix], at).reshape(-1)
-            for bucket in muon.stepper.plan.buckets:
+            for bucket in muon.plan_step.plan.buckets:
                 for held in bucket.stored_shards(at):
                     if held.entry.matrix.index == matrix:
-                        kept = muon.stepper.readied[bucket.index][slice(*held.in_buffer)]
+                        kept = muon.plan_step.readied[bucket.index][slice(*held.in_buffer)]
                         own[slice(*held.in_piece)] = kept.double()
             place_part(whole, own, self.case, matrix, at)
         return whole
@@ -401,7 +401,7 @@ def test_zero1_keeps_a_dp_share_of_the_momentum(grid: Grid) -> None:
         pieces = [param.numel() for param in ranks.params[at.rank]]
         over_dp = [kept[rank] for rank in at.group("dp")]
         assert [sum(same) for same in zip(*over_dp, strict=True)] == pieces
-        buckets = ranks.muons[at.rank].stepper.plan.buckets
+        buckets = ranks.muons[at.rank].plan_step.plan.buckets
         sizes = [sum(entry.size for entry in bucket.entries) for bucket in buckets]
         assert sum(kept[at.rank]) <= sum(-(-size // grid.size("dp")) for size in sizes)
     if grid.size("dp") == 3:

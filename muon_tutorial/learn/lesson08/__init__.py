@@ -1,8 +1,7 @@
-"""What notebook 08 imports: three matrices of a small GPT, one rank's job between phases, and the exercises.
+"""What notebook 08 imports: matrices of a small GPT, the package's phases with notes, and the exercises.
 
-``Job`` is the package's own step with its arithmetic under public names, so that a lesson can write the seven
-phases that move data itself. The gradients are real: each dp position reads other parts of the GPT's own
-source code.
+The reader writes the moving, phase by phase; the arithmetic between the phases is the package's own. The
+gradients are real: each dp position reads other parts of the GPT's own source code.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import inspect
 import linecache
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -31,18 +30,22 @@ from ... import (
     Shard,
     build_mesh,
     zero1,
-    zeropower_via_newtonschulz,
 )
 from ...engine.collective import Collective, Label, Walk
 from ...engine.hops import view
-from ...engine.travel import gather, orthogonalize, scatter
+from ...engine.travel import travel
 from ...errors import UsageError
-from ...plan.bucket import Bucket, BucketEntry, DistMeta, StoredShard, matrix_boxes
+from ...plan.bucket import Bucket, BucketEntry, DistMeta, matrix_boxes
+from ...step.momentum import momentum_update, update_momentum
+from ...step.orthogonalize import newton_schulz_update
+from ...step.rank_bucket import RankBucket
+from ...step.reduce_gradients import pack_gradients
 from ...step.step import PlanStep
+from ...step.write_parameters import update_parameters, write_parameters
 from ...training import gpt
 from ...training.check import Sums, gradient_error
 from ...training.text import batch_at, load_text
-from ...weight_update import momentum_update
+from ...worlds.live import LiveWorld
 from ...worlds.local import LocalMesh
 from ..checks.exercise import Exercise, MistakeError, OpenAnswerError, numbers, value_of
 from ..inputs import measure
@@ -97,7 +100,7 @@ def plan_of(dp: int, tp: int) -> Plan:
     return zero1(matrices, Grid.of(dp=dp, tp=tp))
 
 
-def muon_on(seat: Any, at: Coordinate, seed: int) -> Muon:
+def muon_on(mesh: Any, at: Coordinate, seed: int) -> Muon:
     """One rank's optimizer over its tp pieces, with the gradients of its own text.
 
     Raises:
@@ -112,12 +115,12 @@ def muon_on(seat: Any, at: Coordinate, seed: int) -> Muon:
         parameter.grad = local_gradients(seed, at["dp"])[name][box.slices].clone()
         named.append((name, parameter))
     dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
-    return Muon(named, lr=LR, strategy="zero1", mesh=seat, tp_dim=dims)
+    return Muon(named, lr=LR, strategy="zero1", mesh=mesh, tp_dim=dims)
 
 
-def program(seat: LocalMesh, seed: int) -> Walk:
-    """One whole step of the package's own optimizer on one seat of a stepping world, as a generator."""
-    return muon_on(seat, seat.at, seed).program()
+def program(mesh: LocalMesh, seed: int) -> Walk:
+    """One whole step of the package's own optimizer on one rank of a stepping world, as a generator."""
+    return muon_on(mesh, mesh.at, seed).program()
 
 
 def requests(world: LocalWorld) -> Iterator[str]:
@@ -134,23 +137,24 @@ def requests(world: LocalWorld) -> Iterator[str]:
         )
 
 
-@dataclass(slots=True, eq=False)
-class Job(PlanStep):
-    """One rank's part of a step, all but the moving: what each phase is given, and what is done with it.
+@dataclass(frozen=True, slots=True, eq=False)
+class NotedPhases:
+    """The package's own phases of one rank's step, all but the moving: ``my_step`` travels between them.
 
-    ``diarist`` notes what is held between phases.
+    ``diarist`` notes what is held after each, and ``means`` keeps the averaged gradients, flat, by bucket.
     """
 
-    diarist: Diarist | None = None
-    muon: Muon | None = None
+    muon: Muon
+    step: PlanStep
+    diarist: Diarist
+    means: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, muon: Muon) -> Job:
-        """The job of a rank's optimizer."""
-        step = muon.stepper
-        diarist = Diarist(step.plan, step.at)
-        everything = frozenset(range(len(step.slots)))
-        return cls(step.plan, step.at, step.slots, 1, {}, everything, step.momentum_shards, diarist, muon)
+    def of(cls, muon: Muon) -> NotedPhases:
+        """The phases of a rank's optimizer, all of whose parameters have a gradient."""
+        step = muon.plan_step
+        step.present = frozenset(range(len(step.parameters)))
+        return cls(muon, step, Diarist(step.plan, step.at))
 
     def label(self, phase: int, entry: BucketEntry | None = None) -> Label:
         """The name of a phase, and of a matrix, as messages bear it."""
@@ -158,106 +162,81 @@ class Job(PlanStep):
 
     def gradients(self, bucket: Bucket) -> Tensor:
         """Before phase 1: this rank's own gradients, packed flat, each at its place in the bucket."""
-        flat = self._handed_buffer(bucket, bucket.gradient.dtype)
-        for spot in bucket.buffer_slices(bucket.model_layout, self.at):
-            view(flat, spot).copy_(self._grad(spot.entry))
-            self._note(0, spot.entry, view(flat, spot))
+        flat = pack_gradients(self._mine(bucket))
+        self._note_held(0, bucket, flat)
         return flat
 
     def momentum(self, bucket: Bucket, summed: Tensor) -> Tensor:
-        """Before phase 2: the mean of its range, into its momentum; what Newton–Schulz is to be given."""
+        """Before phase 2: the mean of its range, into its momentum; returns the input of Newton–Schulz."""
         mean = summed / bucket.summands
-        self._note_kept(1, bucket, mean)
-        self.readied[bucket.index] = mean.clone()
-        return self._momentum(bucket, mean)
+        self._note_stored(1, bucket, mean)
+        self.means[bucket.index] = mean
+        return update_momentum(self._mine(bucket), mean, self.step.present or ())
 
     def matrices(self, bucket: Bucket) -> list[tuple[BucketEntry, DistMeta]]:
         """Before phase 3: the matrices this rank works on, each with its line of the master plan."""
-        metas = bucket.dist_meta(self.at)
-        return [
-            (entry, meta)
-            for entry, meta in zip(bucket.entries, metas, strict=True)
-            if bucket.works_on(entry, self.at)
-        ]
+        metas = bucket.dist_meta(self.step.at)
+        rows = zip(self._mine(bucket).matrices, metas, strict=True)
+        return [(matrix.entry, meta) for matrix, meta in rows if matrix.work is not None]
 
     def newton_schulz(self, entry: BucketEntry, whole: Tensor) -> Tensor:
-        """Phase 4, on the matrix as it comes: what is not one is refused."""
-        self._note(3, entry, whole)
-        group = self.slots[entry.matrix.param].group
-        steps, coefficients = group["ns_steps"], group["ns_coefficients"]
-        update = zeropower_via_newtonschulz(whole, steps, coefficients, group["eps"])
-        self._note(4, entry, update)
+        """Phase 4, on the matrix as it comes: one that is not whole is refused."""
+        self.diarist.note(3, entry.matrix.name, whole)
+        update = newton_schulz_update(whole, whole.shape, self.step.parameters[entry.matrix.param].group)
+        self.diarist.note(4, entry.matrix.name, update)
         return update
 
-    def apply(self, bucket: Bucket, update: Tensor, update_loop: UpdateLoop) -> Tensor:
-        """Before phase 7: decay and step the ranges this rank keeps; returns them, flat."""
-        self._note_kept(6, bucket, update)
-        fresh = torch.zeros_like(update, dtype=bucket.parameter.dtype)
-        holdings = {
-            id(self.slots[held.entry.matrix.param].param): held for held in bucket.stored_shards(self.at)
-        }
-
-        def step(param: Tensor, group: dict) -> None:
-            self._step_range(holdings[id(param)], group, fresh, update)
-
-        update_loop([self.slots[0].group], step)
-        return fresh
+    def apply(self, bucket: Bucket, updates: Tensor, update_loop: UpdateLoop) -> Tensor:
+        """Before phase 7: decay and step the ranges of the parameters that the loop goes through."""
+        self._note_stored(6, bucket, updates)
+        index = {id(each.param): number for number, each in enumerate(self.step.parameters)}
+        chosen: list[int] = []
+        update_loop([self.step.parameters[0].group], lambda param, group: chosen.append(index[id(param)]))
+        return update_parameters(self._mine(bucket), updates, chosen)
 
     def write(self, bucket: Bucket, whole: Tensor) -> None:
-        """After phase 7: the new numbers into the parameters."""
-        for spot in bucket.buffer_slices(bucket.model_layout, self.at):
-            self._note(7, spot.entry, view(whole, spot))
-            self.slots[spot.entry.matrix.param].data.copy_(view(whole, spot))
+        """After phase 7: the new entries into the parameters."""
+        self._note_held(7, bucket, whole)
+        write_parameters(self._mine(bucket), whole)
 
     def walk(self, step: StepOfBucket) -> Walk:
         """All buckets of a step, as a generator for a world to answer."""
-        for bucket in self.plan.buckets:
-            yield from step(self, bucket, self.at)
+        for bucket in self.step.plan.buckets:
+            yield from step(self, bucket, self.step.at)
 
     def run(self, step: StepOfBucket) -> Report:
         """Trace the routes with rank numbers, then take the step on real processes; returns what came of it.
 
         Must be called by all ranks.
         """
-        assert self.muon is not None
-        world, diarist = self.muon.world, self.diarist
-        assert diarist is not None
-        world.run(diarist.trace())  # type: ignore[union-attr]
-        world.observers.append(diarist.observe)  # type: ignore[union-attr]
+        world = self.muon.world
+        assert isinstance(world, LiveWorld)
+        world.run(self.diarist.trace())
+        world.observers.append(self.diarist.observe)
         with torch.no_grad():
-            world.run(self.walk(step))  # type: ignore[union-attr]
+            world.run(self.walk(step))
         return self.report()
 
     def report(self) -> Report:
         """What a rank sends back."""
-        assert self.diarist is not None
-        kept = dict(self._kept_means())
-        after = {slot_name: slot.data.clone() for slot_name, slot in zip(MATRICES, self.slots, strict=True)}
-        return Report(kept, after, self.diarist.diary())
+        means = {
+            shard.entry.matrix.name: self.means[bucket.index][slice(*shard.in_buffer)].clone()
+            for bucket in self.step.plan.buckets
+            for shard in bucket.stored_shards(self.step.at)
+        }
+        named = zip(MATRICES, self.step.parameters, strict=True)
+        return Report(means, {name: each.data.clone() for name, each in named}, self.diarist.diary())
 
-    def _kept_means(self) -> Iterator[tuple[str, Tensor]]:
-        for bucket in self.plan.buckets:
-            for held in bucket.stored_shards(self.at):
-                yield held.entry.matrix.name, self.readied[bucket.index][slice(*held.in_buffer)].clone()
+    def _mine(self, bucket: Bucket) -> RankBucket:
+        return self.step.buckets[bucket.index]
 
-    def _grad(self, entry: BucketEntry) -> Tensor:
-        grad = self.slots[entry.matrix.param].grad
-        assert grad is not None
-        return grad
+    def _note_held(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        for held in bucket.buffer_slices(bucket.model_layout, self.step.at):
+            self.diarist.note(moment, held.entry.matrix.name, view(flat, held))
 
-    def _step_range(self, held: StoredShard, group: dict, fresh: Tensor, update: Tensor) -> None:
-        here, matrix = slice(*held.in_buffer), held.entry.matrix
-        if held.numel:
-            fresh[here] = self.slots[matrix.param].data.reshape(-1)[slice(*held.in_piece)]
-            self._decay_and_add(held, group, fresh[here], update[here])
-
-    def _note_kept(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
-        for held in bucket.stored_shards(self.at):
-            self._note(moment, held.entry, flat[slice(*held.in_buffer)])
-
-    def _note(self, moment: int, entry: BucketEntry, held: Tensor) -> None:
-        if self.diarist is not None:
-            self.diarist.note(moment, entry.matrix.name, held)
+    def _note_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        for shard in bucket.stored_shards(self.step.at):
+            self.diarist.note(moment, shard.entry.matrix.name, flat[slice(*shard.in_buffer)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +248,11 @@ class Report:
     diary: Diary
 
 
-def job(rank: int, dp: int, tp: int, seed: int) -> Job:
-    """The job of one real rank. Must be called by all ranks."""
+def job(rank: int, dp: int, tp: int, seed: int) -> NotedPhases:
+    """The phases of one real rank. Must be called by all ranks."""
     torch.set_num_threads(1)
     mesh = build_mesh({"dp": dp, "tp": tp})
-    return Job.of(muon_on(mesh, Grid.of(dp=dp, tp=tp).at(rank), seed))
+    return NotedPhases.of(muon_on(mesh, Grid.of(dp=dp, tp=tp).at(rank), seed))
 
 
 def unpack(flat: Tensor, meta: DistMeta) -> Tensor:
@@ -291,23 +270,28 @@ def update_loop(param_groups: list[dict], update: Callable[[Tensor, dict], None]
 def step_of(way_back: Callable[..., Walk], unpack: Unpack, update_loop: UpdateLoop) -> StepOfBucket:
     """A bucket's step with some of its parts replaced: what the notebook's cell says, for the checks."""
 
-    def step(job: Job, bucket: Bucket, at: Coordinate) -> Walk:
-        summed = yield from gather(job.gradients(bucket), bucket.gradient, at, job.label(1))
-        flat = yield from gather(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
+    def step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
+        summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+        flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
         done = torch.zeros_like(flat)
         for entry, meta in job.matrices(bucket):
-            whole = yield from gather(unpack(flat, meta), entry.route, at, job.label(3, entry))
+            whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
             update = job.newton_schulz(entry, whole)
             piece = yield from way_back(update, entry.route, at, job.label(5, entry))
             done[slice(*meta.global_range)] = piece.flatten()
         kept = yield from way_back(done, bucket.compute, at, job.label(6))
         fresh = job.apply(bucket, kept, update_loop)
-        job.write(bucket, (yield from gather(fresh, bucket.parameter, at, job.label(7))))
+        job.write(bucket, (yield from travel(fresh, bucket.parameter, at, job.label(7))))
 
     return step
 
 
-reference_step = step_of(scatter, unpack, update_loop)
+def way_back(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
+    """The reference of the first exercise: the way back is the inverse of the route."""
+    return travel(x, route.inverse, at, label)
+
+
+reference_step = step_of(way_back, unpack, update_loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +306,7 @@ def messages(step: StepOfBucket, dp: int, tp: int, seed: int) -> tuple[list[Aske
     """A step in the stepping world: its messages in order, how it broke off if it did, what ranks report."""
     world, asked = LocalWorld(Grid.of(dp=dp, tp=tp)), []
     world.observers.append(lambda request, at: asked.append(Asked(at.rank, request)))
-    jobs = [Job.of(muon_on(world.mesh(rank), world.grid.at(rank), seed)) for rank in world.grid.ranks]
+    jobs = [NotedPhases.of(muon_on(world.mesh(rank), world.grid.at(rank), seed)) for rank in world.grid.ranks]
     try:
         with torch.no_grad(), measure.one_thread():
             world.run([each.walk(step) for each in jobs])
@@ -374,8 +358,8 @@ def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
 def record_here(dp: int, tp: int, seed: int) -> Recording:
     """The same step in one process, recorded: what real ranks have to agree with."""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
-    jobs = [Job.of(muon_on(world.mesh(rank), world.grid.at(rank), seed)) for rank in world.grid.ranks]
-    diarists = [each.diarist for each in jobs if each.diarist is not None]
+    jobs = [NotedPhases.of(muon_on(world.mesh(rank), world.grid.at(rank), seed)) for rank in world.grid.ranks]
+    diarists = [each.diarist for each in jobs]
     world.run([diarist.trace() for diarist in diarists])
     world.observers.extend(diarist.observe for diarist in diarists)
     with torch.no_grad(), measure.one_thread():
@@ -398,7 +382,7 @@ def trace(dp: int, tp: int) -> Callable[[int], Walk]:
     def walk(rank: int) -> Walk:
         at, bucket = plan.grid.at(rank), plan.buckets[0]
         mine = torch.full((bucket.length(bucket.storage_layout, at),), rank, dtype=bucket.compute.dtype)
-        return (yield from orthogonalize(mine, bucket, at, lambda entry, matrix: matrix))
+        return (yield from Diarist(plan, at).there_and_back(bucket, mine))
 
     return walk
 
@@ -647,7 +631,7 @@ def _judge_way_back(way_back: Callable[..., Walk], dp: int, tp: int) -> str | No
     def there_and_back(rank: int) -> Walk:
         at, route = grid.at(rank), Route(hops, torch.float32)
         mine = torch.arange(6.0).view(2, 3) + 10 * rank
-        whole = yield from gather(mine, route, at, Label("the way out"))
+        whole = yield from travel(mine, route, at, Label("the way out"))
         back = value_of(way_back, whole, route, at, Label("the way back"))
         if not inspect.isgenerator(back):
             raise MistakeError("It asks nobody: each hop has to be taken with yield from take(…).")

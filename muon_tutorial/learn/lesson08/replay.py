@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ...engine.collective import Collective, Label, Walk
 from ...engine.hops import view
-from ...engine.travel import gather, scatter, stand_by
+from ...engine.travel import stand_by, travel
 from ...plan.bucket import Bucket, StoredShard, matrix_boxes
 from ...plan.exchange import BufferSlice
 from ...plan.grid import Coordinate, Grid
@@ -161,36 +161,42 @@ class Diarist:
         for entry in bucket.entries:
             box = entry.matrix.box(at)
             self._see(0, entry, box, torch.full(box.shape, float(at.rank)))
-        self._see_holdings(1, bucket, own)
-        flat = yield from gather(own, bucket.compute, at, label)
-        self._see_spots(2, bucket, flat)
+        self._see_stored(1, bucket, own)
+        back = yield from self.there_and_back(bucket, own)
+        self._see_stored(6, bucket, back)
+        whole = yield from travel(back.to(bucket.parameter.dtype), bucket.parameter, at, label)
+        self._see_held(7, bucket, whole)
+
+    def there_and_back(self, bucket: Bucket, own: Tensor) -> Walk:
+        """Phases 2 to 6 with whatever ``own`` holds in place of data, and no Newton–Schulz in the middle."""
+        at, label = self.at, Label("trace", f"bucket {bucket.index}")
+        flat = yield from travel(own, bucket.compute, at, label)
+        self._see_held(2, bucket, flat)
         done = torch.full_like(flat, _NOBODY)
         for entry, work in zip(bucket.entries, bucket.work_slices(at), strict=True):
             if work is None:
                 yield from stand_by(entry.route)
             else:
                 yield from self._trace_matrix(entry, work, flat, done)
-        self._see_spots(5, bucket, done)
-        back = yield from scatter(done, bucket.compute, at, label)
-        self._see_holdings(6, bucket, back)
-        whole = yield from gather(back.to(bucket.parameter.dtype), bucket.parameter, at, label)
-        self._see_spots(7, bucket, whole)
+        self._see_held(5, bucket, done)
+        return (yield from travel(done, bucket.compute.inverse, at, label))
 
     def _trace_matrix(self, entry: BucketEntry, work: BufferSlice, flat: Tensor, done: Tensor) -> Walk:
         label = Label("trace", entry.matrix.name)
-        matrix = yield from gather(view(flat, work), entry.route, self.at, label)
+        matrix = yield from travel(view(flat, work), entry.route, self.at, label)
         for moment in (AXIS - 1, AXIS):
             self._see(moment, entry, Box((0, 0), entry.matrix.sides), matrix)
-        view(done, work).copy_((yield from scatter(matrix, entry.route, self.at, label)))
+        piece = yield from travel(matrix, entry.route.inverse, self.at, label)
+        view(done, work).copy_(piece)
 
-    def _see_holdings(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+    def _see_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
         for held in bucket.stored_shards(self.at):
             for box, part in _parts(held, self.at, flat):
                 self._see(moment, held.entry, box, part)
 
-    def _see_spots(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
-        for spot in bucket.buffer_slices(bucket.model_layout, self.at):
-            self._see(moment, spot.entry, spot.box, view(flat, spot))
+    def _see_held(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        for held in bucket.buffer_slices(bucket.model_layout, self.at):
+            self._see(moment, held.entry, held.box, view(flat, held))
 
     def _see(self, moment: int, entry: BucketEntry, box: Box, names: Tensor) -> None:
         found = [

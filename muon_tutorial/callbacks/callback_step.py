@@ -1,0 +1,205 @@
+"""One step through a user's own functions: opaque calls, a window of them in flight.
+
+``gather_fn`` is given the Newton–Schulz input, with Nesterov already in, in bfloat16, as the parameter's
+kind. An error names the function, the parameter and the rank. The first answers for a parameter are compared
+over all ranks, so that every rank raises what is wrong with one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..engine.collective import IDLE, Call, Idle, Label, Walk
+from ..engine.order import pipeline
+from ..errors import ConfigError, TutorialError, UsageError
+from ..parameters.on_meshes import global_rank
+from ..plan.strategies import WIRE
+from ..step.agreement import agreed, gradient_flags
+from ..step.momentum import momentum_update
+from ..step.orthogonalize import newton_schulz_update
+from ..step.parameter_state import ParameterState, local_part
+from ..step.write_parameters import apply_update
+from ..worlds.live import gather_objects, sum_counts
+from .check_answers import BareWork, complaint_about_full, complaint_about_part
+from .config import DistributedConfig
+
+TORN = ': give it to all ranks or to none, or name the ranks that share parameters in state["agree_group"]'
+
+
+@dataclass(slots=True, eq=False)
+class CallbackStep:
+    """Takes one rank's parameters through a config's functions. ``names`` and ``parameters`` go by index.
+
+    ``shapes`` are those of the full matrices, ``settled`` the parameters whose first answers were right on
+    all ranks, and ``present`` those that have a gradient in this step.
+    """
+
+    config: DistributedConfig
+    assignments: dict[int, int]
+    names: Sequence[str]
+    parameters: Sequence[ParameterState]
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
+    present: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            parts = parameter.group.get("parts")
+            if parts not in (None, "flatten", "stack"):
+                raise ConfigError(
+                    f"{name}: parts={parts!r} needs a strategy or a helper's config; functions of your own "
+                    "are given whole parameters"
+                )
+
+    @property
+    def window(self) -> int:
+        """How many parameters are in flight: one an owner where owners work side by side, and those ahead."""
+        return self.stride + self.config.prefetch_count
+
+    @property
+    def stride(self) -> int:
+        """How many parameters are taken up at once."""
+        return len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
+
+    def fill_state(self) -> None:
+        """Give every parameter its momentum, of its own kind and shape.
+
+        Raises:
+            UsageError: a loaded momentum has another shape.
+        """
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            param = parameter.param
+            buffer = parameter.state.setdefault("momentum_buffer", torch.zeros_like(param.detach()))
+            if buffer.shape != param.shape:
+                raise UsageError(
+                    f"{name}: a loaded momentum of shape {tuple(buffer.shape)} does not fit the parameter "
+                    f"that rank {global_rank()} holds, {tuple(param.shape)}"
+                )
+
+    def forget(self) -> None:
+        """Gradients have been used, or have changed since."""
+        self.present = None
+
+    def agree(self) -> Walk:
+        """Find out which gradients there are, before anything changes. Must be walked by all ranks."""
+        if self.present is None:
+            self.present = yield Call(self._agree, Label("gradients present"))
+
+    def step(self) -> Walk:
+        """One optimizer step. Must be walked by all ranks."""
+        yield from self.agree()
+        assert self.present is not None
+        yield from pipeline((self._step(index) for index in self.present), self.window, self.stride)
+        self.forget()
+
+    def _step(self, index: int) -> Walk:
+        parameter, owner = self.parameters[index], self.assignments[index]
+        full = yield self._call("gather_fn", index, self._newton_schulz_input(parameter), owner)
+        wrong = complaint_about_full(full, self._where("gather_fn", index), owner, parameter)
+        update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
+        # A turn of its own: all owners in the window have computed before any of them waits to send.
+        yield self._settle("gather_fn", index, full, wrong)
+        part = yield self._call("redistribute_fn", index, update, owner)
+        wrong = complaint_about_part(part, self._where("redistribute_fn", index), parameter)
+        yield self._settle("redistribute_fn", index, None, wrong)
+        self.settled.add(index)
+        if parameter.data.numel():  # an empty shard may have any empty shape
+            sides = self._sides(self.shapes[index], parameter.group)[-2:]
+            apply_update(parameter.data, local_part(part), parameter.group, sides)
+
+    def _newton_schulz_input(self, parameter: ParameterState) -> Tensor:
+        assert parameter.grad is not None
+        buffer, group = local_part(parameter.state["momentum_buffer"]), parameter.group
+        moved = momentum_update(buffer, parameter.grad, group["momentum"], group["nesterov"])
+        local, param = moved.to(WIRE, copy=True), parameter.param
+        if not isinstance(param, DTensor):
+            return local
+        return DTensor.from_local(
+            local,
+            param.device_mesh,
+            param.placements,
+            run_check=False,
+            shape=param.shape,
+            stride=param.stride(),
+        )
+
+    def _orthogonalized(self, full: Tensor, group: dict) -> Tensor:
+        """Row-major in and out: a column-major matrix gives other bits, and would arrive transposed, since it
+        is sent as it lies in memory."""
+        full = full.contiguous()
+        return newton_schulz_update(full, self._sides(tuple(full.shape), group), group).contiguous()
+
+    def _sides(self, shape: tuple[int, ...], group: dict) -> tuple[int, ...]:
+        """The shape as Newton–Schulz sees it: [rows, columns], or a stack of such."""
+        return shape if group.get("parts") == "stack" else (shape[0], math.prod(shape[1:]))
+
+    def _call(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Call:
+        return Call(partial(self._ask, name, index, tensor, rank), Label(name, self.names[index]))
+
+    def _ask(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Any:
+        """Call the user's function with its own copy of the state."""
+        parameter = self.parameters[index]
+        state = {
+            **self.config.state,
+            "param_idx": index,
+            "full_shape": tuple(parameter.param.shape) if isinstance(parameter.param, DTensor) else None,
+            "local_shape": tuple(parameter.data.shape),
+            "dtype": parameter.param.dtype,
+        }
+        try:
+            answer = getattr(self.config, name)(tensor, rank, state)
+        except TutorialError:
+            raise
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
+        return BareWork() if isinstance(answer, dist.Work) else answer
+
+    def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
+        """The first time, all ranks learn of a wrong answer, and of the full matrix's shape."""
+        if index not in self.settled:
+            return Call(
+                partial(self._share, index, full, wrong), Label(f"check of {name}", self.names[index])
+            )
+        if wrong:
+            raise ConfigError(wrong)
+        return IDLE
+
+    def _share(self, index: int, full: Tensor | None, wrong: str) -> None:
+        mine = wrong, None if full is None or wrong else tuple(full.shape)
+        found = gather_objects(mine, self._group) if dist.is_initialized() else [mine]
+        for text in (wrong, *(text for text, _ in found)):
+            if text:
+                raise ConfigError(text)
+        for _, shape in found:
+            if shape is not None:
+                self.shapes[index] = shape
+
+    def _agree(self) -> list[int]:
+        """The parameters that have a gradient, the same on all ranks of ``state["agree_group"]``.
+
+        Raises:
+            GradientError: on all of them, before anything has changed: a gradient is missing on some ranks
+                only, or not finite.
+        """
+        device = self.parameters[0].data.device if self.parameters else torch.device("cpu")
+        counts, ranks = gradient_flags([parameter.grad for parameter in self.parameters], device), 1
+        if dist.is_initialized():
+            counts, ranks = sum_counts(counts, self._group), dist.get_world_size(self._group)
+        return [index for index, there in enumerate(agreed(counts, self.names, ranks, TORN)) if there]
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return self.config.state.get("agree_group")
+
+    def _where(self, name: str, index: int) -> str:
+        return f"{name}, for {self.names[index]} on rank {global_rank()},"

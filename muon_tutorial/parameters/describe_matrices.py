@@ -1,0 +1,54 @@
+"""From an optimizer's parameters to the matrices of a plan. Reads metadata; moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..plan.grid import Coordinate
+from ..plan.matrix import Matrix, split_parts
+from .dtensor_placements import check_axes, dtensor_cuts
+from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
+
+
+def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
+    """The optimizer's parameters as the plan sees them, in order of groups.
+
+    How tensor parallelism cut a parameter is read, in this order, from its DTensor placements, from its
+    attributes ``partition_dim`` (as Megatron sets it; a negative one means not cut) and ``partition_sizes``
+    (a length a position, where a cut by hand is uneven), and from ``tp_dim``.
+
+    Raises:
+        StrategyError: a parameter is sharded along another axis than ``tp``, or its cut does not fit its
+        shape.
+    """
+    matrices: list[Matrix] = []
+    params = [
+        (name, param, number)
+        for number, group in enumerate(groups)
+        for name, param in named_params(group, number)
+    ]
+    tp_dim = plain_tp_dim((param for _, param, _ in params), tp_dim)
+    for index, (name, param, number) in enumerate(params):
+        whole = _describe(index, name, param, number, at, tp_dim)
+        matrices += split_parts(whole, groups[number].get("parts"), first=len(matrices))
+    return matrices
+
+
+def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
+    """The parameters of an optimizer's group with their names, or with their places where they have none."""
+    names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
+    return list(zip(names, group["params"], strict=True))
+
+
+def _describe(index: int, name: str, param: Tensor, group: int, at: Coordinate, tp_dim: TpDim) -> Matrix:
+    if isinstance(param, DTensor):
+        cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
+        check_axes(name, param, cuts, at)
+    else:
+        cuts = plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
+        shape = whole_shape(name, param, cuts, at)
+    return Matrix(index, name, shape, cuts, group, param.dtype, param.dtype)

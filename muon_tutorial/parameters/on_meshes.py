@@ -1,0 +1,158 @@
+"""Parameters by the mesh that they lie on: what reading process groups, or DTensors, results in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ..errors import ConfigError
+from ..plan.grid import Grid
+from ..plan.matrix import Cut, Matrix
+from ..worlds.live import LiveWorld, check_same
+from ..worlds.local import LocalMesh, LocalWorld
+
+Shape = tuple[int, ...]
+
+
+ReadParameters = Callable[[Sequence[Tensor]], list["MeshParameters"]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeshParameters:
+    """Parameters that lie on one mesh: the world there, and each one's matrix by parameter index."""
+
+    world: LiveWorld | LocalMesh
+    matrices: Mapping[int, Matrix]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global rank of each position on the mesh."""
+        return (
+            self.world.mesh.mesh.flatten().tolist() if isinstance(self.world, LiveWorld) else [global_rank()]
+        )
+
+    def position_of(self, rank: int) -> int:
+        """The position of a global rank on the mesh.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        if rank not in self.ranks:
+            raise ConfigError(
+                f"rank {rank} is not on the parameter's mesh, whose ranks are {self.ranks}: "
+                "assign_fn must give a parameter to one of the ranks that hold it"
+            )
+        return self.ranks.index(rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParametersOnMeshes:
+    """What was found out about these parameters."""
+
+    params: tuple[Tensor, ...]
+    meshes: tuple[MeshParameters, ...]
+
+    def find(self, index: object) -> tuple[MeshParameters, Matrix]:
+        """A parameter's share, and its matrix as if it were alone.
+
+        Raises:
+            ConfigError: there is no such parameter.
+        """
+        for share in self.meshes:
+            if isinstance(index, int) and index in share.matrices:
+                return share, replace(share.matrices[index], index=0)
+        raise ConfigError(
+            f"state['param_idx'] is {index!r}, which is none of the {len(self.params)} parameters that "
+            "assign_fn was called with; the optimizer sets it before each call"
+        )
+
+
+def same_tensors(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two sequences hold the very same tensors."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def global_rank() -> int:
+    """This process's rank in the default group; 0 without one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterReading:
+    """What one rank sees of one parameter. Plain ones say along which dimensions tp and fsdp cut them, and
+    get their matrix when all ranks' shapes are known."""
+
+    index: int
+    param: Tensor
+    matrix: Matrix | None = None
+    tp_dim: int | None = None
+    fsdp_dim: int | None = None
+
+    def __str__(self) -> str:
+        """What all ranks must see alike."""
+        subject = f"{index_name(self.index)}: {_kind(self.param)}"
+        if self.matrix is not None:
+            return f"{subject}, shape {self.matrix.shape}, cut {cuts_text(self.matrix.cuts)}"
+        return f"{subject}, cut by tp along {self.tp_dim}, by fsdp along {self.fsdp_dim}"
+
+
+def compared(
+    world: LiveWorld | LocalMesh, read: Callable[[], list[ParameterReading]]
+) -> list[ParameterReading]:
+    if isinstance(world, LocalMesh):
+        return read()
+    return check_same(
+        read, lambda readings: [str(reading) for reading in readings], world.group(world.grid.axes)
+    )
+
+
+def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None:
+    """Hold what ranks really have of a parameter against what the groups or placements say."""
+    for rank, shape in shapes.items():
+        due = matrix.box(grid.at(rank)).shape
+        if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece of (1, 0) as (0, 0)
+            raise ConfigError(
+                f"{matrix.name} has shape {shape} at {grid.at(rank)}, where its cuts make it {due}: "
+                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Say how it is cut: pass the groups that cut "
+                "it, and tp_dim"
+            )
+
+
+def cuts_text(cuts: Sequence[Cut]) -> str:
+    return ", then ".join(f"by {axis} along {shard.dim}" for axis, shard in cuts) or "nowhere"
+
+
+def whole_matrix(index: int, param: Tensor, cuts: tuple[Cut, ...], shape: Shape | None = None) -> Matrix:
+    whole = tuple(param.shape) if shape is None else shape
+    return Matrix(index, index_name(index), whole, cuts, 0, param.dtype, param.dtype)
+
+
+def index_name(index: int) -> str:
+    return f"parameter {index}"
+
+
+def _kind(param: Tensor) -> str:
+    kind = "a DTensor" if isinstance(param, DTensor) else f"a plain tensor of {param.ndim} dimensions"
+    return f"{kind}, {str(param.dtype).removeprefix('torch.')}"
+
+
+def local_shape(param: Tensor) -> Shape:
+    return tuple(param.to_local().shape) if isinstance(param, DTensor) else tuple(param.shape)
+
+
+def with_names(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh, with a name for each dimension: ``fully_shard`` makes one without where it is given none."""
+    if mesh.mesh_dim_names is not None:
+        return mesh
+    names = tuple(f"axis {dim}" for dim in range(mesh.ndim))
+    return DeviceMesh.from_group(mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names)
+
+
+def alone() -> LocalMesh:
+    return LocalWorld(Grid((), ())).mesh(0)

@@ -1,0 +1,188 @@
+"""How parameters are cut over process groups that cross at this rank: read off shapes and placements.
+
+Ranks compare what they read, once: where they differ, or one of them cannot go on, all of them raise an
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+
+from ..errors import ConfigError
+from ..plan.grid import Grid
+from ..plan.layout import Shard
+from ..plan.matrix import Matrix
+from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
+from ..worlds.local import LocalMesh
+from .dtensor_placements import dtensor_cuts
+from .on_meshes import (
+    MeshParameters,
+    ParameterReading,
+    Shape,
+    alone,
+    check_boxes,
+    compared,
+    index_name,
+    local_shape,
+    whole_matrix,
+    with_names,
+)
+from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
+
+
+def read_process_groups(
+    crossing: Mapping[str, ProcessGroup],
+    independent: Mapping[str, ProcessGroup],
+    params: Sequence[Tensor],
+    tp_dim: TpDim,
+) -> list[MeshParameters]:
+    """Parameters on the grid that ``crossing`` groups make: DTensors by placements, plain ones by their
+    shapes on all ranks.
+
+    Along ``independent`` groups each rank has its own: a DTensor cut there is taken for its local part.
+
+    Raises:
+        ConfigError: a DTensor is cut along a group that was not given, or shapes do not fit the groups.
+        PlanMismatchError: ranks have different parameters.
+    """
+    if not crossing:
+        world: LiveWorld | LocalMesh = alone()
+    else:
+        world = LiveWorld(mesh_of_groups(_outermost_first(crossing), _device_type(params)))
+    tp_dim = plain_tp_dim(params, tp_dim)
+    cut_by_hand = not any(isinstance(param, DTensor) for param in params)
+
+    def read() -> list[ParameterReading]:
+        return [
+            _read_dtensor(world, independent, index, param)
+            if isinstance(param, DTensor)
+            else _read_plain(world, index, param, chosen_tp_dim(index, param, tp_dim), cut_by_hand)
+            for index, param in enumerate(params)
+        ]
+
+    readings = compared(world, read)
+    shapes = _shapes_by_rank(world, params)
+    matrices = {
+        index: reading.matrix or _plain_matrix(reading, [row[index] for row in shapes], world.grid)
+        for index, reading in enumerate(readings)
+    }
+    for index, matrix in matrices.items():
+        check_boxes(matrix, dict(enumerate(row[index] for row in shapes)), world.grid)
+    return [MeshParameters(world, matrices)]
+
+
+def _shapes_by_rank(world: LiveWorld | LocalMesh, params: Sequence[Tensor]) -> list[list[Shape]]:
+    """The local shape of every parameter at every rank of the grid."""
+    mine = [local_shape(param) for param in params]
+    return [mine] if isinstance(world, LocalMesh) else gather_objects(mine, world.group(world.grid.axes))
+
+
+def _read_plain(
+    world: LiveWorld | LocalMesh, index: int, param: Tensor, tp_dim: int | None, cut_by_hand: bool
+) -> ParameterReading:
+    if tp_dim is not None and tp_dim >= param.ndim and "tp" in world.grid.axes:
+        raise ConfigError(
+            f"{index_name(index)} has dimensions 0 to {param.ndim - 1}; tp_dim says that tp cut it along "
+            f"{tp_dim}"
+        )
+    return ParameterReading(
+        index,
+        param,
+        tp_dim=tp_dim if "tp" in world.grid.axes else None,
+        fsdp_dim=0 if cut_by_hand and "fsdp" in world.grid.axes else None,
+    )
+
+
+def _plain_matrix(reading: ParameterReading, shapes: Sequence[Shape], grid: Grid) -> Matrix:
+    """A plain parameter's matrix, from its local shape at every rank: cut by tp, what is left of it by
+    fsdp."""
+    whole, cuts = list(shapes[0]), []
+    parts = range(grid.size("fsdp") if reading.fsdp_dim is not None else 1)
+    rows = [
+        tuple(shapes[grid.rank({"tp": tp, "fsdp": part})][0] for part in parts)
+        for tp in range(grid.size("tp"))
+    ]
+    if reading.fsdp_dim is not None:
+        whole[0] = sum(rows[0])
+        cuts.append(("fsdp", _fsdp_shard(reading.index, rows)))
+    if (dim := reading.tp_dim) is not None:
+        lengths = tuple(
+            sum(held) if dim == 0 else shapes[grid.rank({"tp": tp})][dim] for tp, held in enumerate(rows)
+        )
+        whole[dim] = sum(lengths)
+        cuts.insert(0, ("tp", Shard(dim, lengths)))
+    return whole_matrix(reading.index, reading.param, tuple(cuts), tuple(whole))
+
+
+def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
+    """The cut along dimension 0, from the rows that each fsdp rank holds at each tensor-parallel position."""
+    if all(Shard(0).lengths(sum(held), len(held)) == held for held in rows):
+        return Shard(0)
+    if len(set(rows)) == 1:
+        return Shard(0, rows[0])
+    raise ConfigError(
+        f"{index_name(index)}: the fsdp ranks hold {' and '.join(map(str, dict.fromkeys(rows)))} rows at "
+        "different tensor-parallel positions; a cut unlike torch.chunk's must be the same at all of them"
+    )
+
+
+def _read_dtensor(
+    world: LiveWorld | LocalMesh, independent: Mapping[str, ProcessGroup], index: int, param: DTensor
+) -> ParameterReading:
+    """A DTensor's matrix with its mesh's dimensions replaced by the axes of the world that hold the same
+    ranks."""
+    mesh = with_names(param.device_mesh)
+    names = mesh.mesh_dim_names or ()
+    shape, cuts = list(param.shape), []
+    for axis, shard in dtensor_cuts(index_name(index), param, names):
+        group = mesh.get_group(axis)
+        if dist.get_world_size(group) == 1:
+            continue
+        if _same_ranks(group, independent) is None:
+            cuts.append((_axis_of(world, index, axis, group), shard))
+        elif any(other.dim == shard.dim for _, other in cuts):
+            raise ConfigError(
+                f"{index_name(index)} is cut by others before {axis!r}, whose ranks are independent"
+            )
+        else:
+            shape[shard.dim] = shard.run(shape[shard.dim], dist.get_rank(group), dist.get_world_size(group))[
+                1
+            ]
+    return ParameterReading(index, param, whole_matrix(index, param, tuple(cuts), tuple(shape)))
+
+
+def _axis_of(world: LiveWorld | LocalMesh, index: int, name: str, group: ProcessGroup) -> str:
+    crossing = (
+        {axis: world.mesh.get_group(axis) for axis in world.grid.axes} if isinstance(world, LiveWorld) else {}
+    )
+    axis = _same_ranks(group, crossing)
+    if axis is None:
+        raise ConfigError(
+            f"{index_name(index)} is cut along {name!r} over ranks {dist.get_process_group_ranks(group)}, "
+            f"which are none of the groups given ({', '.join(crossing) or 'none'}): pass that group too"
+        )
+    return axis
+
+
+def _same_ranks(group: ProcessGroup, groups: Mapping[str, ProcessGroup]) -> str | None:
+    ranks = dist.get_process_group_ranks(group)
+    return next((axis for axis, one in groups.items() if dist.get_process_group_ranks(one) == ranks), None)
+
+
+def _outermost_first(groups: Mapping[str, ProcessGroup]) -> dict[str, ProcessGroup]:
+    """The groups in the order of a mesh whose ranks rise: those whose ranks lie furthest apart first."""
+
+    def stride(group: ProcessGroup) -> int:
+        ranks = dist.get_process_group_ranks(group)
+        return ranks[1] - ranks[0] if len(ranks) > 1 else 0
+
+    return dict(sorted(groups.items(), key=lambda item: -stride(item[1])))
+
+
+def _device_type(params: Sequence[Tensor]) -> str:
+    return params[0].device.type if params else "cpu"

@@ -1,0 +1,76 @@
+"""All ranks agree, before anything changes, on which gradients exist and whether they are finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..engine.collective import Label, Walk
+from ..engine.travel import all_reduce
+from ..errors import GradientError
+from ..plan.grid import Coordinate
+
+
+def agree_on_gradients(
+    gradients: Sequence[Tensor | None],
+    names: Sequence[str],
+    device: torch.device,
+    at: Coordinate,
+    torn: str | None,
+) -> Walk:
+    """Which gradients any rank has, the same answer on every rank: one tiny sum an axis.
+
+    ``torn`` says what to do about a gradient that only some ranks have; None where that is allowed, since
+    local gradients are averaged and a missing one counts as zero. Must be walked by all ranks of the grid.
+
+    Raises:
+        GradientError: on every rank: a gradient is not finite, or torn where that is not allowed.
+    """
+    counts = gradient_flags(gradients, device)
+    for axis in at.grid.axes:
+        counts = yield from all_reduce(counts, axis, at, Label("gradient flags"))
+    return agreed(counts, names, at.grid.world_size, torn)
+
+
+def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """One rank's flags, to be summed over ranks: is each gradient there; then, is it not finite?"""
+    there = [grad is not None for grad in gradients]
+    return torch.tensor(
+        [*there, *(not _is_finite(grad) for grad in gradients)], dtype=torch.float32, device=device
+    )
+
+
+def agreed(counts: Tensor, names: Sequence[str], ranks: int, torn: str | None) -> list[bool]:
+    """For each gradient whether any rank has it, from the flags summed over all ranks.
+
+    On the meta device there are no values, and every gradient is taken to be there and finite.
+
+    Raises:
+        GradientError: as ``agree_on_gradients`` does.
+    """
+    if counts.is_meta:
+        return [True] * len(names)
+    holders, spoilt = (part.tolist() for part in counts.split(len(names)))
+    wrong = [i for i, found in enumerate(spoilt) if found]
+    if wrong:
+        others = f", as do {len(wrong) - 1} others" if len(wrong) > 1 else ""
+        raise GradientError(
+            f"the gradient of {names[wrong[0]]} holds NaN or infinity on {int(spoilt[wrong[0]])} of {ranks} "
+            f"ranks{others}; nothing was changed: skip this step, or fix the loss"
+        )
+    missing = [i for i, found in enumerate(holders) if 0 < found < ranks]
+    if missing and torn is not None:
+        raise GradientError(
+            f"the gradient of {names[missing[0]]} is missing on {ranks - int(holders[missing[0]])} of "
+            f"{ranks} ranks{torn}"
+        )
+    return [found > 0 for found in holders]
+
+
+def _is_finite(grad: Tensor | None) -> bool:
+    if grad is None or not grad.numel() or grad.is_meta:
+        return True
+    return bool(torch.linalg.vector_norm(grad, ord=math.inf).isfinite())

@@ -1,0 +1,78 @@
+"""The step of one process without a plan: every matrix is whole here, and nothing travels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.collective import Walk
+from ..errors import UsageError
+from ..plan.grid import Grid
+from ..plan.matrix import Matrix, Parts, split_parts
+from .momentum import momentum_update
+from .orthogonalize import newton_schulz_update
+from .write_parameters import apply_update
+
+_HERE = Grid((), ()).at(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AloneStep:
+    """Steps an optimizer's groups in this process alone: ``torch.optim.Muon`` to the bit."""
+
+    groups: Sequence[dict[str, Any]]
+    state: Mapping[Tensor, dict[str, Any]]
+
+    def agree(self) -> Walk:
+        """Refuse gradients that cannot be used, before anything has changed.
+
+        Raises:
+            UsageError: a gradient is sparse.
+        """
+        for param in (param for group in self.groups for param in group["params"]):
+            if param.grad is not None and param.grad.layout is not torch.strided:
+                shape = tuple(param.grad.shape)
+                raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {shape}")
+        return
+        yield  # a generator that asks for nothing
+
+    def step(self) -> Walk:
+        """One optimizer step, matrix by matrix."""
+        for group in self.groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    _step_parameter(param.detach(), param.grad, group, self.state[param])
+        return
+        yield  # a generator that asks for nothing
+
+    def forget(self) -> None:
+        """Nothing is kept between steps."""
+
+
+def _step_parameter(param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
+    if (
+        "momentum_buffer" not in state
+    ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
+        state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+    for here, sides in _matrices(tuple(param.shape), group.get("parts")):
+        momentum = state["momentum_buffer"][here]
+        ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
+        update = newton_schulz_update(ns_input, sides, group)
+        apply_update(param[here], update, group, sides)
+
+
+def _matrices(
+    shape: tuple[int, ...], parts: Parts
+) -> Iterator[tuple[EllipsisType | tuple[slice, ...], tuple[int, int]]]:
+    """Where each matrix lies in a parameter, and its rows and columns."""
+    if parts in (None, "flatten"):
+        yield ..., (shape[0], math.prod(shape[1:]))
+    else:
+        for matrix in split_parts(Matrix(0, "", shape), parts, first=0):
+            yield matrix.slices(_HERE), matrix.sides

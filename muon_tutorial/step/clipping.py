@@ -1,0 +1,74 @@
+"""Gradients are clipped by their common norm: every element counts once, however many ranks hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..engine.collective import Label, Walk
+from ..engine.travel import all_reduce
+from ..plan.exchange import SlicedBuffer
+from ..plan.grid import Coordinate
+from .parameter_state import local_gradient
+from .rank_bucket import RankBucket
+
+Share = tuple[Tensor, int]
+"""A part of a gradient, and how many ranks hold the same elements."""
+
+
+def clip_gradients(
+    buckets: Sequence[RankBucket],
+    averaged: Sequence[Tensor],
+    rest: Sequence[Tensor],
+    max_norm: float,
+    device: torch.device,
+    at: Coordinate,
+) -> Walk:
+    """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before.
+
+    ``averaged`` are the buckets' flat gradients, ``rest`` the parameters that another optimizer steps. Must
+    be walked by all ranks of the grid.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for part, copies in (*_bucket_shares(buckets, averaged), *_rest_shares(rest, at)):
+        total += part.double().square().sum() / copies
+    for axis in at.grid.axes:
+        total = yield from all_reduce(total, axis, at, Label("gradient norm"))
+    norm = total.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for tensor in (*averaged, *(grad for grad, _ in _rest_shares(rest, at))):
+        tensor.mul_(scale.to(tensor.dtype))
+    return norm
+
+
+def _bucket_shares(buckets: Sequence[RankBucket], averaged: Sequence[Tensor]) -> Iterable[Share]:
+    for bucket, flat in zip(buckets, averaged, strict=True):
+        storage = bucket.plan.storage_layout
+        sliced = (storage.axis,) if isinstance(storage, SlicedBuffer) else ()
+        for matrix in bucket.matrices:
+            yield flat[matrix.stored], _copies((*matrix.entry.matrix.axes, *sliced), bucket.at)
+
+
+def _rest_shares(rest: Sequence[Tensor], at: Coordinate) -> Iterable[Share]:
+    for param in rest:
+        grad = local_gradient(param)
+        if grad is not None:
+            yield grad, _copies(_sharded_axes(param), at)
+
+
+def _copies(axes: Sequence[str], at: Coordinate) -> int:
+    """How many ranks hold the same piece of a tensor that ``axes`` cut."""
+    return at.size(*(axis for axis in at.grid.axes if axis not in axes))
+
+
+def _sharded_axes(param: Tensor) -> tuple[str, ...]:
+    if not isinstance(param, DTensor):
+        cut = getattr(param, "partition_dim", None)
+        return () if cut is None or cut < 0 else ("tp",)
+    names = param.device_mesh.mesh_dim_names or ()
+    return tuple(
+        axis for axis, placement in zip(names, param.placements, strict=True) if placement.is_shard()
+    )

@@ -1,0 +1,159 @@
+"""Momentum is updated here; and which part of each parameter's momentum a rank stores between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..plan.bucket import StoredShard, flat_frame
+from ..plan.exchange import SlicedBuffer
+from ..plan.grid import Coordinate
+from ..plan.matrix import held_box
+from ..plan.strategies import Plan
+from .parameter_state import ParameterState
+from .rank_bucket import MomentumIndex, RankBucket
+
+Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
+"""A run of elements for each matrix: offset and shape of its piece, then [start, stop) within that piece."""
+
+
+def update_momentum(bucket: RankBucket, gradient: Tensor, present: Collection[int]) -> Tensor:
+    """Update the momentum that this rank stores; returns the Newton–Schulz inputs, in the dtype that travels.
+
+    ``gradient`` and the answer are flat, [elements of the bucket that this rank stores]. ``present`` are the
+    parameters that have a gradient: the inputs of the others are zero.
+    """
+    inputs = torch.zeros_like(gradient, dtype=bucket.plan.compute.dtype)
+    for matrix in bucket.matrices:
+        group, mine = matrix.parameter.group, gradient[matrix.stored]
+        if mine.numel() and matrix.entry.matrix.param in present:
+            momentum = matrix.momentum
+            ns_input = momentum_update(
+                momentum, mine.view(momentum.shape), group["momentum"], group["nesterov"]
+            )
+            inputs[matrix.stored] = ns_input.reshape(-1)
+    return inputs
+
+
+def momentum_update(buffer: Tensor, grad: Tensor, momentum: float, nesterov: bool) -> Tensor:
+    """Move the momentum towards the gradient, in place, and return the input of Newton–Schulz.
+
+    The momentum is an exponential moving average (``lerp``), as in ``torch.optim.Muon``. Without Nesterov the
+    buffer itself is returned: read it, do not write to it. A gradient of another dtype takes the buffer's.
+
+    >>> import torch
+    >>> buffer, grad = torch.zeros(1, 2), torch.ones(1, 2)
+    >>> momentum_update(buffer, grad, 0.75, nesterov=True)
+    tensor([[0.4375, 0.4375]])
+    >>> buffer
+    tensor([[0.2500, 0.2500]])
+    """
+    grad = grad.to(buffer.dtype)
+    buffer.lerp_(grad, 1 - momentum)
+    return grad.lerp(buffer, momentum) if nesterov else buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentumShard:
+    """What one rank stores of one parameter's momentum.
+
+    ``flat``: a run of elements, all matrices of the parameter one after the other, where storage is sliced;
+    else a tensor of the shape in which this rank holds the parameter.
+    """
+
+    parameter: ParameterState
+    shards: tuple[StoredShard, ...]
+    flat: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the momentum."""
+        numel = sum(shard.numel for shard in self.shards)
+        return (numel,) if self.flat else tuple(self.parameter.data.shape)
+
+    def index(self, shard: StoredShard, at: Coordinate) -> MomentumIndex:
+        """Where one matrix's elements lie in the momentum."""
+        matrix = shard.entry.matrix
+        if not self.flat:
+            return matrix.slices(at)
+        start = sum(other.numel for other in self.shards if other.entry.matrix.index < matrix.index)
+        return slice(start, start + shard.numel)
+
+    def fill(self, at: Coordinate) -> None:
+        """Give the parameter's state its momentum: zeros, or this rank's part of one that was loaded.
+
+        Where storage is sliced, the state also says which elements those are, so that another rank's momentum
+        of the same size is not taken for this one's.
+
+        Raises:
+            UsageError: a loaded momentum is neither what this rank stores nor the whole parameter's.
+        """
+        state = self.parameter.state
+        saved = state.get("momentum_buffer")
+        state["momentum_buffer"] = (
+            self.parameter.data.new_zeros(self.shape) if saved is None else self._cut(saved, at)
+        )
+        if self.flat:
+            state["kept"] = self.elements(at)
+
+    def elements(self, at: Coordinate) -> Elements:
+        """The elements of a flat momentum."""
+        frames = [(flat_frame(shard.entry.matrix, at), shard) for shard in self.shards if shard.numel]
+        return tuple((_pair(frame.offset), _pair(frame.shape), shard.in_piece) for frame, shard in frames)
+
+    def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
+        """A loaded momentum as this rank stores it."""
+        matrix = self.shards[0].entry.matrix
+        whole = matrix.shape if matrix.part is None else matrix.part.shape
+        if tuple(saved.shape) == self.shape:
+            self._refuse_other_elements(matrix.name, at)
+            return saved
+        if tuple(saved.shape) != whole:
+            raise UsageError(
+                f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is not the {self.shape} "
+                f"that {at} keeps, nor the whole parameter, {whole}"
+            )
+        local = saved[held_box(whole, matrix.cuts, at).slices]
+        if not self.flat:
+            return local.contiguous()
+        runs = [local[s.entry.matrix.slices(at)].reshape(-1)[slice(*s.in_piece)] for s in self.shards]
+        return torch.cat([saved.new_empty(0), *runs])
+
+    def _refuse_other_elements(self, name: str, at: Coordinate) -> None:
+        theirs = self.parameter.state.get("kept")
+        if self.flat and theirs not in (None, self.elements(at)):
+            raise UsageError(
+                f"{name}: the loaded momentum was kept by another rank, or on another grid: it holds "
+                f"{_say(theirs)}, where {at} keeps {_say(self.elements(at))}; load each rank's own "
+                "state, or use load_checkpoint()"
+            )
+
+
+def momentum_shards(
+    plan: Plan, at: Coordinate, parameters: Sequence[ParameterState]
+) -> dict[int, MomentumShard]:
+    """What a rank stores of each parameter's momentum, by the parameter's index.
+
+    A parameter's matrices may lie in several buckets.
+    """
+    shards: dict[int, list[StoredShard]] = {}
+    flat: dict[int, bool] = {}
+    for bucket in plan.buckets:
+        for shard in bucket.stored_shards(at):
+            shards.setdefault(shard.entry.matrix.param, []).append(shard)
+            flat[shard.entry.matrix.param] = isinstance(bucket.storage_layout, SlicedBuffer)
+    return {param: MomentumShard(parameters[param], tuple(shards[param]), flat[param]) for param in shards}
+
+
+def _say(elements: Elements) -> str:
+    """Each run of elements, in the piece it belongs to."""
+    runs = [f"{run[0]} to {run[1]} of a {h} x {w} piece at {offset}" for offset, (h, w), run in elements]
+    return "elements " + ", ".join(runs) if runs else "nothing"
+
+
+def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
+    return shape[0], shape[1]

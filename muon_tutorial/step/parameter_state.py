@@ -1,0 +1,54 @@
+"""A parameter as a step meets it: the tensor, its group and its state; this rank's own part of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..errors import GradientError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterState:
+    """A parameter with its optimizer group (the hyperparameters) and its optimizer state (the momentum)."""
+
+    param: Tensor
+    group: dict
+    state: dict
+
+    @property
+    def data(self) -> Tensor:
+        """This rank's own part of the parameter, sharing its memory."""
+        return local_part(self.param.detach())
+
+    @property
+    def grad(self) -> Tensor | None:
+        """This rank's own part of the gradient, or None."""
+        return local_gradient(self.param)
+
+
+def local_gradient(param: Tensor) -> Tensor | None:
+    """This rank's own part of a parameter's gradient, or None.
+
+    Raises:
+        GradientError: the gradient is a DTensor whose placements are not its parameter's.
+    """
+    grad = param.grad
+    if isinstance(grad, DTensor) and isinstance(param, DTensor) and not _placed_alike(grad, param):
+        raise GradientError(
+            f"the gradient of a parameter of shape {tuple(param.shape)} lies as {grad.placements} where the "
+            f"parameter lies as {param.placements}: give it p.grad.redistribute(placements=p.placements)"
+        )
+    return None if grad is None else local_part(grad)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a DTensor; a plain tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _placed_alike(one: DTensor, other: DTensor) -> bool:
+    pairs = zip(one.device_mesh.shape, one.placements, other.placements, strict=True)
+    return all(mine == its for size, mine, its in pairs if size > 1)

@@ -1,0 +1,66 @@
+"""Phase 1: gradients are averaged over dp, and each rank is left with the part that it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..engine.collective import Label, Walk
+from ..engine.hops import view
+from ..engine.travel import all_reduce, travel
+from ..plan.grid import Coordinate
+from ..plan.strategies import BUCKET_BYTES
+from .parameter_state import local_gradient, local_part
+from .rank_bucket import RankBucket
+
+
+def reduce_gradients(bucket: RankBucket) -> Walk:
+    """From this rank's own gradients to the averaged ones that it stores, flat.
+
+    For ``zero1`` the bucket's route is a reduce_scatter over dp; where gradients come averaged, it is empty.
+    Must be walked by all ranks of the grid.
+    """
+    flat = pack_gradients(bucket)
+    summed = yield from travel(flat, bucket.plan.gradient, bucket.at, bucket.label("gradient reduce_scatter"))
+    return summed.div_(bucket.plan.summands) if bucket.plan.summands > 1 else summed
+
+
+def pack_gradients(bucket: RankBucket) -> Tensor:
+    """This rank's gradients, [bucket's elements as the model holds them]; zeros where there is none."""
+    flat = bucket.zeros(bucket.plan.model_layout, bucket.plan.gradient.dtype)
+    for matrix in bucket.matrices:
+        grad = matrix.parameter.grad
+        if grad is not None and matrix.held.box.numel:  # FSDP2's empty shards may have any empty shape
+            view(flat, matrix.held).copy_(grad[matrix.place])
+    return flat
+
+
+def average_others(params: Sequence[Tensor], at: Coordinate) -> Walk:
+    """Average the gradients of other parameters over dp in place, in flat buffers of at most 25 MB.
+
+    A missing one counts as zero. Must be walked by all ranks of the grid.
+    """
+    for run in _runs(params):
+        for param in run:
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        grads = [grad for param in run if (grad := local_gradient(param)) is not None]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        total = yield from all_reduce(flat, "dp", at, Label("other gradients all_reduce"))
+        means = (total / at.size("dp")).split([grad.numel() for grad in grads])
+        for grad, mean in zip(grads, means, strict=True):
+            grad.copy_(mean.view(grad.shape))
+
+
+def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    """Cut a sequence into runs of one dtype and at most 25 MB."""
+    run: list[Tensor] = []
+    for param in sorted(params, key=lambda param: str(param.dtype)):
+        weight = sum(local_part(other).nbytes for other in (*run, param))
+        if run and (run[0].dtype != param.dtype or weight > BUCKET_BYTES):
+            yield run
+            run = []
+        run.append(param)
+    if run:
+        yield run
