@@ -27,8 +27,3 @@ def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequen
     if adjust_lr_fn in ADJUST_LR_FNS:
         return lr * math.sqrt(max(1, rows / columns))
     raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {adjust_lr_fn!r}")
-
-
-def as_scalar(lr: float | Tensor) -> float | Tensor:
-    """A learning rate as a number or a tensor without dimensions, as in-place operations want it."""
-    return lr.squeeze() if isinstance(lr, Tensor) else lr

@@ -116,8 +116,8 @@ def coefficients_per_step(coefficients: Coefficients, steps: int) -> tuple[Tripl
     if not 0 <= steps <= MAX_STEPS:
         raise UsageError(f"Newton–Schulz takes 0 to {MAX_STEPS} steps, got {steps}")
     given = tuple(coefficients)
-    if all(isinstance(value, (int, float)) for value in given):
-        return (_as_triple(given),) * steps
+    if len(given) == 3 and all(isinstance(value, (int, float)) for value in given):
+        return (cast(Triple, given),) * steps
     triples = tuple(_as_triple(triple) for triple in given)
     if len(triples) != steps:
         raise UsageError(

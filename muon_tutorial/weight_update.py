@@ -121,23 +121,18 @@ def decay_and_add(
     >>> param
     tensor([0.5000, 0.5000], dtype=torch.bfloat16)
     """
-    if shard is not None and not param.numel() == update.numel() == shard.numel:
+    if shard is not None and not param.numel() == update.numel() == shard.stop - shard.start:
         raise UsageError(
             f"the range and its tensors differ in size: {shard}, {tuple(param.shape)}, {tuple(update.shape)}"
         )
     param.mul_(1 - lr * weight_decay)
-    if shard is None:
-        _add(param, update, adjusted)
-    elif not _rounds_by_position(param, update):
-        _add(param.view(-1), update.reshape(-1), adjusted)
+    by_position = param.device.type == "cpu" and param.dtype == update.dtype == torch.bfloat16
+    if shard is None or not by_position:
+        param.add_(update.reshape(param.shape), alpha=-adjusted)  # type: ignore[arg-type]  # a one-element tensor works
     elif shard.full_shape[0] > shard.full_shape[1] > 1:
         _add_one_by_one(param.view(-1), update.reshape(-1), adjusted)
     else:
         _add_by_position(param.view(-1), update.reshape(-1), adjusted, shard)
-
-
-def _rounds_by_position(param: Tensor, update: Tensor) -> bool:
-    return param.device.type == "cpu" and param.dtype == update.dtype == torch.bfloat16
 
 
 def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:

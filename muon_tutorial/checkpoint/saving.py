@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from ..step.step import local_part
+from ..step.parameter_state import local_part
 from .agreement import Summary, check_alike, outline, together
 from .inventory import Inventory, Place, Rename, Saveable, take_inventory
 

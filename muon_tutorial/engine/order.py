@@ -9,7 +9,7 @@ empty ones), all members of a group issue the same sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
     flight: list[_Task] = []
     values: dict[int, Any] = {}
     while True:
-        flight = [*_admit(waiting, min(stride, window - len(flight))), *flight]
+        room = range(min(stride, window - len(flight)))
+        flight = [*(_Task(index, walk) for _, (index, walk) in zip(room, waiting, strict=False)), *flight]
         if not flight:
             return [values[index] for index in sorted(values)]
         going = []
@@ -47,7 +48,3 @@ class _Task:
     index: int
     walk: Walk
     ticket: Any = None
-
-
-def _admit(waiting: Iterator[tuple[int, Walk]], room: int) -> list[_Task]:
-    return [_Task(index, walk) for _, (index, walk) in zip(range(room), waiting, strict=False)]

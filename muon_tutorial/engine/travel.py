@@ -14,7 +14,7 @@ from torch import Tensor
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, Partial, Replicate, Route
 from .collective import IDLE, Label, Walk
-from .hops import asks, take
+from .hops import take
 
 
 def travel(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
@@ -39,5 +39,5 @@ def stand_by(route: Route) -> Walk:
     So every rank of a group counts the same turns, and the order of requests stays the same on all of them.
     """
     for hop in (*route.hops, *route.inverse.hops):
-        if asks(hop):
+        if not hop.silent:
             yield IDLE

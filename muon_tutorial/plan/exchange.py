@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Literal
 
 from .grid import Coordinate
-from .layout import Box, Shard, shard_box
+from .layout import FEW_RANKS, Box, Shard, shard_box
 from .matrix import BucketEntry
 
 
@@ -152,8 +152,9 @@ class WholeMatrices:
 Layout = VirtualBuffer | SlicedBuffer | LocalShards | WholeMatrices
 
 
-Cargo = tuple[tuple[BufferSlice, Box], ...]
-"""Slices of a rank's own buffer and, within each, the box that travels."""
+Index = tuple[slice, ...]
+Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
+"""Slices of a rank's own buffer and, of each, the part that travels: as an index into it, and its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class Exchange:
         """The same move, the other way."""
         return Exchange(self.axes, self.entries, self.dst, self.src)
 
-    @property
+    @cached_property
     def silent(self) -> bool:
         """Whether every rank already holds what it needs, so that nothing has to be asked for."""
         if isinstance(self.src, WholeMatrices):
@@ -195,7 +196,7 @@ class Exchange:
     def parcels(self, at: Coordinate) -> Parcels:
         """What one rank sends and receives; worked out the first time, for the few ranks of one process."""
         if at not in self._known:
-            if len(self._known) == _FEW_RANKS:
+            if len(self._known) == FEW_RANKS:
                 self._known.clear()
             self._known[at] = self._parcels(at)
         return self._known[at]
@@ -238,10 +239,8 @@ class Exchange:
         elements = [0] * at.size(*self.axes)
         for position, _, box in shared:
             elements[position] += box.numel
-        return tuple((held, box.seen_from(held.box)) for _, held, box in shared), tuple(elements)
-
-
-_FEW_RANKS = 16
+        cargo = ((held, box.seen_from(held.box).slices, box.shape) for _, held, box in shared)
+        return tuple(cargo), tuple(elements)
 
 
 def _in_line(boxes: Iterable[tuple[BucketEntry, Box]]) -> Iterator[BufferSlice]:

@@ -102,7 +102,8 @@ class Coordinate(Mapping[str, int]):
 
     def size(self, *axes: str) -> int:
         """Ranks along the axes together."""
-        return math.prod(self.grid.size(axis) for axis in axes)
+        sizes = zip(self.grid.axes, self.grid.sizes, strict=True)
+        return math.prod(size for axis, size in sizes if axis in axes)
 
     def position(self, *axes: str) -> int:
         """This rank's place in its group over the axes."""

@@ -1,7 +1,6 @@
 """How an axis holds a tensor, and what it costs to change that.
 
-Knows shapes, offsets and cuts. Refuses to know data, ranks and process groups: a position along an axis and
-the number of ranks on it are all it is ever handed.
+Knows shapes, offsets, cuts and coordinates. Knows neither data nor process groups.
 """
 
 from __future__ import annotations
@@ -14,6 +13,10 @@ from typing import Protocol
 import torch
 
 from ..errors import GridError, OneWayError
+from .grid import Coordinate
+
+FEW_RANKS = 16
+"""For how many ranks geometry is kept: a plan may have thousands, a process works for a few at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,23 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
 
 
 @dataclass(frozen=True, slots=True)
+class HopPieces:
+    """The pieces into which one end of a hop cuts its tensor, by position along its axis.
+
+    This rank is ``here``.
+
+    ``size`` is how many elements the largest piece has. ``rows``: pieces are runs of equally many rows, so
+    that they lie one after the other in memory.
+    """
+
+    here: int
+    indices: tuple[tuple[slice, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    size: int
+    rows: bool
+
+
+@dataclass(frozen=True)  # without slots: the pieces are worked out once and stay with the hop
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
@@ -178,9 +198,42 @@ class Hop:
             )
         return Hop(self.axis, self.dst, self.src, self.shape)
 
+    @cached_property
+    def silent(self) -> bool:
+        """Whether every rank already holds what it needs, so that nothing has to be asked for."""
+        return isinstance(self.src, Replicate)
+
+    def pieces(self, at: Coordinate) -> HopPieces:
+        """The pieces of the end that cuts the tensor; worked out once, for the few ranks at hand."""
+        if at not in self._known:
+            if len(self._known) == FEW_RANKS:
+                self._known.clear()
+            self._known[at] = self._pieces(at)
+        return self._known[at]
+
+    @cached_property
+    def _known(self) -> dict[Coordinate, HopPieces]:
+        return {}
+
+    def _pieces(self, at: Coordinate) -> HopPieces:
+        cut, parts = self.src if isinstance(self.src, Shard) else self.dst, at.size(self.axis)
+        boxes = [shard_box(self.shape, cut, position, parts) for position in range(parts)]
+        numels = {box.numel for box in boxes}
+        return HopPieces(
+            at[self.axis],
+            tuple(box.slices for box in boxes),
+            tuple(box.shape for box in boxes),
+            max(numels),
+            isinstance(cut, Shard) and cut.dim == 0 and len(numels) == 1,
+        )
+
 
 class Move(Protocol):
     """What a route is made of: a hop along one axis, or an exchange of many matrices over several."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has to be asked for."""
 
     @property
     def inverse(self) -> Move:

@@ -32,7 +32,7 @@ def agree_on_gradients(
     counts = gradient_flags(gradients, device)
     for axis in at.grid.axes:
         counts = yield from all_reduce(counts, axis, at, Label("gradient flags"))
-    return agreed(counts, names, at.grid.world_size, torn)
+    return agreed(counts, names, at.size(*at.grid.axes), torn)
 
 
 def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:

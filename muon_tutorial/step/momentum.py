@@ -30,8 +30,8 @@ def update_momentum(bucket: RankBucket, gradient: Tensor, present: Collection[in
     inputs = torch.zeros_like(gradient, dtype=bucket.plan.compute.dtype)
     for matrix in bucket.matrices:
         group, mine = matrix.parameter.group, gradient[matrix.stored]
-        if mine.numel() and matrix.entry.matrix.param in present:
-            momentum = matrix.momentum
+        if mine.numel() and matrix.param in present:
+            momentum = matrix.parameter.state["momentum_buffer"][matrix.momentum_index]
             ns_input = momentum_update(
                 momentum, mine.view(momentum.shape), group["momentum"], group["nesterov"]
             )

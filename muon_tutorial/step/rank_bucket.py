@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from ..engine.collective import Label
 from ..plan.bucket import Bucket, StoredShard, flat_frame
-from ..plan.exchange import BufferSlice, Layout
+from ..plan.exchange import BufferSlice
 from ..plan.grid import Coordinate
 from ..plan.matrix import BucketEntry, Matrix
 from ..weight_update import ShardRange
@@ -21,7 +17,7 @@ MomentumIndex = slice | tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMatrix:
-    """One matrix of a bucket on one rank.
+    """One matrix of a bucket on one rank: its name, its parameter's index, [rows, columns] of the whole.
 
     ``place`` is this rank's piece within its part of the parameter, ``held`` the same piece in a flat buffer
     laid out as the model holds it. ``stored`` are the elements of the bucket's buffer that the rank stores of
@@ -31,6 +27,9 @@ class RankMatrix:
     """
 
     entry: BucketEntry
+    name: str
+    param: int
+    sides: tuple[int, int]
     parameter: ParameterState
     place: tuple[slice, ...]
     held: BufferSlice
@@ -40,18 +39,18 @@ class RankMatrix:
     momentum_index: MomentumIndex
     work: BufferSlice | None
 
-    @property
-    def momentum(self) -> Tensor:
-        """What this rank stores of the matrix's momentum, sharing its memory."""
-        return self.parameter.state["momentum_buffer"][self.momentum_index]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankBucket:
-    """A bucket of the plan, with its matrices as this rank holds, stores and works on them."""
+    """A bucket of the plan, with its matrices as this rank holds, stores and works on them.
+
+    ``held`` is how many elements a flat buffer has that is laid out as the model holds the matrices.
+    """
 
     plan: Bucket
+    name: str
     at: Coordinate
+    held: int
     matrices: tuple[RankMatrix, ...]
 
     @classmethod
@@ -67,10 +66,15 @@ class RankBucket:
         rows = zip(bucket.entries, held, bucket.stored_shards(at), bucket.work_slices(at), strict=True)
         return cls(
             bucket,
+            f"bucket {bucket.index}",
             at,
+            bucket.length(bucket.model_layout, at),
             tuple(
                 RankMatrix(
                     entry=entry,
+                    name=entry.matrix.name,
+                    param=entry.matrix.param,
+                    sides=entry.matrix.sides,
                     parameter=parameters[entry.matrix.param],
                     place=entry.matrix.slices(at),
                     held=piece,
@@ -83,15 +87,6 @@ class RankBucket:
                 for entry, piece, shard, work in rows
             ),
         )
-
-    def label(self, phase: str) -> Label:
-        """The label of a request that serves the whole bucket."""
-        return Label(phase, f"bucket {self.plan.index}")
-
-    def zeros(self, layout: Layout, dtype: torch.dtype) -> Tensor:
-        """A flat buffer of this rank's under a layout, where its parameters are."""
-        device = self.matrices[0].parameter.data.device
-        return torch.zeros(self.plan.length(layout, self.at), dtype=dtype, device=device)
 
 
 def _range_of(shard: StoredShard, at: Coordinate) -> ShardRange:

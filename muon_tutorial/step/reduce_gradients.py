@@ -22,18 +22,19 @@ def reduce_gradients(bucket: RankBucket) -> Walk:
     For ``zero1`` the bucket's route is a reduce_scatter over dp; where gradients come averaged, it is empty.
     Must be walked by all ranks of the grid.
     """
-    flat = pack_gradients(bucket)
-    summed = yield from travel(flat, bucket.plan.gradient, bucket.at, bucket.label("gradient reduce_scatter"))
+    flat, label = pack_gradients(bucket), Label("gradient reduce_scatter", bucket.name)
+    summed = yield from travel(flat, bucket.plan.gradient, bucket.at, label)
     return summed.div_(bucket.plan.summands) if bucket.plan.summands > 1 else summed
 
 
 def pack_gradients(bucket: RankBucket) -> Tensor:
-    """This rank's gradients, [bucket's elements as the model holds them]; zeros where there is none."""
-    flat = bucket.zeros(bucket.plan.model_layout, bucket.plan.gradient.dtype)
+    """This rank's gradients, flat, [bucket.held]; zeros where there is none."""
+    device = bucket.matrices[0].parameter.param.device
+    flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=device)
     for matrix in bucket.matrices:
-        grad = matrix.parameter.grad
-        if grad is not None and matrix.held.box.numel:  # FSDP2's empty shards may have any empty shape
-            view(flat, matrix.held).copy_(grad[matrix.place])
+        grad, piece = local_gradient(matrix.parameter.param), view(flat, matrix.held)
+        if grad is not None and piece.numel():  # FSDP2's empty shards may have any empty shape
+            piece.copy_(grad[matrix.place])
     return flat
 
 

@@ -21,7 +21,7 @@ from .agreement import agree_on_gradients
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
-from .parameter_state import ParameterState, local_gradient, local_part
+from .parameter_state import ParameterState, local_gradient
 from .rank_bucket import RankBucket
 from .reduce_gradients import average_others, reduce_gradients
 from .write_parameters import publish_parameters, update_parameters
@@ -119,13 +119,14 @@ class PlanStep:
             yield from average_others(found, self.at)
         if max_norm is None:
             return None
-        return (
-            yield from clip_gradients(self.buckets, reduced, found, max_norm, self._device(rest), self.at)
-        )
+        return (yield from clip_gradients(self.buckets, reduced, found, max_norm, self._device, self.at))
 
     def _agree(self, rest: Sequence[Tensor]) -> Walk:
         """Note which matrices have a gradient; returns those of ``rest`` that have one on any rank."""
-        gradients = [*(each.grad for each in self.parameters), *(local_gradient(param) for param in rest)]
+        gradients = [
+            *(local_gradient(each.param) for each in self.parameters),
+            *(local_gradient(param) for param in rest),
+        ]
         names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
         torn = None
         if self.plan.expects == "averaged":
@@ -133,7 +134,7 @@ class PlanStep:
                 f"; strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
                 "give it to all ranks or to none"
             )
-        found = yield from agree_on_gradients(gradients, names, self._device(rest), self.at, torn)
+        found = yield from agree_on_gradients(gradients, names, self._device, self.at, torn)
         edge = len(self.parameters)
         self.present = frozenset(index for index, there in enumerate(found[:edge]) if there)
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]
@@ -145,6 +146,6 @@ class PlanStep:
         names = {matrix.param: matrix.name for matrix in reversed(matrices)}
         return [names.get(index, f"parameter {index}") for index in range(len(self.parameters))]
 
-    def _device(self, rest: Sequence[Tensor]) -> torch.device:
-        tensors = [*(each.param for each in self.parameters[:1]), *rest]
-        return local_part(tensors[0]).device if tensors else torch.device("cpu")
+    @cached_property
+    def _device(self) -> torch.device:
+        return self.parameters[0].param.device if self.parameters else torch.device("cpu")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.collective import Walk
+from ..engine.collective import Label, Walk
 from ..engine.hops import view
 from ..engine.travel import travel
-from ..learning_rate import adjusted_lr, as_scalar
+from ..learning_rate import adjusted_lr
 from ..weight_update import ShardRange, decay_and_add
 from .rank_bucket import RankBucket
 
@@ -26,9 +26,9 @@ def update_parameters(bucket: RankBucket, updates: Tensor, present: Collection[i
         here = stepped[matrix.stored]
         if here.numel():
             here.copy_(matrix.parameter.data[matrix.place].reshape(-1)[matrix.in_piece])
-            if matrix.entry.matrix.param in present:
-                group, sides = matrix.parameter.group, matrix.entry.matrix.sides
-                apply_update(here, updates[matrix.stored], group, sides, matrix.shard_range)
+            if matrix.param in present:
+                update, group = updates[matrix.stored], matrix.parameter.group
+                apply_update(here, update, group, matrix.sides, matrix.shard_range)
     return stepped
 
 
@@ -43,7 +43,7 @@ def apply_update(
 
     ``sides`` are [rows, columns] of the full matrix: they scale the learning rate.
     """
-    lr = as_scalar(group["lr"])
+    lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
     adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
     decay_and_add(parameter, update, lr, adjusted, group["weight_decay"], shard)
 
@@ -53,13 +53,14 @@ def publish_parameters(bucket: RankBucket, stepped: Tensor) -> Walk:
 
     For ``zero1`` the bucket's route is an all_gather over dp. Must be walked by all ranks of the grid.
     """
-    label = bucket.label("parameter all_gather")
+    label = Label("parameter all_gather", bucket.name)
     whole = yield from travel(stepped, bucket.plan.parameter, bucket.at, label)
     write_parameters(bucket, whole)
 
 
 def write_parameters(bucket: RankBucket, whole: Tensor) -> None:
-    """Copy a flat buffer, [bucket's elements as the model holds them], into the model's parameters."""
+    """Copy a flat buffer, [bucket.held], into the model's parameters."""
     for matrix in bucket.matrices:
-        if matrix.held.box.numel:
-            matrix.parameter.data[matrix.place] = view(whole, matrix.held)
+        piece = view(whole, matrix.held)
+        if piece.numel():
+            matrix.parameter.data[matrix.place] = piece

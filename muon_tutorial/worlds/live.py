@@ -137,9 +137,11 @@ class _Ticket:
     def wait(self) -> Tensor:
         """The answer, once it is there."""
         if self.work is not None:
-            self.tell("waiting")
+            if self.followers:
+                self.tell("waiting")
             self.work.wait()
-            self.tell("answered")
+            if self.followers:
+                self.tell("answered")
         return self.received
 
 
@@ -182,14 +184,16 @@ class LiveWorld:
         report_phase(str(request.label))
         group = self.group(request.axes)
         followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
-        received = torch.empty(request.receive, dtype=request.dtype, device=self._device(request))
+        device = self._device() if request.send is None else request.send.device
+        received = torch.empty(request.receive, dtype=request.dtype, device=device)
         work = _CALLS[request.kind](request, received, group, async_op)
         ticket = _Ticket(request, received, work, followers)
-        ticket.tell("issued")
-        if work is None:
-            ticket.tell("done")
-        elif followers:
-            _when_done(work, lambda: ticket.tell("done"))
+        if followers:
+            ticket.tell("issued")
+            if work is None:
+                ticket.tell("done")
+            else:
+                _when_done(work, lambda: ticket.tell("done"))
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
@@ -217,9 +221,8 @@ class LiveWorld:
         timeout = timedelta(seconds=group_timeout(self.mesh.get_group(axes[0])))
         return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
 
-    def _device(self, request: Collective) -> torch.device:
-        if request.send is not None:
-            return request.send.device
+    def _device(self) -> torch.device:
+        """Where a rank that sends nothing receives."""
         kind = self.mesh.device_type
         return (
             torch.device(kind)
@@ -250,39 +253,33 @@ def _when_done(work: dist.Work, tell: Callable[[], None]) -> None:
 
 def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
     """Walk a generator to its end on real processes; ``issue`` answers collectives, calls are made here."""
-    answer = None
+    answer: Any = None
     while True:
         try:
             turn = walk.send(answer)
         except StopIteration as stop:
             return stop.value
-        if isinstance(turn, Start):
-            answer = _begin(turn.request, issue, async_op=True)
+        request = turn.request if isinstance(turn, Start) else turn
+        if isinstance(request, Collective):
+            answer = issue(request, isinstance(turn, Start))
+        elif isinstance(request, Call):
+            report_phase(str(request.label))
+            with record_function(str(request.label)):
+                answer = request.fn()
+        elif isinstance(request, Wait):
+            answer = request.ticket
+        elif isinstance(request, Idle):
+            answer = None
         else:
-            answer = _finish(turn.ticket if isinstance(turn, Wait) else _begin(turn, issue, async_op=False))
+            raise RequestError(f"a walk asked for {request!r}, which is no request")
+        # Waited for is a collective, or the handle that a user's function returned.
+        if not isinstance(turn, Start) and hasattr(answer, "wait") and not isinstance(answer, Tensor):
+            answer = answer.wait()
 
 
 def refuse(request: Collective, async_op: bool) -> _Ticket:
     """What ``drive`` is given where a walk may only make calls."""
     raise RequestError(f"there is no mesh to answer {request}")
-
-
-def _begin(turn: object, issue: Callable[[Collective, bool], _Ticket], async_op: bool) -> Any:
-    if isinstance(turn, Collective):
-        return issue(turn, async_op)
-    if isinstance(turn, Call):
-        report_phase(str(turn.label))
-        with record_function(str(turn.label)):
-            return turn.fn()
-    if not isinstance(turn, Idle):
-        raise RequestError(f"a walk asked for {turn!r}, which is no request")
-    return None
-
-
-def _finish(ticket: Any) -> Any:
-    """The answer behind a ticket: a collective's tensor, what a handle's ``wait()`` returns, or the thing
-    itself."""
-    return ticket.wait() if hasattr(ticket, "wait") and not isinstance(ticket, Tensor) else ticket
 
 
 def _all_gather(
