@@ -32,7 +32,7 @@ from .plan.bucket import Bucket, DistMeta
 from .plan.grid import Coordinate, Grid
 from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
 from .plan.matrix import Matrix
-from .plan.strategies import STRATEGIES, Plan, owner, replicated, round_robin, zero1
+from .plan.strategies import STRATEGIES, Plan, owner, owner_per_replica, replicated, round_robin, zero1
 from .worlds.live import LiveWorld, build_mesh
 from .worlds.local import LocalWorld
 
@@ -70,6 +70,7 @@ __all__ = [
     "launch",
     "load_checkpoint",
     "owner",
+    "owner_per_replica",
     "replicated",
     "round_robin",
     "save_checkpoint",

@@ -38,6 +38,7 @@ PUBLIC = [
     "launch",
     "load_checkpoint",
     "owner",
+    "owner_per_replica",
     "replicated",
     "round_robin",
     "save_checkpoint",

@@ -39,6 +39,7 @@ VARIANTS: dict[str, Builder] = {
     "zero1, boundary": partial(zero1, gather="boundary"),
     "owner": owner,
     "owner, in turn": partial(owner, assign="in_turn"),
+    "owner_per_replica": owner_per_replica,
     "throwaway": all_on_the_last_rank,
 }
 

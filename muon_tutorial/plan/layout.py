@@ -157,10 +157,8 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
 class HopPieces:
     """The pieces into which one end of a hop cuts its tensor, by position along its axis.
 
-    This rank is ``here``.
-
-    ``size`` is how many elements the largest piece has. ``rows``: pieces are runs of equally many rows, so
-    that they lie one after the other in memory.
+    ``here`` is this rank's position; ``size`` is how many elements the largest piece has. ``rows``: pieces
+    are runs of equally many rows, so that they lie one after the other in memory.
     """
 
     here: int

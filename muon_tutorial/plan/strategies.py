@@ -7,6 +7,7 @@ buffer
 - ``zero1``: flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
   (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3).
 - ``owner``: each matrix whole on exactly one rank and back, over any sharding, many in one exchange.
+- ``owner_per_replica``: the same within every replica, so that nothing travels between replicas.
 """
 
 from __future__ import annotations
@@ -154,16 +155,20 @@ def owner(
     Raises:
         StrategyError: ``assign`` is not known, or names ranks that are not on the grid.
     """
-    loads = [0] * grid.world_size
-
-    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
-        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
-        owners = _owners(assign, run, costs, loads)
-        for cost, rank in zip(costs, owners, strict=True):
-            loads[rank] += cost
-        return _exchanged(index, buffer, run, grid, owners)
-
+    bucket = _owned(grid.axes, grid, assign)
     return _plan("owner", matrices, grid, bucket_bytes, "averaged", bucket, any_cut=True)
+
+
+def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BUCKET_BYTES) -> Plan:
+    """Each matrix whole on exactly one rank of every replica: nothing travels between replicas.
+
+    A replica is a group of ranks that hold every matrix once between them: the ranks along the axes that cut
+    any matrix (under HSDP, those of one shard group). ``owner`` orthogonalizes a matrix once and sends its
+    update to all replicas; here every replica does the work again, and slow links between them stay idle.
+    """
+    axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
+    bucket = _owned(axes, grid, "longest_first")
+    return _plan("owner_per_replica", matrices, grid, bucket_bytes, "averaged", bucket, any_cut=True)
 
 
 STRATEGIES: dict[str, Builder] = {
@@ -171,6 +176,7 @@ STRATEGIES: dict[str, Builder] = {
     "round_robin": round_robin,
     "zero1": zero1,
     "owner": owner,
+    "owner_per_replica": owner_per_replica,
 }
 
 
@@ -380,26 +386,37 @@ def _sliced(
     )
 
 
-def _exchanged(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Own pieces out to the owners, whole matrices back."""
-    entries = tuple(
-        BucketEntry(matrix, 0, matrix.numel, range(rank, rank + 1), Route((), WIRE))
-        for matrix, rank in zip(run, owners, strict=True)
-    )
-    worked = WholeMatrices(grid.axes, "matrix", "owner")
-    return Bucket(
-        index=index,
-        buffer=buffer,
-        axes=grid.axes,
-        entries=entries,
-        model_layout=LocalShards(),
-        storage_layout=LocalShards(),
-        compute_layout=worked,
-        gradient=Route((), run[0].grad_dtype),
-        compute=Route((Exchange(grid.axes, entries, LocalShards(), worked),), WIRE),
-        parameter=Route((), run[0].dtype),
-        phases=("gather to owners", "scatter from owners"),
-    )
+def _owned(
+    axes: tuple[str, ...], grid: Grid, assign: Literal["longest_first", "in_turn"] | Sequence[int]
+) -> Callable[[int, int, Sequence[Matrix]], Bucket]:
+    """Makes buckets: own pieces out to owners in the group over ``axes``, whole matrices back."""
+    loads = [0] * grid.at(0).size(*axes)
+
+    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
+        owners = _owners(assign, run, costs, loads)
+        for cost, position in zip(costs, owners, strict=True):
+            loads[position] += cost
+        entries = tuple(
+            BucketEntry(matrix, 0, matrix.numel, range(position, position + 1), Route((), WIRE))
+            for matrix, position in zip(run, owners, strict=True)
+        )
+        whole = WholeMatrices(axes, "matrix", "owner")
+        return Bucket(
+            index=index,
+            buffer=buffer,
+            axes=axes,
+            entries=entries,
+            model_layout=LocalShards(),
+            storage_layout=LocalShards(),
+            compute_layout=whole,
+            gradient=Route((), run[0].grad_dtype),
+            compute=Route((Exchange(axes, entries, LocalShards(), whole),), WIRE),
+            parameter=Route((), run[0].dtype),
+            phases=("gather to owners", "scatter from owners"),
+        )
+
+    return bucket
 
 
 def _owners(

@@ -41,6 +41,7 @@ STRATEGIES: dict[str, Builder] = {
     "zero1": zero1,
     "zero1, boundary": partial(zero1, gather="boundary"),
     "owner": owner,
+    "owner_per_replica": owner_per_replica,
 }
 WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))

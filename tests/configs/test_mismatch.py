@@ -72,7 +72,7 @@ MISMATCHES: dict[str, Callable[[int], Any]] = {
     "a missing parameter": missing,
     "names": odd_names,
 }
-STRATEGIES = ("replicated", "round_robin", "zero1", "owner")
+STRATEGIES = ("replicated", "round_robin", "zero1", "owner", "owner_per_replica")
 
 
 def own(mesh: DeviceMesh) -> DistributedConfig:

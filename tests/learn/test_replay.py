@@ -37,7 +37,7 @@ def test_a_recording_is_drawn_without_any_process() -> None:
     code = (
         "import subprocess, multiprocessing.process as m, torch.distributed as d\n"
         "subprocess.Popen.__init__ = m.BaseProcess.start = None\n"
-        "from muon_tutorial.learn import replay\n"
+        "from muon_tutorial.learn.lesson08 import replay\n"
         "print(len(replay.render(replay.load(), 4).svg), d.is_initialized())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,19 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from muon_tutorial import Bucket, Coordinate, Grid, Matrix, Plan, Shard, owner, replicated, round_robin, zero1
+from muon_tutorial import (
+    Bucket,
+    Coordinate,
+    Grid,
+    Matrix,
+    Plan,
+    Shard,
+    owner,
+    owner_per_replica,
+    replicated,
+    round_robin,
+    zero1,
+)
 from muon_tutorial.plan.bucket import StoredShard, matrix_boxes
 from muon_tutorial.plan.matrix import Cut, split_parts
 from muon_tutorial.plan.strategies import Builder
@@ -23,6 +35,7 @@ VARIANTS: dict[str, Builder] = {
     "zero1, boundary": partial(zero1, gather="boundary"),
     "owner, longest first": partial(owner, assign="longest_first"),
     "owner, in turn": partial(owner, assign="in_turn"),
+    "owner, per replica": owner_per_replica,
 }
 SLICED = ("zero1, all", "zero1, boundary")
 CAPS = (1, 64, 400, 25_000_000)

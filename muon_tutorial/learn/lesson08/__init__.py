@@ -627,6 +627,7 @@ def _judge_way_back(way_back: Callable[..., Walk], dp: int, tp: int) -> str | No
     )
     found: dict[int, tuple[Tensor, Any]] = {}
     asked: list[Collective] = []
+    raised = ""
 
     def there_and_back(rank: int) -> Walk:
         at, route = grid.at(rank), Route(hops, torch.float32)
@@ -644,9 +645,11 @@ def _judge_way_back(way_back: Callable[..., Walk], dp: int, tp: int) -> str | No
     except MistakeError:
         raise
     except Exception as error:
-        return f"On dp={dp}, tp={tp} it raised {type(error).__name__}: {str(error).splitlines()[0]}"
+        raised = f"On dp={dp}, tp={tp} it raised {type(error).__name__}: {str(error).splitlines()[0]}"
     if late := [request for request in asked if request.label.phase == "the way back"]:
         return f"It asked for {late[0].kind}; each rank has all it needs already. Take the hop the other way."
+    if raised:
+        return raised
     return next((wrong for rank in grid.ranks if (wrong := _judge_return(grid.at(rank), *found[rank]))), None)
 
 
