@@ -24,9 +24,9 @@ from .errors import GridError, LaunchError, RankFailedError, TrainingError, Tuto
 from .launching.launch import join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
-from .training.folder import RunFolder, unused
 from .training.records import RunResult
 from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
+from .training.run_folder import RunFolder, unused
 from .training.settings import Backend, TrainSettings, check_numbers
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143

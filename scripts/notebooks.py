@@ -15,12 +15,12 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import jupytext
 import nbformat
@@ -32,7 +32,7 @@ from muon_tutorial.learn.checks.guards import EVIDENCE, Problem, find_problems, 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 VIEW = "application/vnd.jupyter.widget-view+json"
-WATCH = "from muon_tutorial.learn import guards; guards.watch(get_ipython());"
+WATCH = "from muon_tutorial.learn.checks import guards; guards.watch(get_ipython());"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {
@@ -43,7 +43,7 @@ METADATA = {
     },
 }
 KEPT = ("tags", "jupyter")
-CELL_LIMIT = 60
+CELL_LIMIT = 60  # seconds
 
 
 class NotebookProblemsError(RuntimeError):
@@ -113,43 +113,30 @@ def run(
 
 
 def execute(
-    notebook: NotebookNode,
-    parameters: Mapping[str, Any] | None = None,
-    before: Sequence[str] = (),
-    cell_limit: int = CELL_LIMIT,
+    notebook: NotebookNode, parameters: Mapping[str, Any] | None = None, before: Sequence[str] = ()
 ) -> NotebookNode:
-    """As ``run``, without a look at what came of it; ``cell_limit`` is in seconds."""
+    """As ``run``, without a look at what came of it.
+
+    The kernel sees what a reader's does: this package, no start-up files, none of the tests' debugging.
+    """
     notebook = nbformat.from_dict(notebook)
-    hidden = [_hidden_cell(number, source) for number, source in enumerate((*before, WATCH))]
+    hidden = [
+        nbformat.v4.new_code_cell(code, id=f"hidden-{number}") for number, code in enumerate((*before, WATCH))
+    ]
     notebook.cells = [*hidden, *notebook.cells]
-    with tempfile.TemporaryDirectory() as folder, _environment(folder):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with TemporaryDirectory() as folder, patch.dict(os.environ, PYTHONPATH=path, IPYTHONDIR=folder):
+        os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
         executed = papermill.execute_notebook(
             notebook,
             None,
             dict(parameters or {}),
             cwd=folder,
             progress_bar=False,
-            execution_timeout=cell_limit,
+            execution_timeout=CELL_LIMIT,
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed
-
-
-def _hidden_cell(number: int, source: str) -> NotebookNode:
-    return nbformat.v4.new_code_cell(source, id=f"hidden-{number}")
-
-
-@contextmanager
-def _environment(folder: str) -> Iterator[None]:
-    """What a reader's kernel sees: this package, no start-up files, none of the tests' debugging."""
-    kept = dict(os.environ)
-    os.environ.update(PYTHONPATH=os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")]), IPYTHONDIR=folder)
-    os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
@@ -235,8 +222,7 @@ def unclean(notebook: NotebookNode) -> list[Problem]:
 
 def _unclean_text(outputs: str) -> Iterator[str]:
     for pattern, what in _UNCLEAN.items():
-        hit = re.search(pattern, outputs)
-        if hit:
+        if hit := re.search(pattern, outputs):
             yield f"{what}: {hit[0][:80]}"
 
 

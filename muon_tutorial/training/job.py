@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from rich.console import Console
 from ..errors import UsageError
 from ..launching.launch import launch
 from ..plan.strategies import STRATEGIES
-from .display import showing_progress
-from .folder import RunFolder
 from .loop import train_rank
+from .progress import showing_progress
 from .records import RunResult, StepRecord
+from .run_folder import RunFolder
 from .settings import TrainSettings, check_strategy
 from .text import load_text
 
@@ -90,10 +89,9 @@ def run_launched(
 
 def run_seated(rank: int, settings: TrainSettings, folder: RunFolder | None, console: Console) -> RunResult:
     """Train as one rank of a group that is already joined. Rank 0 has the folder."""
-    with ExitStack() as stack:
-        if folder is None:
-            return train_rank(rank, settings, lambda record: None)
-        show = stack.enter_context(showing_progress(console, _title(settings), settings.steps))
+    if folder is None:
+        return train_rank(rank, settings, lambda record: None)
+    with showing_progress(console, _title(settings), settings.steps) as show:
         return train_rank(rank, settings, _keeper(folder, "metrics.jsonl", show))
 
 

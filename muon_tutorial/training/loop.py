@@ -68,7 +68,7 @@ def train_rank(rank: int, settings: TrainSettings, tell: Tell) -> RunResult:
     """
     trainer = build_trainer(settings)
     before = held_out_loss(trainer)
-    steps = list(_train(trainer, tell if rank == 0 else _say_nothing))
+    steps = list(_train(trainer, tell if rank == 0 else lambda record: None))
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
     return _result(trainer, before, after, steps)
 
@@ -230,7 +230,3 @@ def _state_bytes(optimizer: MuonWithAdamW) -> int:
 def _local_bytes(tensor: Tensor) -> int:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.numel() * local.element_size()
-
-
-def _say_nothing(record: StepRecord) -> None:
-    """What ranks other than 0 have to say after a step."""

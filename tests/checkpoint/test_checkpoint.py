@@ -128,22 +128,19 @@ def train(model: Model, both: MuonWithAdamW, world: LiveWorld, case: Case, steps
 
 
 def _like(param: nn.Parameter, grad: Tensor, cut: Any, world: LiveWorld) -> Tensor:
+    part = _held(param, grad, cut, world)
     if not isinstance(param, DTensor):
-        return own_part(grad, cut, world.at)
-    box = held_box(tuple(grad.shape), dtensor_cuts("", param), LiveWorld(param.device_mesh).at)
+        return part
     mesh, placements = param.device_mesh, param.placements
-    return DTensor.from_local(grad[box.slices], mesh, placements, shape=grad.shape, stride=grad.stride())
+    return DTensor.from_local(part, mesh, placements, shape=grad.shape, stride=grad.stride())
 
 
-def assert_is_own_part(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld, where: Any) -> None:
-    """The parameter is this rank's part of the whole, to the bit."""
-    if isinstance(param, DTensor):
-        box = held_box(tuple(whole.shape), dtensor_cuts("", param), LiveWorld(param.device_mesh).at)
-        mine, expected = param.to_local().detach(), whole[box.slices]
-    else:
-        mine, expected = param.detach(), own_part(whole, cut, world.at)
-    assert mine.numel() == expected.numel(), where
-    assert not mine.numel() or torch.equal(mine, expected), where
+def _held(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
+    """The part of ``whole`` that this rank's ``param`` holds."""
+    if not isinstance(param, DTensor):
+        return own_part(whole, cut, world.at)
+    at = LiveWorld(param.device_mesh).at
+    return whole[held_box(tuple(whole.shape), dtensor_cuts("", param), at).slices]
 
 
 def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
@@ -167,7 +164,10 @@ def load_all(
         assert model.get_buffer("seen").tolist() == [SAVED_AFTER] * 3
         train(model, both, world, case, slice(SAVED_AFTER, case.steps))
         for index, (param, cut) in enumerate(zip(model.parameters(), (*case.cuts, *REST_CUTS), strict=True)):
-            assert_is_own_part(param, expected[index], cut, world, (saved, way, sizes, index))
+            mine = (param.to_local() if isinstance(param, DTensor) else param).detach()
+            part, where = _held(param, expected[index], cut, world), (saved, way, sizes, index)
+            assert mine.numel() == part.numel(), where
+            assert not mine.numel() or torch.equal(mine, part), where
     return len(pairs)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
-from muon_tutorial.checkpoint.boxed import Boxed, write
+from muon_tutorial.checkpoint.pieces_on_disk import TensorInPieces, write
 from muon_tutorial.errors import CheckpointError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
@@ -282,12 +282,12 @@ def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "a", model, muon)
 
 
-def test_a_boxed_tensor_takes_part_in_no_arithmetic() -> None:
+def test_a_tensor_in_pieces_takes_part_in_no_arithmetic() -> None:
     piece = torch.ones(1, 2)
-    boxed = Boxed((4, 2), {(3, 0): piece}, piece.dtype, piece.device)
-    assert "(1, 2) at (3, 0)" in repr(boxed)
+    tensor = TensorInPieces((4, 2), {(3, 0): piece}, piece.dtype, piece.device)
+    assert "(1, 2) at (3, 0)" in repr(tensor)
     with pytest.raises(CheckpointError, match="only describes"):
-        boxed + 1
+        tensor + 1
 
 
 # --- real ranks ---------------------------------------------------------------------------------------------

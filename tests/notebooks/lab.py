@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from scripts.notebooks import ROOT
 
@@ -44,11 +44,12 @@ SHOW = """const app = window.jupyterapp;
 SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.content?.model?.cells?.length > 0"
 
 
-def why_not(*packages: str) -> str | None:
-    """What is missing for a run in a browser, or None."""
+def in_a_browser(*packages: str) -> list[pytest.MarkDecorator]:
+    """The marks of tests that need a browser, and of this environment these packages."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     missing += [name for name in ("selenium", *packages) if importlib.util.find_spec(name) is None]
-    return f"needs {', '.join(missing)}" if missing else None
+    skip = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+    return [pytest.mark.browser, pytest.mark.slow, skip]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,10 @@ def _lab_environment(folder: Path) -> dict[str, str]:
 
 
 def _server_info(folder: Path, shown: Path) -> Server | None:
-    for file in (folder / "runtime").glob("jpserver-*.json"):
-        found = json.loads(file.read_text() or "{}")
-        if found:
-            return Server(found["url"], found["token"], shown)
-    return None
+    from jupyter_server.serverapp import list_running_servers
+
+    servers = list_running_servers(str(folder / "runtime"))
+    return next((Server(found["url"], found["token"], shown) for found in servers), None)
 
 
 @contextmanager
@@ -137,19 +137,18 @@ def requested(driver: Any) -> list[str]:
     return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome:")]
 
 
-def photograph(driver: Any, folder: Path, name: str, piece: int = 1600) -> list[Path]:
-    """The whole page as pictures of at most ``piece`` pixels in height; returns where they are."""
-    metrics = driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-    files = []
-    for top in range(0, math.ceil(metrics["height"]), piece):
-        height = min(piece, metrics["height"] - top)
-        clip = {"x": 0, "y": top, "width": metrics["width"], "height": height, "scale": 1}
-        taken = driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
-        )
-        files.append(folder / f"{name}-{top // piece:02d}.png")
-        files[-1].write_bytes(base64.b64decode(taken["data"]))
-    return files
+def photograph(driver: Any, folder: Path, name: str, tall: str = "document.documentElement") -> None:
+    """The whole page as pictures of at most 1600 pixels in height, the window being as tall as ``tall``."""
+    height = driver.execute_script(f"return {tall}.scrollHeight") + 200
+    size = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for top in range(0, height, 1600):
+            clip = {"x": 0, "y": top, "width": 1280, "height": min(1600, height - top), "scale": 1}
+            taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
+            (folder / f"{name}-{top // 1600:02d}.png").write_bytes(base64.b64decode(taken["data"]))
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def open_notebook(driver: Any, server: Server, notebook: Path) -> None:
@@ -166,28 +165,9 @@ def show_notebook(driver: Any, server: Server, notebook: Path) -> None:
     wait_for(lambda: driver.execute_script(SHOWN, notebook.name), 60, "the notebook did not open")
 
 
-def photograph_notebook(driver: Any, folder: Path, name: str) -> list[Path]:
-    """The whole of the open notebook as pictures: the window is made as tall as the notebook for that."""
-    height = driver.execute_script(
-        f"return {NOTEBOOK}.node.querySelector('.jp-WindowedPanel-outer').scrollHeight"
-    )
-    size = {"width": 1280, "height": height + 200, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        return photograph(driver, folder, name)
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 def wait_for(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
     """Look until there is something to see; returns it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            seen = look()
-        except Exception:
-            seen = None
-        if seen:
-            return seen
-        time.sleep(0.1)
-    raise TimeoutError(complaint)
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    waiting: Any = WebDriverWait(None, seconds, 0.1, [Exception])  # type: ignore[type-var]
+    return waiting.until(lambda _: look(), complaint)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from muon_tutorial.training.display import showing_progress
 from muon_tutorial.training.job import Beside, describe_result
+from muon_tutorial.training.progress import showing_progress
 from muon_tutorial.training.records import PhaseTraffic, RunResult, StepRecord, TextFacts, Verdict
 from muon_tutorial.training.report import describe_verdict, loss_figure, size, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muon_tutorial.errors import RunFolderError
-from muon_tutorial.training.folder import RunFolder, unused
+from muon_tutorial.training.run_folder import RunFolder, unused
 
 
 def test_a_new_folder_holds_its_settings(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_folder_in_use_is_refused_and_kept(tmp_path: Path) -> None:
 
 
 def test_of_two_runs_at_once_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muon_tutorial.training.folder._entries", lambda path: [])  # both looked before
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter([]))  # both looked before
     RunFolder.create(tmp_path / "run", {"lr": 1})
     with pytest.raises(RunFolderError):
         RunFolder.create(tmp_path / "run", {"lr": 2})

@@ -35,9 +35,9 @@ class RunFolder:
         Raises:
             RunFolderError: the place cannot be written, or already holds a run.
         """
-        if path.is_dir() and any(_entries(path)):
-            raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
         with _unwritable(path):
+            if path.is_dir() and any(path.iterdir()):
+                raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
@@ -78,11 +78,6 @@ def unused(path: Path) -> Path:
         path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1)
     )
     return next(candidate for candidate in candidates if not candidate.exists())
-
-
-def _entries(path: Path) -> list[str]:
-    with _unwritable(path):
-        return os.listdir(path)
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
