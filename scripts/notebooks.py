@@ -241,7 +241,7 @@ def _tags(cell: NotebookNode) -> list[str]:
 
 def build(source: Path) -> Path:
     """Execute a text and write its notebook; returns where."""
-    notebook = normalise(run(read_text(source.read_text(encoding="utf-8"))))
+    notebook = normalise(run(_read(source)))
     refuse(unclean(notebook))
     nbformat.validate(notebook)
     built_path(source).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
@@ -253,7 +253,7 @@ def check(source: Path, execute: bool = False) -> list[Problem]:
     if not built_path(source).exists():
         return [Problem(source.stem, "has not been built")]
     committed = nbformat.read(built_path(source), as_version=4)
-    text = read_text(source.read_text(encoding="utf-8"))
+    text = _read(source)
     fresh = output_differences(normalise(run(text)), committed) if execute else []
     return [*differences(text, committed), *unclean(committed), *fresh]
 
@@ -265,7 +265,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"no text in {FOLDER / 'src'} starts with {options.names}", file=sys.stderr)
         return 2
-    return {"build": _build, "check": _check, "run": _run}[options.command](chosen, options)
+    if options.command == "check":
+        problems = [f"{text.stem}: {problem}" for text in chosen for problem in check(text, options.run)]
+        print("\n".join(problems) or f"{len(chosen)} notebooks agree with their texts")
+        return 1 if problems else 0
+    parameters = {name: _value(text) for name, text in options.parameter}
+    for source in chosen:
+        if options.command == "build":
+            print(f"built {build(source).relative_to(ROOT)}")
+            continue
+        notebook, start = _read(source), time.perf_counter()
+        run(solved(notebook) if options.solved else notebook, parameters)
+        print(f"{source.stem}: ran in {time.perf_counter() - start:.1f} s")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -280,26 +292,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build(chosen: Sequence[Path], options: argparse.Namespace) -> int:
-    for source in chosen:
-        print(f"built {build(source).relative_to(ROOT)}")
-    return 0
-
-
-def _check(chosen: Sequence[Path], options: argparse.Namespace) -> int:
-    problems = [f"{source.stem}: {problem}" for source in chosen for problem in check(source, options.run)]
-    print("\n".join(problems) or f"{len(chosen)} notebooks agree with their texts")
-    return 1 if problems else 0
-
-
-def _run(chosen: Sequence[Path], options: argparse.Namespace) -> int:
-    parameters = {name: _value(text) for name, text in options.parameter}
-    for source in chosen:
-        notebook = read_text(source.read_text(encoding="utf-8"))
-        start = time.perf_counter()
-        run(solved(notebook) if options.solved else notebook, parameters)
-        print(f"{source.stem}: ran in {time.perf_counter() - start:.1f} s")
-    return 0
+def _read(source: Path) -> NotebookNode:
+    return read_text(source.read_text(encoding="utf-8"))
 
 
 def _value(text: str) -> Any:

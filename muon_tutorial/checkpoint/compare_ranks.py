@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from ..errors import CheckpointError, TutorialError
 from ..worlds.live import gather_objects
+
+if TYPE_CHECKING:
+    from .pieces_on_disk import TensorInPieces
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -69,10 +72,10 @@ def together(make: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
     return made[0], [shared for _, shared in found]
 
 
-def outline(whole: Tensor, pieces: Mapping[Offset, Tensor]) -> TensorOutline:
+def outline(tensor: TensorInPieces) -> TensorOutline:
     """Describe a tensor by the pieces of it that are here."""
-    boxes = {offset: (tuple(piece.shape), _checksum(piece)) for offset, piece in pieces.items()}
-    return TensorOutline(tuple(whole.shape), str(whole.dtype), boxes)
+    boxes = {offset: (tuple(piece.shape), _checksum(piece)) for offset, piece in tensor.pieces.items()}
+    return TensorOutline(tuple(tensor.shape), str(tensor.dtype), boxes)
 
 
 def check_alike(summaries: Sequence[SaveSummary]) -> None:

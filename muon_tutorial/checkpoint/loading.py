@@ -23,7 +23,7 @@ from .rank_contents import (
     contents_of_rank,
     parts_of,
 )
-from .saving import FORMAT, in_pieces, model_entries
+from .saving import FORMAT, model_entries, state_entries
 
 if TYPE_CHECKING:
     from .pieces_on_disk import TensorInPieces
@@ -47,17 +47,17 @@ def load_checkpoint(
     """
     from .pieces_on_disk import read
 
-    def prepare() -> tuple[LoadTargets, set[str]]:
+    def prepare() -> tuple[tuple[SavedEntries, LoadTargets], set[str]]:
         saved = _open(Path(path))
         contents = contents_of_rank(model, optimizer, rename)
-        return _targets(saved, contents), contents.names
+        return (saved, _targets(saved, contents)), contents.names
 
-    targets, names = together(prepare)
-    _check_nothing_is_left(targets.saved, names)
-    read(targets.saved.folder, dict(targets.entries))
+    (saved, targets), names = together(prepare)
+    _check_nothing_is_left(saved, names)
+    read(saved.folder, dict(targets.entries))
     states = {str(kind): _state_dict(part, targets) for kind, part in parts_of(optimizer).items()}
     optimizer.load_state_dict(states if isinstance(optimizer, MuonWithAdamW) else states.popitem()[1])
-    return targets.saved.extra
+    return saved.extra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,12 +72,11 @@ class SavedEntries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadTargets:
-    """What a load fills on this rank: entries, among them the state each parameter is to get."""
+    """What a load fills on this rank: entries, among them each parameter's state, and hyperparameters."""
 
-    saved: SavedEntries
     entries: dict[str, TensorInPieces]
     states: dict[Tensor, dict[str, Tensor]]
-    names: dict[Tensor, str]
+    hyperparameters: dict[Tensor, dict[str, Any]]
 
 
 def _open(folder: Path) -> SavedEntries:
@@ -102,10 +101,10 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
     states = {item.param: _blank_state(saved, item) for item in contents.stepped}
     for item in contents.stepped:
-        for name, tensor in states[item.param].items():
-            entries[item.key(name)] = in_pieces(tensor, item.boxes_of(name))
+        entries |= state_entries(item, states[item.param])
     _check_groups(saved, contents.stepped)
-    return LoadTargets(saved, entries, states, {item.param: item.name for item in contents.stepped})
+    groups = {item.param: saved.groups[item.name]["group"] for item in contents.stepped}
+    return LoadTargets(entries, states, groups)
 
 
 def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.dtype:
@@ -159,15 +158,10 @@ def _state_dict(optimizer: torch.optim.Optimizer, targets: LoadTargets) -> dict[
     """What was loaded for one optimizer, as its ``load_state_dict`` takes it."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     index = {param: place for place, param in enumerate(params)}
-    return {
-        "state": {index[param]: state for param, state in targets.states.items() if param in index and state},
-        "param_groups": [_group(group, targets, index) for group in optimizer.param_groups],
-    }
-
-
-def _group(group: Mapping[str, Any], targets: LoadTargets, index: Mapping[Tensor, int]) -> dict[str, Any]:
-    """A group with the hyperparameters that its parameters were saved with."""
-    names = [targets.names[param] for param in group["params"]]
-    saved = targets.saved.groups[names[0]]["group"] if names else {}
-    loaded = {key: as_before(value, group.get(key)) for key, value in saved.items()}
-    return {**group, **loaded, "params": [index[param] for param in group["params"]]}
+    groups = []
+    for group in optimizer.param_groups:
+        saved = targets.hyperparameters[group["params"][0]] if group["params"] else {}
+        loaded = {key: as_before(value, group.get(key)) for key, value in saved.items()}
+        groups.append({**group, **loaded, "params": [index[param] for param in group["params"]]})
+    states = {index[param]: state for param, state in targets.states.items() if param in index and state}
+    return {"state": states, "param_groups": groups}

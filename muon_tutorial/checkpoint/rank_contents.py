@@ -56,7 +56,7 @@ SCALAR = HeldBoxes((), (Box((), ()),))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SteppedParameter:
-    """A parameter of the optimizer: who steps it, in which group, and the boxes held of it and its momentum."""
+    """A parameter of the optimizer: who steps it, in which group, and what is held of it and its momentum."""
 
     name: str
     kind: Kind

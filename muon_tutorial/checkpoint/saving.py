@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..step.step import local_part
 from .compare_ranks import SaveSummary, check_alike, outline, together
-from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, contents_of_rank
+from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, SteppedParameter, contents_of_rank
 
 if TYPE_CHECKING:
     from .pieces_on_disk import TensorInPieces
@@ -51,7 +51,9 @@ def save_checkpoint(
     def prepare() -> tuple[dict[str, Any], SaveSummary]:
         _check_fresh(folder)
         contents = contents_of_rank(model, optimizer, rename)
-        entries = model_entries(contents) | _optimizer_entries(contents)
+        entries = model_entries(contents)
+        for item in contents.stepped:
+            entries |= state_entries(item, item.tensors)
         return dict(entries), _summary(folder, contents, entries)
 
     entries, summaries = together(prepare)
@@ -76,19 +78,15 @@ def model_entries(contents: RankContents) -> dict[str, TensorInPieces]:
     return {f"model.{name}": in_pieces(tensor, place) for name, (tensor, place) in contents.tensors.items()}
 
 
-def _optimizer_entries(contents: RankContents) -> dict[str, TensorInPieces]:
-    return {
-        item.key(entry): in_pieces(tensor, item.boxes_of(entry))
-        for item in contents.stepped
-        for entry, tensor in item.tensors.items()
-    }
+def state_entries(item: SteppedParameter, state: Mapping[str, Tensor]) -> dict[str, TensorInPieces]:
+    """One parameter's optimizer state by its names in a checkpoint."""
+    return {item.key(entry): in_pieces(tensor, item.boxes_of(entry)) for entry, tensor in state.items()}
 
 
 def _summary(folder: Path, contents: RankContents, entries: Mapping[str, TensorInPieces]) -> SaveSummary:
     groups = {item.name: item.record for item in contents.stepped}
     compared = (key for key in entries if key.removeprefix("model.") not in contents.buffers)
-    outlines = {key: outline(entries[key], entries[key].pieces) for key in compared}
-    return SaveSummary(str(folder.absolute()), groups, outlines)
+    return SaveSummary(str(folder.absolute()), groups, {key: outline(entries[key]) for key in compared})
 
 
 def _check_fresh(folder: Path) -> None:
