@@ -13,9 +13,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn, get_args
 
 from rich.console import Console
@@ -30,7 +29,7 @@ from .training.run_folder import RunFolder, unused
 from .training.settings import Backend, TrainSettings, check_numbers
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-DEFAULTS = {field.name: field.default for field in fields(TrainSettings)}
+DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
 SETTINGS = {
     "the grid and the strategy": {
@@ -177,8 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:
-    chosen = {field.name: getattr(options, field.name) for field in fields(TrainSettings)}
-    return TrainSettings(**{**chosen, "dp": dp})
+    return TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
 
 
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
@@ -197,7 +195,7 @@ def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFol
 
 
 def _finish(
-    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.Beside | None
+    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None
 ) -> int:
     data = job.describe_result(result, beside)
     folder.write("result.json", data)
@@ -247,12 +245,12 @@ def _say(line: str, code: int) -> int:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM unwind the stack while the block runs."""
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+
+    def unwind(*_: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, unwind)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated

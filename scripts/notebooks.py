@@ -216,14 +216,10 @@ def unclean(notebook: NotebookNode) -> list[Problem]:
     found = [Problem("notebook", f"metadata {key!r}") for key in notebook.metadata if key not in METADATA]
     for cell in notebook.cells:
         found += [Problem(cell.id, f"metadata {key!r}") for key in cell.metadata if key not in KEPT]
-        found += [Problem(cell.id, what) for what in _unclean_text(json.dumps(cell.get("outputs", [])))]
+        outputs = json.dumps(cell.get("outputs", []))
+        hits = [(what, re.search(pattern, outputs)) for pattern, what in _UNCLEAN.items()]
+        found += [Problem(cell.id, f"{what}: {hit[0][:80]}") for what, hit in hits if hit]
     return found
-
-
-def _unclean_text(outputs: str) -> Iterator[str]:
-    for pattern, what in _UNCLEAN.items():
-        if hit := re.search(pattern, outputs):
-            yield f"{what}: {hit[0][:80]}"
 
 
 _UNCLEAN = {

@@ -85,6 +85,9 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -110,6 +113,7 @@ def texts(tmp_path: Path) -> Path:
         ("--seed -1", "--seed"),
         ("--backend smoke", "invalid choice"),
         ("--what", "unrecognized arguments"),
+        pytest.param("--backend nccl", "needs one GPU for each process", marks=without_a_gpu),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -122,12 +126,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert train(*options.format(texts).split()) == cli.BAD_INPUT
     assert_one_line(capsys, says)
     assert sorted(texts.rglob("*")) == before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_nccl_without_a_gpu_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture) -> None:
-    assert train("--backend", "nccl") == cli.BAD_INPUT
-    assert_one_line(capsys, "needs one GPU for each process")
 
 
 def test_an_unwritable_folder_is_refused(

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import record_function
 
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
 from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..step.step import local_part
 from ..worlds.live import LiveWorld, build_mesh
 from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all
@@ -221,12 +221,5 @@ def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
 
 
 def _state_bytes(optimizer: MuonWithAdamW) -> int:
-    tensors = [
-        value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)
-    ]
-    return sum(_local_bytes(tensor) for tensor in tensors)
-
-
-def _local_bytes(tensor: Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.numel() * local.element_size()
+    kept = (value for entry in optimizer.state.values() for value in entry.values())
+    return sum(local_part(tensor).nbytes for tensor in kept if isinstance(tensor, Tensor))

@@ -6,11 +6,10 @@ Knows the options and how they must fit each other. Knows no ranks, no groups an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import GridError, StrategyError, UsageError
+from ..errors import GridError, UsageError
 
 Backend = Literal["gloo", "nccl"]
 
@@ -53,17 +52,6 @@ class TrainSettings:
     def tokens_per_step(self) -> int:
         """Bytes of text that one step learns from, on all ranks together."""
         return self.batch * self.context
-
-
-def check_strategy(name: str, known: Iterable[str]) -> None:
-    """Refuse a strategy that is not in the table ``known``.
-
-    Raises:
-        StrategyError: names the strategies there are.
-    """
-    names = sorted(known)
-    if name not in names:
-        raise StrategyError(f"unknown strategy {name!r}; choose one of: {', '.join(names)}")
 
 
 def check_numbers(options: object) -> None:

@@ -28,9 +28,9 @@ NO_NETWORK = "ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec 
 OLD_WIDGETS = "ipywidgets==7.7.*"
 
 
-def run(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[object], **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a command, and keep what it says."""
-    return subprocess.run(command, capture_output=True, text=True, **more)
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **more)
 
 
 def can_unshare() -> bool:

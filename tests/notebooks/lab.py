@@ -169,5 +169,5 @@ def wait_for(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
     """Look until there is something to see; returns it."""
     from selenium.webdriver.support.wait import WebDriverWait
 
-    waiting: Any = WebDriverWait(None, seconds, 0.1, [Exception])  # type: ignore[type-var]
+    waiting: Any = WebDriverWait(None, seconds, 0.1, [Exception])
     return waiting.until(lambda _: look(), complaint)
