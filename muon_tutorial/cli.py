@@ -217,7 +217,7 @@ def _explain_failure(error: LaunchError, folder: RunFolder) -> int:
         return _complain(str(error.original), _exit_code(error.original))
     first, _, more = str(error).partition("\n")
     if more:
-        folder.write_text("error.txt", str(error) + "\n")
+        folder.write("error.txt", str(error) + "\n")
         first += f" (the whole report is in {folder.path / 'error.txt'})"
     return _complain(first, FAILED)
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other around a checkpoint: complaints before all else, then what they hold.
+"""Compares what the ranks are about to save, and lets them all fail together where one cannot go on.
 
 Moves no tensors: names, shapes and checksums alone.
 """

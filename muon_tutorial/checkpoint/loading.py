@@ -1,4 +1,4 @@
-"""From a folder to a model and its optimizer."""
+"""``load_checkpoint``: reads a folder into a model and its optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a model and its optimizer to a folder."""
+"""``save_checkpoint``: writes a model and its optimizer into a folder."""
 
 from __future__ import annotations
 

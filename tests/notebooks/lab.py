@@ -30,6 +30,10 @@ CHROMIUM_FLAGS = (
     "--disable-sync",
     "--window-size=1280,1600",
 )
+PLUGINS = {
+    "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 READY = (
     f"return {NOTEBOOK}?.content?.model?.cells?.length > 0 && !!{NOTEBOOK}.sessionContext?.session?.kernel"
@@ -64,27 +68,17 @@ class Server:
 @contextmanager
 def lab_server(folder: Path) -> Iterator[Server]:
     """JupyterLab over ``folder/notebooks``; settings, trust and runtime files are in ``folder``, too."""
+    from jupyter_server.serverapp import list_running_servers
+
     shown = folder / "notebooks"
     shown.mkdir()
-    _write_settings(folder, "notebook-extension/tracker", windowingMode="none", kernelShutdown=True)
-    _write_settings(folder, "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
-    process = subprocess.Popen(
-        _lab_command(folder, shown), env=_lab_environment(folder), stderr=subprocess.DEVNULL
-    )
-    try:
-        yield wait_for(lambda: _server_info(folder, shown), 60, "JupyterLab did not start")
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _write_settings(folder: Path, plugin: str, **values: Any) -> None:
-    target = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(values))
-
-
-def _lab_command(folder: Path, shown: Path) -> list[str]:
+    for plugin, settings in PLUGINS.items():
+        target = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        target.parent.mkdir(parents=True)
+        target.write_text(json.dumps(settings))
+    folders = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    folders |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.allow_root": True,
@@ -95,21 +89,18 @@ def _lab_command(folder: Path, shown: Path) -> list[str]:
         "LabApp.workspaces_dir": folder / "workspaces",
         "LabApp.extension_manager": "readonly",
     }
-    return [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
-
-
-def _lab_environment(folder: Path) -> dict[str, str]:
-    own = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder)}
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, **own, "PYTHONPATH": path}
-
-
-def _server_info(folder: Path, shown: Path) -> Server | None:
-    from jupyter_server.serverapp import list_running_servers
-
-    servers = list_running_servers(str(folder / "runtime"))
-    return next((Server(found["url"], found["token"], shown) for found in servers), None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())],
+        env={**os.environ, **folders, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        runtime, complaint = str(folder / "runtime"), "JupyterLab did not start"
+        found = wait_for(lambda: next(list_running_servers(runtime)), 60, complaint)
+        yield Server(found["url"], found["token"], shown)
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 @contextmanager
