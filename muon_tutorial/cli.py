@@ -8,31 +8,52 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn, get_args
 
 from rich.console import Console
 
 from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
-from .launching.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
+from .launching.launch import join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
-from .training.folder import RunFolder, unused
 from .training.records import RunResult
 from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
-from .training.settings import TrainSettings
+from .training.run_folder import RunFolder, unused
+from .training.settings import Backend, TrainSettings, check_numbers
 
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-DEFAULT_DP = 2
-_DEFAULTS = {field.name: field.default for field in fields(TrainSettings)}
+DEFAULTS = asdict(TrainSettings())
+METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
+SETTINGS = {
+    "the grid and the strategy": {
+        "dp": "data-parallel ranks ({}; under torchrun, processes / tp)",
+        "tp": "tensor-parallel ranks; must divide the heads ({})",
+        "strategy": f"how Muon is distributed: {', '.join(sorted(STRATEGIES))} ({{}})",
+        "backend": "gloo (CPU) or nccl (one GPU for each process) ({})",
+        "timeout": "seconds a rank waits for the others before it gives up ({})",
+    },
+    "training": {
+        "steps": "optimizer steps ({})",
+        "batch": "sequences in the global batch, split over dp ({})",
+        "context": "bytes in a sequence ({})",
+        "lr": "peak learning rate, for Muon and AdamW alike ({})",
+        "seed": "seed of the first weights and of the batches ({})",
+        "text": "train on this UTF-8 file (default: the Python standard library's sources)",
+    },
+    "the model": {
+        "layers": "transformer blocks ({})",
+        "width": "width of the residual stream ({})",
+        "heads": "attention heads ({})",
+    },
+}
+"""The options that are fields of ``TrainSettings``, by their group in the help; braces hold the default."""
 
 EPILOG = """\
 examples:
@@ -60,11 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_on_any_terminal()
     try:
         options = build_parser().parse_args(arguments)
+        check_numbers(options)
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
-    except UsageError as error:
-        return _complain(str(error), BAD_INPUT)
     except TutorialError as error:
-        return _complain(str(error), FAILED)
+        return _complain(str(error), _exit_code(error))
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -74,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(options: argparse.Namespace) -> int:
     """The ``train`` command, starting its own processes."""
-    settings = _settings(options, dp=options.dp or DEFAULT_DP)
+    settings = _settings(options, dp=options.dp or DEFAULTS["dp"])
     job.check_inputs(settings, settings.world_size)
     folder = _make_folder(options, settings)
     console = Console(stderr=True, soft_wrap=True)
@@ -97,25 +117,21 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         raise UsageError("--compare starts processes of its own: leave out torchrun, or --compare")
     seat = join_torchrun(options.backend, options.timeout)
     try:
-        dp = options.dp or _dp_of(seat, options.tp)
-        _check_world(dp, options.tp, seat)
-        settings = _settings(options, dp)
+        settings = _settings(options, _dp_under_torchrun(options.dp, options.tp, seat.world_size))
         job.check_inputs(settings, processes_here=1)
         folder = _make_folder(options, settings) if seat.rank == 0 else None
         result = job.run_seated(seat.rank, settings, folder, Console(stderr=True, soft_wrap=True))
         return _finish(options, folder, result, None) if folder is not None else 0
-    except UsageError as error:
-        return _complain(str(error), BAD_INPUT) if seat.rank == 0 else BAD_INPUT
-    except TrainingError as error:
-        return _complain(str(error), FAILED) if seat.rank == 0 else FAILED
+    except (UsageError, TrainingError) as error:
+        return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
     finally:
         leave_torchrun()
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """The parser of the whole command line. A setting is read as what its default is."""
     parser = Parser(prog="python -m muon_tutorial", description="Distributed Muon, on real processes.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     trainer = commands.add_parser(
         "train",
         help="train a small GPT with distributed Muon",
@@ -124,45 +140,20 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for add in (_add_grid, _add_training, _add_model, _add_output):
-        add(trainer)
-    return parser
-
-
-def _add_grid(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the grid and the strategy")
-    group.add_argument(
-        "--dp", type=_count, metavar="N", help="data-parallel ranks (2; under torchrun, processes / tp)"
-    )
-    _option(group, "tp", _count, "tensor-parallel ranks; must divide the heads")
-    _option(group, "strategy", str, f"how Muon is distributed: {', '.join(sorted(STRATEGIES))}")
-    _option(group, "backend", str, "gloo (CPU) or nccl (one GPU for each process)", choices=("gloo", "nccl"))
-    _option(group, "timeout", _positive, "seconds a rank waits for the others before it gives up")
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("training")
-    _option(group, "steps", _count, "optimizer steps")
-    _option(group, "batch", _count, "sequences in the global batch, split over dp")
-    _option(group, "context", _count, "bytes in a sequence")
-    _option(group, "lr", _positive, "peak learning rate, for Muon and AdamW alike")
-    _option(group, "seed", int, "seed of the first weights and of the batches")
-    group.add_argument(
-        "--text",
-        metavar="FILE",
-        help="train on this UTF-8 file (default: the Python standard library's sources)",
-    )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the model")
-    _option(group, "layers", _count, "transformer blocks")
-    _option(group, "width", _count, "width of the residual stream")
-    _option(group, "heads", _count, "attention heads")
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
+    for title, options in SETTINGS.items():
+        group = trainer.add_argument_group(title)
+        for name, says in options.items():
+            default, choices = DEFAULTS[name], get_args(Backend) if name == "backend" else None
+            group.add_argument(
+                f"--{name}",
+                type=str if default is None else type(default),
+                metavar=None if choices else METAVARS[type(default)],
+                default=default,
+                choices=choices,
+                help=says.format(default),
+            )
+    trainer.set_defaults(dp=None)
+    group = trainer.add_argument_group("output")
     group.add_argument(
         "--out",
         type=Path,
@@ -181,63 +172,30 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compare", action="store_true", help="then run the same job on one process and draw both curves"
     )
-
-
-def _option(
-    group: argparse._ArgumentGroup, name: str, kind: Callable[[str], Any], says: str, **more: Any
-) -> None:
-    default = _DEFAULTS[name]
-    metavar = (
-        None if "choices" in more else "N" if kind in (_count, int) else "X" if kind is _positive else "NAME"
-    )
-    group.add_argument(
-        f"--{name}", type=kind, default=default, metavar=metavar, help=f"{says} ({default})", **more
-    )
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.strip("+-").isdecimal() else None
-    if value is None or value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return value
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return value
+    return parser
 
 
 def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:
-    chosen = {field.name: getattr(options, field.name) for field in fields(TrainSettings)}
-    return TrainSettings(**{**chosen, "dp": dp})
+    return TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
 
 
-def _dp_of(seat: TorchrunSeat, tp: int) -> int:
-    if seat.world_size % tp:
-        raise GridError(f"--tp {tp} does not divide the {seat.world_size} processes that torchrun started")
-    return seat.world_size // tp
-
-
-def _check_world(dp: int, tp: int, seat: TorchrunSeat) -> None:
-    if dp * tp != seat.world_size:
-        raise GridError(
-            f"--dp {dp} × --tp {tp} needs {dp * tp} processes; torchrun started {seat.world_size}"
-        )
+def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
+    """The dp that was asked for, or what fills the processes that torchrun started."""
+    if dp is None and started % tp:
+        raise GridError(f"--tp {tp} does not divide the {started} processes that torchrun started")
+    dp = dp or started // tp
+    if dp * tp != started:
+        raise GridError(f"--dp {dp} × --tp {tp} needs {dp * tp} processes; torchrun started {started}")
+    return dp
 
 
 def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFolder:
-    if options.out is not None:
-        return RunFolder.create(options.out, settings.as_dict())
-    return RunFolder.create(unused(job.default_folder(settings)), settings.as_dict())
+    path = options.out if options.out is not None else unused(job.default_folder(settings))
+    return RunFolder.create(path, asdict(settings))
 
 
 def _finish(
-    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.Beside | None
+    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None
 ) -> int:
     data = job.describe_result(result, beside)
     folder.write("result.json", data)
@@ -245,25 +203,21 @@ def _finish(
     if options.json:
         print(json.dumps({**data, "run_folder": str(folder.path)}), flush=True)
     else:
-        _print_tables(folder, result, beside)
+        console = Console(highlight=False)
+        console.print(summary_table(result, beside))
+        console.print(traffic_table(result))
+        console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
     if result.check is not None and not result.check.passed:
         return _complain(f"the check {describe_verdict(result.check, result.settings.dp)}", FAILED)
     return 0
 
 
-def _print_tables(folder: RunFolder, result: RunResult, beside: job.Beside | None) -> None:
-    console = Console(highlight=False)
-    console.print(summary_table(result, beside))
-    console.print(traffic_table(result))
-    console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
-
-
 def _explain_failure(error: LaunchError, folder: RunFolder) -> int:
     if isinstance(error, RankFailedError) and isinstance(error.original, TutorialError):
-        return _complain(str(error.original), BAD_INPUT if isinstance(error.original, UsageError) else FAILED)
+        return _complain(str(error.original), _exit_code(error.original))
     first, _, more = str(error).partition("\n")
     if more:
-        folder.write_text("error.txt", str(error) + "\n")
+        folder.write("error.txt", str(error) + "\n")
         first += f" (the whole report is in {folder.path / 'error.txt'})"
     return _complain(first, FAILED)
 
@@ -273,6 +227,10 @@ def _print_on_any_terminal() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _exit_code(error: TutorialError) -> int:
+    return BAD_INPUT if isinstance(error, UsageError) else FAILED
 
 
 def _complain(line: str, code: int) -> int:
@@ -287,12 +245,12 @@ def _say(line: str, code: int) -> int:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM unwind the stack while the block runs."""
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+
+    def unwind(*_: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, unwind)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated

@@ -15,12 +15,12 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import jupytext
 import nbformat
@@ -32,7 +32,7 @@ from muon_tutorial.learn.checks.guards import EVIDENCE, Problem, find_problems, 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 VIEW = "application/vnd.jupyter.widget-view+json"
-WATCH = "from muon_tutorial.learn import guards; guards.watch(get_ipython());"
+WATCH = "from muon_tutorial.learn.checks import guards; guards.watch(get_ipython());"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {
@@ -43,7 +43,7 @@ METADATA = {
     },
 }
 KEPT = ("tags", "jupyter")
-CELL_LIMIT = 60
+CELL_LIMIT = 60  # seconds
 
 
 class NotebookProblemsError(RuntimeError):
@@ -113,43 +113,30 @@ def run(
 
 
 def execute(
-    notebook: NotebookNode,
-    parameters: Mapping[str, Any] | None = None,
-    before: Sequence[str] = (),
-    cell_limit: int = CELL_LIMIT,
+    notebook: NotebookNode, parameters: Mapping[str, Any] | None = None, before: Sequence[str] = ()
 ) -> NotebookNode:
-    """As ``run``, without a look at what came of it; ``cell_limit`` is in seconds."""
+    """As ``run``, without a look at what came of it.
+
+    The kernel sees what a reader's does: this package, no start-up files, none of the tests' debugging.
+    """
     notebook = nbformat.from_dict(notebook)
-    hidden = [_hidden_cell(number, source) for number, source in enumerate((*before, WATCH))]
+    hidden = [
+        nbformat.v4.new_code_cell(code, id=f"hidden-{number}") for number, code in enumerate((*before, WATCH))
+    ]
     notebook.cells = [*hidden, *notebook.cells]
-    with tempfile.TemporaryDirectory() as folder, _environment(folder):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with TemporaryDirectory() as folder, patch.dict(os.environ, PYTHONPATH=path, IPYTHONDIR=folder):
+        os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
         executed = papermill.execute_notebook(
             notebook,
             None,
             dict(parameters or {}),
             cwd=folder,
             progress_bar=False,
-            execution_timeout=cell_limit,
+            execution_timeout=CELL_LIMIT,
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed
-
-
-def _hidden_cell(number: int, source: str) -> NotebookNode:
-    return nbformat.v4.new_code_cell(source, id=f"hidden-{number}")
-
-
-@contextmanager
-def _environment(folder: str) -> Iterator[None]:
-    """What a reader's kernel sees: this package, no start-up files, none of the tests' debugging."""
-    kept = dict(os.environ)
-    os.environ.update(PYTHONPATH=os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")]), IPYTHONDIR=folder)
-    os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
@@ -229,15 +216,10 @@ def unclean(notebook: NotebookNode) -> list[Problem]:
     found = [Problem("notebook", f"metadata {key!r}") for key in notebook.metadata if key not in METADATA]
     for cell in notebook.cells:
         found += [Problem(cell.id, f"metadata {key!r}") for key in cell.metadata if key not in KEPT]
-        found += [Problem(cell.id, what) for what in _unclean_text(json.dumps(cell.get("outputs", [])))]
+        outputs = json.dumps(cell.get("outputs", []))
+        hits = [(what, re.search(pattern, outputs)) for pattern, what in _UNCLEAN.items()]
+        found += [Problem(cell.id, f"{what}: {hit[0][:80]}") for what, hit in hits if hit]
     return found
-
-
-def _unclean_text(outputs: str) -> Iterator[str]:
-    for pattern, what in _UNCLEAN.items():
-        hit = re.search(pattern, outputs)
-        if hit:
-            yield f"{what}: {hit[0][:80]}"
 
 
 _UNCLEAN = {
@@ -255,7 +237,7 @@ def _tags(cell: NotebookNode) -> list[str]:
 
 def build(source: Path) -> Path:
     """Execute a text and write its notebook; returns where."""
-    notebook = normalise(run(read_text(source.read_text(encoding="utf-8"))))
+    notebook = normalise(run(_read(source)))
     refuse(unclean(notebook))
     nbformat.validate(notebook)
     built_path(source).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
@@ -267,7 +249,7 @@ def check(source: Path, execute: bool = False) -> list[Problem]:
     if not built_path(source).exists():
         return [Problem(source.stem, "has not been built")]
     committed = nbformat.read(built_path(source), as_version=4)
-    text = read_text(source.read_text(encoding="utf-8"))
+    text = _read(source)
     fresh = output_differences(normalise(run(text)), committed) if execute else []
     return [*differences(text, committed), *unclean(committed), *fresh]
 
@@ -279,7 +261,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"no text in {FOLDER / 'src'} starts with {options.names}", file=sys.stderr)
         return 2
-    return {"build": _build, "check": _check, "run": _run}[options.command](chosen, options)
+    if options.command == "check":
+        problems = [f"{text.stem}: {problem}" for text in chosen for problem in check(text, options.run)]
+        print("\n".join(problems) or f"{len(chosen)} notebooks agree with their texts")
+        return 1 if problems else 0
+    parameters = {name: _value(text) for name, text in options.parameter}
+    for source in chosen:
+        if options.command == "build":
+            print(f"built {build(source).relative_to(ROOT)}")
+            continue
+        notebook, start = _read(source), time.perf_counter()
+        run(solved(notebook) if options.solved else notebook, parameters)
+        print(f"{source.stem}: ran in {time.perf_counter() - start:.1f} s")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -294,26 +288,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build(chosen: Sequence[Path], options: argparse.Namespace) -> int:
-    for source in chosen:
-        print(f"built {build(source).relative_to(ROOT)}")
-    return 0
-
-
-def _check(chosen: Sequence[Path], options: argparse.Namespace) -> int:
-    problems = [f"{source.stem}: {problem}" for source in chosen for problem in check(source, options.run)]
-    print("\n".join(problems) or f"{len(chosen)} notebooks agree with their texts")
-    return 1 if problems else 0
-
-
-def _run(chosen: Sequence[Path], options: argparse.Namespace) -> int:
-    parameters = {name: _value(text) for name, text in options.parameter}
-    for source in chosen:
-        notebook = read_text(source.read_text(encoding="utf-8"))
-        start = time.perf_counter()
-        run(solved(notebook) if options.solved else notebook, parameters)
-        print(f"{source.stem}: ran in {time.perf_counter() - start:.1f} s")
-    return 0
+def _read(source: Path) -> NotebookNode:
+    return read_text(source.read_text(encoding="utf-8"))
 
 
 def _value(text: str) -> Any:

@@ -21,7 +21,7 @@ import tempfile
 import textwrap
 import zipfile
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, PackagePath, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,27 +100,18 @@ def installed(name: str) -> bytes:
     Raises:
         UsageError: it is not installed, or in a way that does not tell its files.
     """
-    files = [file for file in _files(name) if file.suffix != ".pyc" and file.name not in _LEFT_OUT]
+    try:
+        found = distribution(name).files or []
+    except PackageNotFoundError:
+        found = []
+    files = [file for file in found if file.suffix != ".pyc" and file.name not in _LEFT_OUT]
     if not any(file.suffix == ".py" for file in files):
         raise UsageError(f"{name} is not installed here, or not by pip; `python -m pip install {name}`")
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as zipped:
+    with zipfile.ZipFile(archive, "w", compresslevel=9) as zipped:
         for file in sorted(files, key=str):
-            zipped.writestr(_entry(str(file)), file.read_binary())
+            zipped.writestr(zipfile.ZipInfo(str(file), _DATE), file.read_binary(), zipfile.ZIP_DEFLATED)
     return archive.getvalue()
-
-
-def _files(name: str) -> list[PackagePath]:
-    try:
-        return distribution(name).files or []
-    except PackageNotFoundError:
-        return []
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _DATE)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    return entry
 
 
 def setup_cell(*wheels: bytes) -> str:

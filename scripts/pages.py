@@ -159,15 +159,19 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
 def draw_frames(shell: Shell, most: int) -> Frames:
     """A widget at all its positions, or at those that fit into so many bytes."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
-    drawn = {words: _at(shell, stops, words) for words in itertools.product(*stops.values())}
+    drawn = {
+        words: shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
+        for words in itertools.product(*stops.values())
+    }
     images = {words: lean(picture) for words, picture in drawn.items()}
     pressed = [_word(of_one, shell.controls[name].value) for name, of_one in stops.items()]
     for kept in selections([list(of_one) for of_one in stops.values()], pressed):
         chosen = [images[words] for words in itertools.product(*kept)]
         if sum(map(len, chosen)) <= most:
             break
+    legends = [getattr(control, "description", "") or name for name, control in shell.controls.items()]
     return Frames(
-        tuple(_knob(*knob) for knob in zip(shell.controls.items(), kept, pressed, strict=True)),
+        tuple(map(Knob, legends, map(tuple, kept), map(list.index, kept, pressed))),
         dict(zip(itertools.product(*map(range, map(len, kept))), chosen, strict=True)),
         tuple(name for name, words in zip(stops, kept, strict=True) if len(words) < len(stops[name])),
         shell.still is None or shell.still.alt in {picture.alt for picture in drawn.values()},
@@ -186,17 +190,8 @@ def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[l
     yield held
 
 
-def _at(shell: Shell, stops: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> Picture:
-    return shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
-
-
 def _word(stops: Mapping[str, Any], value: Any) -> str:
     return next(word for word, other in stops.items() if other == value)
-
-
-def _knob(control: tuple[str, Any], words: Sequence[str], pressed: str) -> Knob:
-    name, shown = control
-    return Knob(getattr(shown, "description", "") or name, tuple(words), words.index(pressed))
 
 
 def lean(picture: Picture) -> str:

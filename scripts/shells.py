@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -70,21 +70,22 @@ def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
     except SyntaxError:
         return read, written
     for node in ast.walk(lines):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else written).add(node.id)
-        if isinstance(node, ast.AugAssign):  # x += 1 reads x, though its target is only stored to
-            read.update(inner.id for inner in ast.walk(node.target) if isinstance(inner, ast.Name))
-        written.update(_bound(node))
+        match node:
+            case ast.Name(name, ast.Load()):
+                read.add(name)
+            case ast.Name(name) | ast.FunctionDef(name) | ast.ClassDef(name):
+                written.add(name)
+            case ast.AugAssign(target):  # x += 1 reads x, though its target is only stored to
+                read |= _inner_names(target)
+            case ast.alias(name, asname):
+                written.add((asname or name).split(".")[0])
+            case ast.Attribute(whole, ctx=ast.Store()) | ast.Subscript(whole, ctx=ast.Store()):
+                written |= _inner_names(whole)
     return read, written
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-        yield from (inner.id for inner in ast.walk(node.value) if isinstance(inner, ast.Name))
+def _inner_names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def _run(cell: NotebookNode, names: dict[str, Any]) -> Any:

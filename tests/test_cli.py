@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -31,28 +32,18 @@ def train(*options: str) -> int:
 
 @pytest.mark.live
 @pytest.mark.parametrize("grid", ["2 2", "1 1", "4 1", "4 2"])
-def test_training_lowers_the_loss_and_passes_its_check(
+def test_training_lowers_the_loss_passes_its_check_and_fills_its_folder(
     grid: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    dp, tp = grid.split()
-    assert train("--dp", dp, "--tp", tp, "--json", "--out", str(tmp_path / "run")) == 0
+    (dp, tp), folder = grid.split(), tmp_path / "deep" / "run"
+    assert train("--dp", dp, "--tp", tp, "--json", "--out", str(folder)) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["loss_after"] < result["loss_before"]
     assert result["check"]["passed"]
     assert result["check"]["differing"] == 0
     assert len(result["state_bytes"]) == int(dp) * int(tp)
-
-
-@pytest.mark.live
-def test_a_run_folder_holds_settings_steps_result_and_picture(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "run"
-    assert train("--out", str(folder)) == 0
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "loss.png",
-        "metrics.jsonl",
-        "result.json",
-        "settings.json",
-    ]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["loss.png", "metrics.jsonl", "result.json", "settings.json"]
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert json.loads((folder / "settings.json").read_text())["strategy"] == "zero1"
@@ -71,14 +62,8 @@ def test_loss_curves_of_two_grids_lie_on_each_other(tmp_path: Path, capsys: pyte
 def test_the_table_names_loss_state_bytes_and_verdict(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert train("--dp", "2", "--tp", "1", "--out", str(tmp_path / "run")) == 0
     out, err = capsys.readouterr()
-    for word in (
-        "held-out loss",
-        "step time",
-        "optimizer state",
-        "passed at step 3",
-        "gradient reduce_scatter",
-    ):
-        assert word in out
+    words = ("held-out loss", "step time", "optimizer state", "passed at step 3", "gradient reduce_scatter")
+    assert [word for word in words if word not in out] == []
     assert "step 3/3" in err
 
 
@@ -98,6 +83,9 @@ def texts(tmp_path: Path) -> Path:
     (tmp_path / "used" / "settings.json").write_text("{}")
     (tmp_path / "file").write_text("")
     return tmp_path
+
+
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +113,7 @@ def texts(tmp_path: Path) -> Path:
         ("--seed -1", "--seed"),
         ("--backend smoke", "invalid choice"),
         ("--what", "unrecognized arguments"),
+        pytest.param("--backend nccl", "needs one GPU for each process", marks=without_a_gpu),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -137,12 +126,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert train(*options.format(texts).split()) == cli.BAD_INPUT
     assert_one_line(capsys, says)
     assert sorted(texts.rglob("*")) == before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_nccl_without_a_gpu_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture) -> None:
-    assert train("--backend", "nccl") == cli.BAD_INPUT
-    assert_one_line(capsys, "needs one GPU for each process")
 
 
 def test_an_unwritable_folder_is_refused(
@@ -204,10 +187,7 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("sent", "code", "says"),
-    [
-        (signal.SIGINT, cli.INTERRUPTED, "interrupted"),
-        (signal.SIGTERM, cli.TERMINATED, "terminated"),
-    ],
+    [(signal.SIGINT, cli.INTERRUPTED, "interrupted"), (signal.SIGTERM, cli.TERMINATED, "terminated")],
 )
 def test_a_stopped_run_says_so_and_leaves_no_process(
     sent: signal.Signals, code: int, says: str, tmp_path: Path
@@ -235,28 +215,18 @@ def test_a_killed_rank_ends_the_run_in_one_line_and_leaves_no_process(tmp_path: 
         assert_gone(ranks)
 
 
-class running:  # noqa: N801  # reads as a statement
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
     """A long run on 2 ranks, with its steps coming, and the processes it started."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> tuple[subprocess.Popen, list[psutil.Process]]:
-        command = [sys.executable, "-m", "muon_tutorial", "train", *LONG, "--dp", "2", "--tp", "1"]
-        self.process = subprocess.Popen(
-            [*command, "--out", str(self.folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_until(lambda: (self.folder / "metrics.jsonl").exists() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.process.communicate()[1]
-        return self.process, psutil.Process(self.process.pid).children(recursive=True)
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+    command = [sys.executable, "-m", "muon_tutorial", "train", *LONG, "--dp", "2", "--tp", "1"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--out", str(folder)], cwd=ROOT, **pipes) as process:
+        try:
+            wait_until(lambda: (folder / "metrics.jsonl").exists() or process.poll() is not None)
+            assert process.poll() is None, process.communicate()[1]
+            yield process, psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
 
 
 def assert_one_line(capsys: pytest.CaptureFixture, says: str) -> None:
@@ -274,16 +244,13 @@ def spoken(err: str) -> list[str]:
 
 
 def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    wait_until(lambda: not list(alive(processes)))
+    wait_until(lambda: not any(map(is_alive, processes)))
 
 
-def alive(processes: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
-    for process in processes:
-        try:
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except psutil.NoSuchProcess:
-            pass
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_until(holds) -> None:

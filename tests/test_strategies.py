@@ -16,7 +16,15 @@ from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import Builder, Plan, owner, replicated, round_robin, zero1
+from muon_tutorial.plan.strategies import (
+    Builder,
+    Plan,
+    owner,
+    owner_per_replica,
+    replicated,
+    round_robin,
+    zero1,
+)
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 

@@ -20,8 +20,8 @@ Not saved, because they are no state: strategy, mesh, ``tp_dim``, window, and gr
 save after ``step()``. A box that several ranks hold is written once, by one of them. As with every file that
 holds pickled objects, load only what you trust.
 
-``inventory`` finds out what there is to save on a rank and where it lies; ``boxed`` describes it to the
-library; ``agreement`` compares ranks; ``saving`` and ``loading`` put them together.
+``rank_contents`` finds out what a rank holds and where it lies; ``pieces_on_disk`` hands that to the library;
+``compare_ranks`` compares ranks; ``saving`` and ``loading`` put them together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a folder to a model and its optimizer."""
+"""``load_checkpoint``: reads a folder into a model and its optimizer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from .agreement import together
-from .inventory import Inventory, Member, Rename, Saveable, as_before, parts_of, take_inventory
-from .saving import FORMAT, boxed, model_entries
+from .compare_ranks import together
+from .rank_contents import (
+    RankContents,
+    Rename,
+    Saveable,
+    SteppedParameter,
+    as_before,
+    contents_of_rank,
+    parts_of,
+)
+from .saving import FORMAT, model_entries, state_entries
 
 if TYPE_CHECKING:
-    from .boxed import Boxed
+    from .pieces_on_disk import TensorInPieces
 
 
 def load_checkpoint(
@@ -37,23 +45,23 @@ def load_checkpoint(
         CheckpointError: there is no such checkpoint; it lacks an entry, or has a parameter that no rank's
             model has; or a shape, dtype or optimizer differs. Raised on all ranks, with the name.
     """
-    from .boxed import read
+    from .pieces_on_disk import read
 
-    def prepare() -> tuple[Filling, set[str]]:
+    def prepare() -> tuple[tuple[SavedEntries, LoadTargets], set[str]]:
         saved = _open(Path(path))
-        inventory = take_inventory(model, optimizer, rename)
-        return _filling(saved, inventory), inventory.names
+        contents = contents_of_rank(model, optimizer, rename)
+        return (saved, _targets(saved, contents)), contents.names
 
-    filling, names = together(prepare)
-    _check_nothing_is_left(filling.saved, names)
-    read(filling.saved.folder, dict(filling.entries))
-    states = {str(kind): _state_dict(part, filling) for kind, part in parts_of(optimizer).items()}
+    (saved, targets), names = together(prepare)
+    _check_nothing_is_left(saved, names)
+    read(saved.folder, dict(targets.entries))
+    states = {str(kind): _state_dict(part, targets) for kind, part in parts_of(optimizer).items()}
     optimizer.load_state_dict(states if isinstance(optimizer, MuonWithAdamW) else states.popitem()[1])
-    return filling.saved.extra
+    return saved.extra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Saved:
+class SavedEntries:
     """What a checkpoint holds, without its tensors' data."""
 
     folder: Path
@@ -63,17 +71,16 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filling:
-    """What a load fills on this rank: entries, among them the state each parameter is to get."""
+class LoadTargets:
+    """What a load fills on this rank: entries, among them each parameter's state, and hyperparameters."""
 
-    saved: Saved
-    entries: dict[str, Boxed]
+    entries: dict[str, TensorInPieces]
     states: dict[Tensor, dict[str, Tensor]]
-    names: dict[Tensor, str]
+    hyperparameters: dict[Tensor, dict[str, Any]]
 
 
-def _open(folder: Path) -> Saved:
-    from .boxed import read, read_metadata
+def _open(folder: Path) -> SavedEntries:
+    from .pieces_on_disk import read, read_metadata
 
     entries = read_metadata(folder).state_dict_metadata
     objects: dict[str, Any] = {"format": None, "groups": None, "extra": None}
@@ -82,25 +89,25 @@ def _open(folder: Path) -> Saved:
     read(folder, objects, alone=True)
     if objects["format"] != FORMAT:
         raise CheckpointError(f"{folder} has the format {objects['format']}; this version reads {FORMAT}")
-    return Saved(folder, entries, objects["groups"], objects["extra"])
+    return SavedEntries(folder, entries, objects["groups"], objects["extra"])
 
 
-def _filling(saved: Saved, inventory: Inventory) -> Filling:
+def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
     """Everything to be filled, checked."""
-    entries = model_entries(inventory)
+    entries = model_entries(contents)
     for key, entry in entries.items():
         dtype = _saved_dtype(saved, key, entry.shape)
         if dtype != entry.dtype:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
-    states = {member.param: _blank_state(saved, member) for member in inventory.members}
-    for member in inventory.members:
-        for name, tensor in states[member.param].items():
-            entries[member.key(name)] = boxed(tensor, member.place(name))
-    _check_groups(saved, inventory.members)
-    return Filling(saved, entries, states, {member.param: member.name for member in inventory.members})
+    states = {item.param: _blank_state(saved, item) for item in contents.stepped}
+    for item in contents.stepped:
+        entries |= state_entries(item, states[item.param])
+    _check_groups(saved, contents.stepped)
+    groups = {item.param: saved.groups[item.name]["group"] for item in contents.stepped}
+    return LoadTargets(entries, states, groups)
 
 
-def _saved_dtype(saved: Saved, key: str, shape: Iterable[int]) -> torch.dtype:
+def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.dtype:
     """The dtype of a saved tensor, whose shape must fit."""
     found = saved.entries.get(key)
     if found is None:
@@ -110,36 +117,36 @@ def _saved_dtype(saved: Saved, key: str, shape: Iterable[int]) -> torch.dtype:
     return found.properties.dtype
 
 
-def _blank_state(saved: Saved, member: Member) -> dict[str, Tensor]:
+def _blank_state(saved: SavedEntries, item: SteppedParameter) -> dict[str, Tensor]:
     """Tensors for the saved state to be read into: of its own dtype, cut as this rank keeps them."""
-    record = saved.groups.get(member.name)
+    record = saved.groups.get(item.name)
     if record is None:
-        raise CheckpointError(f"{saved.folder} has no state of {member.name}: no optimizer stepped it")
-    if record["optimizer"] != member.kind:
+        raise CheckpointError(f"{saved.folder} has no state of {item.name}: no optimizer stepped it")
+    if record["optimizer"] != item.kind:
         raise CheckpointError(
-            f"{member.name} was stepped by {record['optimizer']} when it was saved, by {member.kind} here"
+            f"{item.name} was stepped by {record['optimizer']} when it was saved, by {item.kind} here"
         )
     return {
-        entry: member.blank(entry, _saved_dtype(saved, member.key(entry), member.place(entry).shape))
+        entry: item.blank(entry, _saved_dtype(saved, item.key(entry), item.boxes_of(entry).shape))
         for entry in record["state"]
     }
 
 
-def _check_groups(saved: Saved, members: Sequence[Member]) -> None:
+def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> None:
     """Refuse to put parameters into one group that were saved with different hyperparameters."""
     first: dict[int, str] = {}
-    for member in members:
-        other = first.setdefault(id(member.group), member.name)
-        ours, its = (saved.groups[name]["group"] for name in (member.name, other))
+    for item in stepped:
+        other = first.setdefault(id(item.group), item.name)
+        ours, its = (saved.groups[name]["group"] for name in (item.name, other))
         wrong = [key for key in {*ours, *its} if ours.get(key) != its.get(key)]
         if wrong:
             raise CheckpointError(
-                f"{other} and {member.name} share a group here, and were saved with {wrong[0]} "
+                f"{other} and {item.name} share a group here, and were saved with {wrong[0]} "
                 f"{its.get(wrong[0])!r} and {ours.get(wrong[0])!r}"
             )
 
 
-def _check_nothing_is_left(saved: Saved, names: Sequence[set[str]]) -> None:
+def _check_nothing_is_left(saved: SavedEntries, names: Sequence[set[str]]) -> None:
     """Refuse a checkpoint with a parameter that no rank's model has."""
     models = [key.removeprefix("model.") for key in saved.entries if key.startswith("model.")]
     left = sorted({*models, *saved.groups} - set().union(*names))
@@ -147,19 +154,14 @@ def _check_nothing_is_left(saved: Saved, names: Sequence[set[str]]) -> None:
         raise CheckpointError(f"{saved.folder} holds {left[0]}, which no rank's model has")
 
 
-def _state_dict(optimizer: torch.optim.Optimizer, filling: Filling) -> dict[str, Any]:
+def _state_dict(optimizer: torch.optim.Optimizer, targets: LoadTargets) -> dict[str, Any]:
     """What was loaded for one optimizer, as its ``load_state_dict`` takes it."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     index = {param: place for place, param in enumerate(params)}
-    return {
-        "state": {index[param]: state for param, state in filling.states.items() if param in index and state},
-        "param_groups": [_group(group, filling, index) for group in optimizer.param_groups],
-    }
-
-
-def _group(group: Mapping[str, Any], filling: Filling, index: Mapping[Tensor, int]) -> dict[str, Any]:
-    """A group with the hyperparameters that its parameters were saved with."""
-    names = [filling.names[param] for param in group["params"]]
-    saved = filling.saved.groups[names[0]]["group"] if names else {}
-    loaded = {key: as_before(value, group.get(key)) for key, value in saved.items()}
-    return {**group, **loaded, "params": [index[param] for param in group["params"]]}
+    groups = []
+    for group in optimizer.param_groups:
+        saved = targets.hyperparameters[group["params"][0]] if group["params"] else {}
+        loaded = {key: as_before(value, group.get(key)) for key, value in saved.items()}
+        groups.append({**group, **loaded, "params": [index[param] for param in group["params"]]})
+    states = {index[param]: state for param, state in targets.states.items() if param in index and state}
+    return {"state": states, "param_groups": groups}

@@ -1,4 +1,4 @@
-"""From a model and its optimizer to a folder."""
+"""``save_checkpoint``: writes a model and its optimizer into a folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..step.parameter_state import local_part
-from .agreement import Summary, check_alike, outline, together
-from .inventory import Inventory, Place, Rename, Saveable, take_inventory
+from .compare_ranks import SaveSummary, check_alike, outline, together
+from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, SteppedParameter, contents_of_rank
 
 if TYPE_CHECKING:
-    from .boxed import Boxed
+    from .pieces_on_disk import TensorInPieces
 
 FORMAT = {"name": "muon_tutorial", "version": 1}
 
@@ -44,15 +44,17 @@ def save_checkpoint(
         CheckpointError: the folder is not fresh or cannot be written, or ranks hold different values of what
             should be the same. Raised on all ranks.
     """
-    from .boxed import write
+    from .pieces_on_disk import write
 
     folder = Path(path)
 
-    def prepare() -> tuple[dict[str, Any], Summary]:
+    def prepare() -> tuple[dict[str, Any], SaveSummary]:
         _check_fresh(folder)
-        inventory = take_inventory(model, optimizer, rename)
-        entries = model_entries(inventory) | _optimizer_entries(inventory)
-        return dict(entries), _summary(folder, inventory, entries)
+        contents = contents_of_rank(model, optimizer, rename)
+        entries = model_entries(contents)
+        for item in contents.stepped:
+            entries |= state_entries(item, item.tensors)
+        return dict(entries), _summary(folder, contents, entries)
 
     entries, summaries = together(prepare)
     check_alike(summaries)
@@ -63,32 +65,28 @@ def save_checkpoint(
     write(folder, entries)
 
 
-def boxed(tensor: Tensor, place: Place) -> Boxed:
+def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
     """What this rank holds of a tensor, as a checkpoint meets it; shares its storage."""
-    from .boxed import Boxed
+    from .pieces_on_disk import TensorInPieces
 
     local = local_part(tensor)
-    return Boxed(place.shape, place.pieces(local), local.dtype, local.device)
+    return TensorInPieces(place.shape, place.pieces(local), local.dtype, local.device)
 
 
-def model_entries(inventory: Inventory) -> dict[str, Boxed]:
+def model_entries(contents: RankContents) -> dict[str, TensorInPieces]:
     """The model's parameters and buffers by their names in a checkpoint."""
-    return {f"model.{name}": boxed(tensor, place) for name, (tensor, place) in inventory.tensors.items()}
+    return {f"model.{name}": in_pieces(tensor, place) for name, (tensor, place) in contents.tensors.items()}
 
 
-def _optimizer_entries(inventory: Inventory) -> dict[str, Boxed]:
-    return {
-        member.key(entry): boxed(tensor, member.place(entry))
-        for member in inventory.members
-        for entry, tensor in member.tensors.items()
-    }
+def state_entries(item: SteppedParameter, state: Mapping[str, Tensor]) -> dict[str, TensorInPieces]:
+    """One parameter's optimizer state by its names in a checkpoint."""
+    return {item.key(entry): in_pieces(tensor, item.boxes_of(entry)) for entry, tensor in state.items()}
 
 
-def _summary(folder: Path, inventory: Inventory, entries: Mapping[str, Boxed]) -> Summary:
-    groups = {member.name: member.record for member in inventory.members}
-    compared = (key for key in entries if key.removeprefix("model.") not in inventory.buffers)
-    outlines = {key: outline(entries[key], entries[key].pieces) for key in compared}
-    return Summary(str(folder.absolute()), groups, outlines)
+def _summary(folder: Path, contents: RankContents, entries: Mapping[str, TensorInPieces]) -> SaveSummary:
+    groups = {item.name: item.record for item in contents.stepped}
+    compared = (key for key in entries if key.removeprefix("model.") not in contents.buffers)
+    return SaveSummary(str(folder.absolute()), groups, {key: outline(entries[key]) for key in compared})
 
 
 def _check_fresh(folder: Path) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..launching.launch import launch
-from ..plan.strategies import STRATEGIES
-from .display import showing_progress
-from .folder import RunFolder
+from ..plan.strategies import find_builder
 from .loop import train_rank
+from .progress import showing_progress
 from .records import RunResult, StepRecord
-from .settings import TrainSettings, check_strategy
+from .run_folder import RunFolder
+from .settings import TrainSettings
 from .text import load_text
 
 RECORD = "@step "
@@ -33,7 +33,7 @@ SPARE_LINES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OneProcessRun:
     """The same job on one process, for comparison, and the largest distance between the two loss curves."""
 
     result: RunResult
@@ -46,25 +46,14 @@ def check_inputs(settings: TrainSettings, processes_here: int) -> None:
     Raises:
         UsageError: the strategy is unknown, the text is no text, or the backend has no devices here.
     """
-    check_strategy(settings.strategy, STRATEGIES)
-    check_backend(settings.backend, processes_here)
-    load_text(settings.text, settings.context)
-
-
-def check_backend(backend: str, processes_here: int) -> None:
-    """Refuse NCCL where there is not one GPU for each process.
-
-    Raises:
-        UsageError: says how many GPUs there are.
-    """
-    if backend != "nccl":
-        return
+    find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if there < processes_here:
+    if settings.backend == "nccl" and there < processes_here:
         raise UsageError(
             f"--backend nccl needs one GPU for each process: {processes_here} wanted on this machine, "
             f"{there} found; use --backend gloo"
         )
+    load_text(settings.text, settings.context)
 
 
 def run_launched(
@@ -75,14 +64,21 @@ def run_launched(
     Raises:
         LaunchError: a rank failed; the message names the first.
     """
-    with showing_progress(console, _title(settings), settings.steps) as show:
+    with _recording(settings, folder, console, name) as record:
+
+        def listen(rank: int, line: str) -> None:
+            if line.startswith(RECORD):
+                record(StepRecord(**json.loads(line.removeprefix(RECORD))))
+            else:
+                console.print(f"[rank {rank}] {line}", markup=False, highlight=False)
+
         results = launch(
             train_rank,
             settings.world_size,
             args=(settings, print_record),
             backend=settings.backend,
             timeout=settings.timeout,
-            output=_listener(folder, name, show, console),
+            output=listen,
             max_lines=settings.steps + SPARE_LINES,
         )
     return results[0]
@@ -90,21 +86,20 @@ def run_launched(
 
 def run_seated(rank: int, settings: TrainSettings, folder: RunFolder | None, console: Console) -> RunResult:
     """Train as one rank of a group that is already joined. Rank 0 has the folder."""
-    with ExitStack() as stack:
-        if folder is None:
-            return train_rank(rank, settings, lambda record: None)
-        show = stack.enter_context(showing_progress(console, _title(settings), settings.steps))
-        return train_rank(rank, settings, _keeper(folder, "metrics.jsonl", show))
+    if folder is None:
+        return train_rank(rank, settings, lambda record: None)
+    with _recording(settings, folder, console, "metrics.jsonl") as record:
+        return train_rank(rank, settings, record)
 
 
-def run_beside(result: RunResult, folder: RunFolder, console: Console) -> Beside:
+def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OneProcessRun:
     """Run the same job on one process, on the same global batches, and compare the loss curves."""
     alone = run_launched(replace(result.settings, dp=1, tp=1), folder, console, "metrics_one_process.jsonl")
     gaps = [abs(a.loss - b.loss) for a, b in zip(result.records, alone.records, strict=True)]
-    return Beside(alone, max(gaps))
+    return OneProcessRun(alone, max(gaps))
 
 
-def describe_result(result: RunResult, beside: Beside | None) -> dict[str, Any]:
+def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str, Any]:
     """The result as plain data, for ``result.json`` and ``--json``. The steps are in ``metrics.jsonl``."""
     data = _plain(result)
     if beside is not None:
@@ -124,30 +119,19 @@ def default_folder(settings: TrainSettings) -> Path:
     return Path("runs") / f"{stamp}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
 
 
-def _listener(
-    folder: RunFolder, name: str, show: Callable[[StepRecord], None], console: Console
-) -> Callable[[int, str], None]:
-    keep = _keeper(folder, name, show)
+@contextmanager
+def _recording(
+    settings: TrainSettings, folder: RunFolder, console: Console, name: str
+) -> Iterator[Callable[[StepRecord], None]]:
+    """Yield a function that shows one more step and writes it to the run folder's file ``name``."""
+    title = f"training, dp={settings.dp} tp={settings.tp}"
+    with showing_progress(console, title, settings.steps) as show:
 
-    def listen(rank: int, line: str) -> None:
-        if line.startswith(RECORD):
-            keep(StepRecord(**json.loads(line.removeprefix(RECORD))))
-        else:
-            console.print(f"[rank {rank}] {line}", markup=False, highlight=False)
+        def record(step: StepRecord) -> None:
+            folder.append(name, asdict(step))
+            show(step)
 
-    return listen
-
-
-def _keeper(folder: RunFolder, name: str, show: Callable[[StepRecord], None]) -> Callable[[StepRecord], None]:
-    def keep(record: StepRecord) -> None:
-        folder.append(name, asdict(record))
-        show(record)
-
-    return keep
-
-
-def _title(settings: TrainSettings) -> str:
-    return f"training, dp={settings.dp} tp={settings.tp}"
+        yield record
 
 
 def _plain(result: RunResult) -> dict[str, Any]:

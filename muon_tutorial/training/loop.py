@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import record_function
 
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
 from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, build_mesh
 from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all
@@ -68,7 +68,7 @@ def train_rank(rank: int, settings: TrainSettings, tell: Tell) -> RunResult:
     """
     trainer = build_trainer(settings)
     before = held_out_loss(trainer)
-    steps = list(_train(trainer, tell if rank == 0 else _say_nothing))
+    steps = list(_train(trainer, tell if rank == 0 else lambda record: None))
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
     return _result(trainer, before, after, steps)
 
@@ -221,16 +221,5 @@ def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
 
 
 def _state_bytes(optimizer: MuonWithAdamW) -> int:
-    tensors = [
-        value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)
-    ]
-    return sum(_local_bytes(tensor) for tensor in tensors)
-
-
-def _local_bytes(tensor: Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.numel() * local.element_size()
-
-
-def _say_nothing(record: StepRecord) -> None:
-    """What ranks other than 0 have to say after a step."""
+    kept = (value for entry in optimizer.state.values() for value in entry.values())
+    return sum(local_part(tensor).nbytes for tensor in kept if isinstance(tensor, Tensor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from .settings import TrainSettings
@@ -84,14 +85,10 @@ class RunResult:
     @property
     def step_seconds(self) -> float:
         """Median time of a step; the first one, which warms up, is left out where there are others."""
-        return _median([record.seconds for record in self.records[1:] or self.records])
+        return statistics.median_high([record.seconds for record in self.records[1:] or self.records])
 
     @property
     def optimizer_share(self) -> float:
         """The optimizer's part of the step time."""
         warm = self.records[1:] or self.records
         return sum(record.optimizer_seconds for record in warm) / sum(record.seconds for record in warm)
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

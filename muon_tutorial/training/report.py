@@ -6,13 +6,13 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from .job import Beside
+from .job import OneProcessRun
 from .records import RunResult, StepRecord, Verdict
 
 OURS, ONE_PROCESS = "#1f6f8b", "#e07a1f"
 
 
-def summary_table(result: RunResult, beside: Beside | None) -> Table:
+def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
     """Loss, time, memory and the verdict of the check, one line each."""
     s = result.settings
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
@@ -91,7 +91,7 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def loss_figure(result: RunResult, beside: Beside | None) -> Figure:
+def loss_figure(result: RunResult, beside: OneProcessRun | None) -> Figure:
     """Loss against step; with ``beside``, both curves."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()

@@ -6,14 +6,12 @@ Knows the options and how they must fit each other. Knows no ranks, no groups an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from ..errors import GridError, StrategyError, UsageError
+from ..errors import GridError, UsageError
 
 Backend = Literal["gloo", "nccl"]
-Progress = Literal["bar", "lines", "none"]
 
 WARMUP_SHARE = 0.1
 FINAL_LR_SHARE = 0.1
@@ -41,8 +39,8 @@ class TrainSettings:
     check: bool = True
 
     def __post_init__(self) -> None:
-        _check_counts(self)
-        _check_numbers(self)
+        check_numbers(self)
+        _check_model(self)
         _check_grid(self)
 
     @property
@@ -55,20 +53,21 @@ class TrainSettings:
         """Bytes of text that one step learns from, on all ranks together."""
         return self.batch * self.context
 
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as plain data, for ``settings.json``."""
-        return asdict(self)
 
-
-def check_strategy(name: str, known: Iterable[str]) -> None:
-    """Refuse a strategy that is not in the table ``known``.
+def check_numbers(options: object) -> None:
+    """Refuse settings, or options of the command line, that are out of range by themselves; None is in range.
 
     Raises:
-        StrategyError: names the strategies there are.
+        UsageError: names the option.
     """
-    names = sorted(known)
-    if name not in names:
-        raise StrategyError(f"unknown strategy {name!r}; choose one of: {', '.join(names)}")
+    for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads"):
+        count = getattr(options, name)
+        if count is not None and count < 1:
+            raise UsageError(f"--{name} must be at least 1, got {count}")
+    for name in ("lr", "timeout"):
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"--{name} must be a positive number, got {value}")
 
 
 def lr_share(step: int, steps: int) -> float:
@@ -80,18 +79,7 @@ def lr_share(step: int, steps: int) -> float:
     return 1.0 - (1.0 - FINAL_LR_SHARE) * done
 
 
-def _check_counts(s: TrainSettings) -> None:
-    for option in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads"):
-        value = getattr(s, option)
-        if value < 1:
-            raise UsageError(f"--{option} must be at least 1, got {value}")
-
-
-def _check_numbers(s: TrainSettings) -> None:
-    for option in ("lr", "timeout"):
-        value = getattr(s, option)
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"--{option} must be a positive number, got {value}")
+def _check_model(s: TrainSettings) -> None:
     if not 0 <= s.seed < LARGEST_SEED:
         raise UsageError(f"--seed must lie between 0 and {LARGEST_SEED - 1}, got {s.seed}")
     if s.width % s.heads or (s.width // s.heads) % 2:

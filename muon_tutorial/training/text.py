@@ -81,7 +81,11 @@ def read_file(path: str) -> bytes:
         raise TextError(f"cannot read the text {path}: {error.strerror or error}") from None
     if not data:
         raise TextError(f"the text {path} is empty")
-    if not _is_text(data):
+    try:
+        is_text = "\0" not in codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
         raise TextError(f"{path} is not UTF-8 text; --text takes a plain text file")
     return data
 
@@ -134,16 +138,6 @@ def _split(data: Tensor) -> tuple[Tensor, Tensor]:
     number = torch.arange(len(data)) // block
     held_out = number % HELD_OUT_ONE_IN == HELD_OUT_ONE_IN - 1
     return data[~held_out], data[held_out]
-
-
-def _is_text(data: bytes) -> bool:
-    if b"\0" in data:
-        return False
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(data)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _library_files() -> list[Path]:

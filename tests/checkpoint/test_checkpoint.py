@@ -25,15 +25,15 @@ from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
+from muon_tutorial.plan.strategies import Builder, owner, owner_per_replica, replicated, round_robin, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
-from ..oracle import UNEVEN, Case, own_part, whole_gradients, whole_matrices
+from ..oracle import UNEVEN, Case, own_params, own_part, whole_gradients, whole_matrices
 
-CASE = replace(UNEVEN, steps=4)
+HIDDEN = len(UNEVEN.shapes)
+REST: Any = ((7, 3), (5,))  # for AdamW
+CASE = replace(UNEVEN, steps=4, shapes=UNEVEN.shapes + REST, cuts=(*UNEVEN.cuts, Shard(0), Replicate()))
 SAVED_AFTER = 2
-REST = ((7, 3), (5,))
-REST_CUTS = (Shard(0), Replicate())
 STRATEGIES: dict[str, Builder] = {
     "replicated": replicated,
     "round_robin": round_robin,
@@ -51,44 +51,25 @@ GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 class Model(nn.Module):
     """The case's matrices for Muon, an embedding and a bias for AdamW, as one rank holds them."""
 
-    def __init__(self, matrices: Sequence[Tensor], rest: Sequence[Tensor]) -> None:
+    def __init__(self, params: Sequence[Tensor]) -> None:
         super().__init__()
-        self.matrices = nn.ParameterList(nn.Parameter(matrix) for matrix in matrices)
-        self.rest = nn.ParameterList(nn.Parameter(tensor) for tensor in rest)
+        self.matrices, self.rest = nn.ParameterList(params[:HIDDEN]), nn.ParameterList(params[HIDDEN:])
         self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
-
-
-def whole_rest() -> list[Tensor]:
-    made = torch.Generator().manual_seed(3)
-    return [torch.randn(shape, generator=made) for shape in REST]
-
-
-def gradients(case: Case) -> list[list[Tensor | None]]:
-    """The full gradients of each step, the matrices' and the rest's."""
-    made = torch.Generator().manual_seed(4)
-    return [
-        [*grads, *(torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in REST)]
-        for grads in whole_gradients(case)
-    ]
 
 
 def build(way: str, world: LiveWorld, case: Case, fresh: bool) -> tuple[Model, MuonWithAdamW]:
     """One rank's model and optimizer; of other numbers than the case's where something is to be loaded."""
-    wholes = [*whole_matrices(case), *whole_rest()]
-    if fresh:
-        wholes = [torch.full_like(whole, 7.0) for whole in wholes]
-    cuts = (*case.cuts, *REST_CUTS)
-    edge = len(case.shapes)
+    params: Sequence[Tensor] = own_params(case, world.at)
     if way in ("FSDP2", "DTensor"):
-        parts = [_distributed(way, whole, cut, world) for whole, cut in zip(wholes, cuts, strict=True)]
-    else:
-        parts = [own_part(whole, cut, world.at) for whole, cut in zip(wholes, cuts, strict=True)]
-    model = Model(parts[:edge], parts[edge:])
+        wholes = zip(whole_matrices(case), case.cuts, strict=True)
+        params = [_distributed(way, whole, cut, world) for whole, cut in wholes]
+    model = Model(params)
+    if fresh:
+        with torch.no_grad():
+            for param in model.parameters():
+                param.fill_(7.0)
     if way == "FSDP2":
         fully_shard(model, mesh=world.mesh["dp"])
-    elif way != "DTensor":
-        for param, whole, cut in zip(model.parameters(), wholes, cuts, strict=True):
-            _say_how_cut(param, whole, cut, world)
     return model, _optimizer(way, model, world)
 
 
@@ -97,12 +78,6 @@ def _distributed(way: str, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
     if way == "FSDP2":
         return distribute_tensor(whole, world.mesh["tp"], [over_tp])
     return distribute_tensor(whole, world.mesh, [TorchShard(0), over_tp])
-
-
-def _say_how_cut(param: nn.Parameter, whole: Tensor, cut: Any, world: LiveWorld) -> None:
-    param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
-    if isinstance(cut, Shard):
-        param.partition_sizes = cut.lengths(whole.shape[cut.dim], world.at.size("tp"))  # type: ignore[attr-defined]
 
 
 def _optimizer(way: str, model: Model, world: LiveWorld) -> MuonWithAdamW:
@@ -121,30 +96,27 @@ def _optimizer(way: str, model: Model, world: LiveWorld) -> MuonWithAdamW:
 
 def train(model: Model, both: MuonWithAdamW, world: LiveWorld, case: Case, steps: slice) -> None:
     """Step with this rank's own part of the full gradients."""
-    for grads in gradients(case)[steps]:
-        for param, grad, cut in zip(model.parameters(), grads, (*case.cuts, *REST_CUTS), strict=True):
+    for grads in list(whole_gradients(case))[steps]:
+        for param, grad, cut in zip(model.parameters(), grads, case.cuts, strict=True):
             param.grad = None if grad is None else _like(param, grad, cut, world)
         both.step()
         model.get_buffer("seen").add_(1)
 
 
 def _like(param: nn.Parameter, grad: Tensor, cut: Any, world: LiveWorld) -> Tensor:
+    part = _held(param, grad, cut, world)
     if not isinstance(param, DTensor):
-        return own_part(grad, cut, world.at)
-    box = held_box(tuple(grad.shape), dtensor_cuts("", param), LiveWorld(param.device_mesh).at)
+        return part
     mesh, placements = param.device_mesh, param.placements
-    return DTensor.from_local(grad[box.slices], mesh, placements, shape=grad.shape, stride=grad.stride())
+    return DTensor.from_local(part, mesh, placements, shape=grad.shape, stride=grad.stride())
 
 
-def assert_is_own_part(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld, where: Any) -> None:
-    """The parameter is this rank's part of the whole, to the bit."""
-    if isinstance(param, DTensor):
-        box = held_box(tuple(whole.shape), dtensor_cuts("", param), LiveWorld(param.device_mesh).at)
-        mine, expected = param.to_local().detach(), whole[box.slices]
-    else:
-        mine, expected = param.detach(), own_part(whole, cut, world.at)
-    assert mine.numel() == expected.numel(), where
-    assert not mine.numel() or torch.equal(mine, expected), where
+def _held(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
+    """The part of ``whole`` that this rank's ``param`` holds."""
+    if not isinstance(param, DTensor):
+        return own_part(whole, cut, world.at)
+    at = LiveWorld(param.device_mesh).at
+    return whole[held_box(tuple(whole.shape), dtensor_cuts("", param), at).slices]
 
 
 def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
@@ -167,17 +139,19 @@ def load_all(
         assert load_checkpoint(Path(root, saved), model, both) == {"step": SAVED_AFTER}
         assert model.get_buffer("seen").tolist() == [SAVED_AFTER] * 3
         train(model, both, world, case, slice(SAVED_AFTER, case.steps))
-        for index, (param, cut) in enumerate(zip(model.parameters(), (*case.cuts, *REST_CUTS), strict=True)):
-            assert_is_own_part(param, expected[index], cut, world, (saved, way, sizes, index))
+        for index, (param, cut) in enumerate(zip(model.parameters(), case.cuts, strict=True)):
+            mine = (param.to_local() if isinstance(param, DTensor) else param).detach()
+            part, where = _held(param, expected[index], cut, world), (saved, way, sizes, index)
+            assert mine.numel() == part.numel(), where
+            assert not mine.numel() or torch.equal(mine, part), where
     return len(pairs)
 
 
 def single_process(case: Case) -> list[Tensor]:
     """The parameters after all steps, never saved, never distributed."""
-    params = [nn.Parameter(whole) for whole in (*whole_matrices(case), *whole_rest())]
-    edge = len(case.shapes)
-    muon, adamw = torch.optim.Muon(params[:edge], lr=0.02), torch.optim.AdamW(params[edge:], lr=0.01)
-    for grads in gradients(case):
+    params = [nn.Parameter(whole) for whole in whole_matrices(case)]
+    muon, adamw = torch.optim.Muon(params[:HIDDEN], lr=0.02), torch.optim.AdamW(params[HIDDEN:], lr=0.01)
+    for grads in whole_gradients(case):
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
         muon.step()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
-from muon_tutorial.checkpoint.boxed import Boxed, write
+from muon_tutorial.checkpoint.pieces_on_disk import TensorInPieces, write
 from muon_tutorial.errors import CheckpointError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
@@ -76,6 +76,13 @@ def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(tensor, its), name
 
 
+def assert_go_on_alike(pair: Pair, other: Pair, steps: range) -> None:
+    """Both take the same steps, to the same bits."""
+    for model, both in (pair, other):
+        train(model, both, steps)
+    assert_same_bits(pair[0], other[0])
+
+
 def test_a_lone_process_saves_loads_and_goes_on(tmp_path: Path) -> None:
     model, both = trained()
     with warnings.catch_warnings():
@@ -86,9 +93,7 @@ def test_a_lone_process_saves_loads_and_goes_on(tmp_path: Path) -> None:
         assert load_checkpoint(tmp_path / "a", other, its) == {"step": 2, "text": ["any", ("thing",)]}
     assert its.param_groups[0]["lr"] == 0.02
     assert its.param_groups[1]["parts"] == (2, 3, 4)
-    train(model, both, range(2, 4))
-    train(other, its, range(2, 4))
-    assert_same_bits(model, other)
+    assert_go_on_alike((model, both), (other, its), range(2, 4))
 
 
 def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
@@ -96,9 +101,7 @@ def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
     assert load_checkpoint(tmp_path / "a", other, its) == {}
-    train(model, both, range(2))
-    train(other, its, range(2))
-    assert_same_bits(model, other)
+    assert_go_on_alike((model, both), (other, its), range(2))
 
 
 def test_momentum_keeps_its_precision(tmp_path: Path) -> None:
@@ -282,12 +285,12 @@ def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "a", model, muon)
 
 
-def test_a_boxed_tensor_takes_part_in_no_arithmetic() -> None:
+def test_a_tensor_in_pieces_takes_part_in_no_arithmetic() -> None:
     piece = torch.ones(1, 2)
-    boxed = Boxed((4, 2), {(3, 0): piece}, piece.dtype, piece.device)
-    assert "(1, 2) at (3, 0)" in repr(boxed)
+    tensor = TensorInPieces((4, 2), {(3, 0): piece}, piece.dtype, piece.device)
+    assert "(1, 2) at (3, 0)" in repr(tensor)
     with pytest.raises(CheckpointError, match="only describes"):
-        boxed + 1
+        tensor + 1
 
 
 # --- real ranks ---------------------------------------------------------------------------------------------
@@ -365,6 +368,4 @@ def test_flat_slices_of_every_kind_of_parameter_are_read_by_stock_tools(tmp_path
     other = Parts(seed=5)
     its = pair_of(other)
     load_checkpoint(tmp_path / "a", other, its)
-    for pair in ((model, both), (other, its)):
-        train(*pair, range(2, 4))
-    assert_same_bits(model, other)
+    assert_go_on_alike((model, both), (other, its), range(2, 4))

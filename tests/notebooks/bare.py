@@ -6,14 +6,15 @@ dependencies. ``real_venv`` installs its own.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -22,10 +23,27 @@ from packaging.requirements import Requirement
 from muon_tutorial.learn.checks.guards import Problem, find_problems
 from scripts.notebooks import ROOT, WATCH
 
-from .test_runs import isolated
-
 HOST = ("torch", "numpy", "matplotlib", "ipywidgets", "ipykernel")
+NO_NETWORK = "ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec "
 OLD_WIDGETS = "ipywidgets==7.7.*"
+
+
+def run(command: Sequence[object], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command, and keep what it says."""
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **more)
+
+
+def can_unshare() -> bool:
+    """Whether a network namespace can be made here."""
+    found = all(map(shutil.which, ("unshare", "ip")))
+    return found and run(["unshare", "-rn", "true"]).returncode == 0
+
+
+def isolated() -> list[str]:
+    """This Python in a network namespace of its own, where that is permitted."""
+    if not can_unshare():
+        return [sys.executable]
+    return ["unshare", "-rn", "sh", "-c", f'{NO_NETWORK} "$0" "$@"', sys.executable]
 
 
 def empty_venv(folder: Path) -> Path:
@@ -93,14 +111,8 @@ def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:
     start, end, empty = folder / "in.ipynb", folder / "out.ipynb", folder / "empty"
     empty.mkdir(parents=True)
     nbformat.write(watched, start)
-    done = subprocess.run(
-        [*isolated(), "-m", "papermill", start, end, "-k", "bare", "--cwd", empty, "--no-progress-bar"],
-        env=environment(python, folder),
-        cwd=empty,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*isolated(), "-m", "papermill", start, end, "-k", "bare", "--cwd", empty, "--no-progress-bar"]
+    done = run(command, env=environment(python, folder), cwd=empty)
     if done.returncode:
         return [Problem("papermill", done.stderr[-3000:])]
     return find_problems(nbformat.read(end, as_version=4))
@@ -108,21 +120,11 @@ def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:
 
 def environment(python: Path, folder: Path) -> dict[str, str]:
     """The variables of a runner whose kernel ``bare`` is ``python``, and finds no package but that one's."""
-    spec = {
-        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "bare",
-        "language": "python",
-    }
-    kernel = folder / "jupyter" / "kernels" / "bare" / "kernel.json"
-    kernel.parent.mkdir(parents=True)
-    kernel.write_text(json.dumps(spec))
+    install = ["-m", "ipykernel", "install", "--name", "bare", "--prefix", folder]
+    run([python, *install], check=True)
+    (folder / "tmp").mkdir()
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
     }
-    own = {"JUPYTER_PATH": str(folder / "jupyter"), "IPYTHONDIR": str(folder / "ipython")}
-    return {**kept, **own, "PYTHONNOUSERSITE": "1", "TMPDIR": str(_made(folder / "tmp"))}
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+    own = {"JUPYTER_PATH": str(folder / "share" / "jupyter"), "IPYTHONDIR": str(folder / "ipython")}
+    return {**kept, **own, "PYTHONNOUSERSITE": "1", "TMPDIR": str(folder / "tmp")}

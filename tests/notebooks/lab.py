@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from scripts.notebooks import ROOT
 
@@ -30,6 +30,10 @@ CHROMIUM_FLAGS = (
     "--disable-sync",
     "--window-size=1280,1600",
 )
+PLUGINS = {
+    "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 READY = (
     f"return {NOTEBOOK}?.content?.model?.cells?.length > 0 && !!{NOTEBOOK}.sessionContext?.session?.kernel"
@@ -44,11 +48,12 @@ SHOW = """const app = window.jupyterapp;
 SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.content?.model?.cells?.length > 0"
 
 
-def why_not(*packages: str) -> str | None:
-    """What is missing for a run in a browser, or None."""
+def in_a_browser(*packages: str) -> list[pytest.MarkDecorator]:
+    """The marks of tests that need a browser, and of this environment these packages."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     missing += [name for name in ("selenium", *packages) if importlib.util.find_spec(name) is None]
-    return f"needs {', '.join(missing)}" if missing else None
+    skip = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+    return [pytest.mark.browser, pytest.mark.slow, skip]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +68,17 @@ class Server:
 @contextmanager
 def lab_server(folder: Path) -> Iterator[Server]:
     """JupyterLab over ``folder/notebooks``; settings, trust and runtime files are in ``folder``, too."""
+    from jupyter_server.serverapp import list_running_servers
+
     shown = folder / "notebooks"
     shown.mkdir()
-    _write_settings(folder, "notebook-extension/tracker", windowingMode="none", kernelShutdown=True)
-    _write_settings(folder, "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
-    process = subprocess.Popen(
-        _lab_command(folder, shown), env=_lab_environment(folder), stderr=subprocess.DEVNULL
-    )
-    try:
-        yield wait_for(lambda: _server_info(folder, shown), 60, "JupyterLab did not start")
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _write_settings(folder: Path, plugin: str, **values: Any) -> None:
-    target = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(values))
-
-
-def _lab_command(folder: Path, shown: Path) -> list[str]:
+    for plugin, settings in PLUGINS.items():
+        target = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        target.parent.mkdir(parents=True)
+        target.write_text(json.dumps(settings))
+    folders = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    folders |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.allow_root": True,
@@ -94,22 +89,18 @@ def _lab_command(folder: Path, shown: Path) -> list[str]:
         "LabApp.workspaces_dir": folder / "workspaces",
         "LabApp.extension_manager": "readonly",
     }
-    return [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
-
-
-def _lab_environment(folder: Path) -> dict[str, str]:
-    own = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder)}
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, **own, "PYTHONPATH": path}
-
-
-def _server_info(folder: Path, shown: Path) -> Server | None:
-    for file in (folder / "runtime").glob("jpserver-*.json"):
-        found = json.loads(file.read_text() or "{}")
-        if found:
-            return Server(found["url"], found["token"], shown)
-    return None
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())],
+        env={**os.environ, **folders, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        runtime, complaint = str(folder / "runtime"), "JupyterLab did not start"
+        found = wait_for(lambda: next(list_running_servers(runtime)), 60, complaint)
+        yield Server(found["url"], found["token"], shown)
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 @contextmanager
@@ -137,19 +128,18 @@ def requested(driver: Any) -> list[str]:
     return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome:")]
 
 
-def photograph(driver: Any, folder: Path, name: str, piece: int = 1600) -> list[Path]:
-    """The whole page as pictures of at most ``piece`` pixels in height; returns where they are."""
-    metrics = driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-    files = []
-    for top in range(0, math.ceil(metrics["height"]), piece):
-        height = min(piece, metrics["height"] - top)
-        clip = {"x": 0, "y": top, "width": metrics["width"], "height": height, "scale": 1}
-        taken = driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
-        )
-        files.append(folder / f"{name}-{top // piece:02d}.png")
-        files[-1].write_bytes(base64.b64decode(taken["data"]))
-    return files
+def photograph(driver: Any, folder: Path, name: str, tall: str = "document.documentElement") -> None:
+    """The whole page as pictures of at most 1600 pixels in height, the window being as tall as ``tall``."""
+    height = driver.execute_script(f"return {tall}.scrollHeight") + 200
+    size = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for top in range(0, height, 1600):
+            clip = {"x": 0, "y": top, "width": 1280, "height": min(1600, height - top), "scale": 1}
+            taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
+            (folder / f"{name}-{top // 1600:02d}.png").write_bytes(base64.b64decode(taken["data"]))
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def open_notebook(driver: Any, server: Server, notebook: Path) -> None:
@@ -166,28 +156,9 @@ def show_notebook(driver: Any, server: Server, notebook: Path) -> None:
     wait_for(lambda: driver.execute_script(SHOWN, notebook.name), 60, "the notebook did not open")
 
 
-def photograph_notebook(driver: Any, folder: Path, name: str) -> list[Path]:
-    """The whole of the open notebook as pictures: the window is made as tall as the notebook for that."""
-    height = driver.execute_script(
-        f"return {NOTEBOOK}.node.querySelector('.jp-WindowedPanel-outer').scrollHeight"
-    )
-    size = {"width": 1280, "height": height + 200, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        return photograph(driver, folder, name)
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 def wait_for(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
     """Look until there is something to see; returns it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            seen = look()
-        except Exception:
-            seen = None
-        if seen:
-            return seen
-        time.sleep(0.1)
-    raise TimeoutError(complaint)
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    waiting: Any = WebDriverWait(None, seconds, 0.1, [Exception])
+    return waiting.until(lambda _: look(), complaint)

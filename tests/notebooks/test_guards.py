@@ -49,8 +49,8 @@ knob.value = 1
 # %% [markdown]
 # # drawing
 # %%
-from muon_tutorial.learn.picture import blank, finish
-from muon_tutorial.learn.widgets import Shell, slider
+from muon_tutorial.learn.pictures.picture import blank, finish
+from muon_tutorial.learn.widgets.shell import Shell, slider
 def draw(size):
     return finish(blank(100 // (3 - size), 10)[0], "card", "a card")
 shell = Shell(draw, size=slider("size", last=3))

@@ -13,13 +13,7 @@ from scripts.notebooks import FOLDER
 
 from . import lab
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(lab.why_not("jupyterlab") is not None, reason=str(lab.why_not("jupyterlab"))),
-]
-
+pytestmark = [*lab.in_a_browser("jupyterlab"), pytest.mark.timeout(240)]
 LESSONS = sorted(FOLDER.glob("*.ipynb"))
 FIRST = LESSONS[0]
 PICTURES = """return [...document.querySelectorAll('.jp-Notebook .jp-OutputArea img')]
@@ -72,7 +66,9 @@ def test_opened_unrun_and_untrusted_its_pictures_are_there_with_alt_text(
     lab.show_notebook(page, server, lesson)
     expected = pictures_in(lesson)
     shown = lab.wait_for(lambda: all_drawn(page, expected), 20, f"{expected} pictures are not there")
-    lab.photograph_notebook(page, tmp_path, lesson.stem)
+    lab.photograph(
+        page, tmp_path, lesson.stem, f"{lab.NOTEBOOK}.node.querySelector('.jp-WindowedPanel-outer')"
+    )
     assert page.execute_script(TRUST) is False
     assert page.execute_script(ERRORS) == 0
     assert all(len(picture["alt"]) > 40 for picture in shown)

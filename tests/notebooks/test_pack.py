@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ast
-import errno
 import io
 import os
-import shutil
-import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -53,7 +49,9 @@ def test_the_wheel_has_the_same_bytes_from_two_builds(wheel: bytes) -> None:
 
 def test_the_wheel_holds_the_package_and_its_recordings(wheel: bytes) -> None:
     names = names_in(wheel)
-    assert {"muon_tutorial/__init__.py", "muon_tutorial/learn/recorded/step_dp2_tp2.json"} <= set(names)
+    assert {"muon_tutorial/__init__.py", "muon_tutorial/learn/inputs/recorded/step_dp2_tp2.json"} <= set(
+        names
+    )
     assert [name for name in names if not name.startswith("muon_tutorial")] == []
 
 
@@ -92,104 +90,7 @@ def test_written_copies_are_named_as_the_lessons_are(tmp_path: Path) -> None:
     nbformat.validate(nbformat.read(path, as_version=4))
 
 
-Refusal = Callable[..., str]
-
-
-@pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refusal:
-    """What ``pack.py`` says, in one line, when it refuses; the wheel is not built for that."""
-
-    def refused(*arguments: object) -> str:
-        monkeypatch.setattr(pack, "wheel", lambda: b"a wheel")
-        capsys.readouterr()
-        assert pack.main([str(each) for each in arguments]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n"), err[:6]) == ("", 1, "pack: ")
-        return err
-
-    return refused
-
-
-@pytest.mark.parametrize("numbers", [["99"], ["9", "00"], ["00", "9"], [""]])
-def test_an_unknown_number_is_refused_beside_known_ones_too(
-    numbers: list[str], refusal: Refusal, tmp_path: Path
-) -> None:
-    assert "no lesson has the number" in refusal(*numbers, "--out", tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_place_of_the_folder_is_refused_and_kept(refusal: Refusal, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    assert "it is a file" in refusal("00", "--out", tmp_path / "file")
-    assert "Not a directory" in refusal("00", "--out", tmp_path / "file" / "below")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_the_committed_notebooks_are_never_written_over(refusal: Refusal, tmp_path: Path) -> None:
-    shutil.copy(FOLDER / FIRST.file, tmp_path)
-    assert "may hold somebody's work" in refusal("00", "--out", tmp_path)
-    assert (tmp_path / FIRST.file).read_bytes() == (FOLDER / FIRST.file).read_bytes()
-
-
-def test_a_copy_that_was_run_is_made_anew_and_one_with_answers_is_kept(
-    refusal: Refusal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(pack, "wheel", lambda: b"a wheel")
-    path = tmp_path / "r\u00e9sum\u00e9 of mine" / FIRST.file
-    assert pack.main(["00", "--out", str(path.parent)]) == 0
-    fresh = path.read_bytes()
-    copy = nbformat.read(path, as_version=4)
-    copy.cells[-1].metadata["scrolled"] = True
-    nbformat.write(copy, path)
-    assert pack.main(["00", "--out", str(path.parent)]) == 0
-    assert path.read_bytes() == fresh
-    copy.cells[-1].source += "\nmy answer"
-    nbformat.write(copy, path)
-    refusal("00", "--out", path.parent)
-    assert "my answer" in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("content", [None, b"", b'{"cells": [', b"[]", b"\xff\xfe", b'{"cells": []}'])
-def test_a_missing_or_broken_notebook_is_refused_before_anything_is_written(
-    content: bytes | None, refusal: Refusal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "notebooks").mkdir()
-    shutil.copy(FOLDER / FIRST.file, tmp_path / "notebooks")
-    if content is not None:
-        (tmp_path / "notebooks" / series.LESSONS[1].file).write_bytes(content)
-    monkeypatch.setattr(pack, "FOLDER", tmp_path / "notebooks")
-    assert "notebooks.py build 01" in refusal("00", "01", "--out", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_write_that_stops_half_way_leaves_what_stood_there(
-    refusal: Refusal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(pack, "wheel", lambda: b"a wheel")
-    assert pack.main(["00", "--out", str(tmp_path)]) == 0
-    before = (tmp_path / FIRST.file).read_bytes()
-
-    def full(path: Path, text: str, encoding: str) -> None:
-        with path.open("w", encoding=encoding) as file:
-            file.write(text[:100])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    assert "No space left" in refusal("00", "--out", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [FIRST.file]
-    assert (tmp_path / FIRST.file).read_bytes() == before
-
-
-def test_without_hatchling_or_a_readable_dependency_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="pip install no-such-package"):
-        pack.installed("no-such-package")
-    (tmp_path / "bare-1.0.dist-info").mkdir()  # as a system's packager leaves it: no list of its files
-    (tmp_path / "bare-1.0.dist-info" / "METADATA").write_text("Name: bare\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UsageError, match="pip install bare"):
-        pack.installed("bare")
+def test_without_hatchling_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="hatchling"):
         pack.wheel()
@@ -198,28 +99,16 @@ def test_without_hatchling_or_a_readable_dependency_it_says_what_to_install(
 @pytest.mark.parametrize("script", ["pack", "pages", "series"])
 def test_the_scripts_start_from_anywhere_without_an_installed_package(script: str, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, str(bare.ROOT / "scripts" / f"{script}.py"), "--help"],
-        cwd=tmp_path,
-        env=kept,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = bare.run(
+        [sys.executable, bare.ROOT / "scripts" / f"{script}.py", "--help"], cwd=tmp_path, env=kept
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {script}.py")
 
 
 def python_says(python: Path, code: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [python, "-"],
-        input=code,
-        cwd=cwd,
-        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(cwd), "PIP_NO_INDEX": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(cwd), "PIP_NO_INDEX": "1"}
+    done = bare.run([python, "-"], input=code, cwd=cwd, env=env)
     return done.stdout + done.stderr
 
 
@@ -333,5 +222,4 @@ def test_all_copies_run_with_torch_numpy_matplotlib_old_widgets_and_a_kernel(
 
 def listed(python: Path) -> str:
     """What is installed there, in pip's words."""
-    command = [str(python), "-m", "pip", "list", "--disable-pip-version-check"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return bare.run([python, "-m", "pip", "list", "--disable-pip-version-check"], check=True).stdout

@@ -159,87 +159,19 @@ def test_links_within_a_page_lead_somewhere(folder: Path) -> None:
         assert {link["href"][1:] for link in tree.find_all("a", href=re.compile("^#."))} <= names
 
 
-def test_the_command_names_what_it_does_not_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for names in (["99"], [FIRST.stem, "99"], ["00", "--still", "Untitled"]):
-        assert main([*names, "--out", str(tmp_path / "none")]) == 2
-        err = capsys.readouterr().err
-        assert repr(names[-1]) in err
-        assert err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-    assert main(["--still", "--out", str(tmp_path / "some"), FIRST.stem]) == 0
-    assert f"{FIRST.stem}.html" in capsys.readouterr().out
-
-
-def test_what_cannot_be_written_to_is_refused_in_a_line_and_kept(
+def test_the_command_names_what_it_writes_and_leaves_a_readers_own_files_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "index.html").write_text("the one before")
-    for target in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert main(["00", "--still", "--out", str(target)]) == 2
-        assert capsys.readouterr().err.startswith(f"pages: cannot write to the folder {target}: ")
-    monkeypatch.setattr("scripts.files.os.access", lambda *asked: False)
-    assert main(["00", "--still", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.endswith("no permission\n")
-    assert (tmp_path / "file").read_text() == "mine"
-    assert (tmp_path / "index.html").read_text() == "the one before"
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of notebooks with the first lesson alone, which pages are made from."""
     notebooks = tmp_path / "note books é"
     notebooks.mkdir()
-    shutil.copy(FIRST, notebooks)
     monkeypatch.setattr("scripts.pages.FOLDER", notebooks)
-    return notebooks
-
-
-def test_a_reader_s_own_files_beside_the_lessons_are_left_alone(checkout: Path, tmp_path: Path) -> None:
-    for name in ("Untitled.ipynb", f"{FIRST.stem}-Copy1.ipynb"):
-        shutil.copy(FIRST, checkout / name)
-    (checkout / "notes.md").write_text("without a heading")
-    assert main(["00", "--still", "--out", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"{FIRST.stem}.html",
-        "index.html",
-        "notes.html",
-    }
-
-
-@pytest.mark.parametrize("content", [None, b'{"cells": [', b"[]", b"\xff\xfe", b'{"cells": []}'])
-def test_a_missing_or_broken_notebook_is_refused_before_anything_is_written(
-    content: bytes | None, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if content is not None:
-        (checkout / LESSONS[1].name).write_bytes(content)
-    assert main(["00", "01", "--still", "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert "notebooks.py build 01" in err
-    assert err.count("\n") == 1
-    assert list(tmp_path.glob("out/*")) == []
-
-
-def test_a_widget_s_cell_that_raises_is_named_in_a_line(
-    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notebook = nbformat.read(checkout / FIRST.name, as_version=4)
-    [parameters] = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    parameters.source += "\n1 / 0"
-    nbformat.write(notebook, checkout / FIRST.name)
-    assert main(["00", "--out", str(tmp_path / "out")]) == 2
-    assert "ZeroDivisionError: division by zero; --still runs no cell\n" in capsys.readouterr().err
-
-
-def test_an_interrupt_ends_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*asked: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("scripts.pages.page_of", stopped)
-    assert main(["00", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.startswith("pages: interrupted")
+    for name in (FIRST.name, "Untitled.ipynb", f"{FIRST.stem}-Copy1.ipynb"):
+        shutil.copy(FIRST, notebooks / name)
+    (notebooks / "notes.md").write_text("without a heading")
+    assert main(["--still", "--out", str(tmp_path / "out"), FIRST.stem]) == 0
+    names = {f"{FIRST.stem}.html", "index.html", "notes.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert f"{FIRST.stem}.html" in capsys.readouterr().out
 
 
 def draw(row: int, side: str) -> Picture:
@@ -298,11 +230,11 @@ def test_a_lean_picture_is_the_same_drawing_in_fewer_bytes() -> None:
 
 # In a browser.
 
-in_browser = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(lab.why_not("selenium") is not None, reason=str(lab.why_not("selenium"))),
-]
+
+def needs_a_browser(test: Any) -> Any:
+    for mark in lab.in_a_browser():
+        test = mark(test)
+    return test
 
 
 @pytest.fixture(scope="module")
@@ -316,12 +248,6 @@ def open_page(driver: Any, page: Path) -> list[str]:
     lab.requested(driver)
     driver.get(page.as_uri())
     return [url for url in lab.requested(driver) if url != page.as_uri()]
-
-
-def needs_a_browser(test: Any) -> Any:
-    for mark in in_browser:
-        test = mark(test)
-    return test
 
 
 @needs_a_browser

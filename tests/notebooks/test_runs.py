@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -24,6 +21,8 @@ from scripts.notebooks import (
     unclean,
 )
 
+from . import bare
+
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
 
 TWO_THREADS = """import torch
@@ -32,7 +31,6 @@ for _ in range(3):
     torch.randn(768, 768) @ torch.randn(768, 768)
     torch.randn(1_000_000).exp().sum()
 """
-NO_NETWORK = "ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec "
 
 
 @pytest.fixture(params=sources(), ids=lambda path: path.stem[:2])
@@ -82,39 +80,17 @@ def test_solved_on_another_grid_every_check_passes(source: Path) -> None:
     assert all(verdict.startswith("Right.") for verdict in verdicts)
 
 
-def can_unshare() -> bool:
-    if not (shutil.which("unshare") and shutil.which("ip")):
-        return False
-    return subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.mark.skipif(
-    not can_unshare(), reason="needs unshare and ip, and permission to make a network namespace"
+    not bare.can_unshare(), reason="needs unshare and ip, and permission to make a network namespace"
 )
 def test_the_namespace_in_which_notebooks_run_has_no_network() -> None:
-    refused = subprocess.run(
-        [*isolated(), "-c", "import socket; socket.create_connection(('192.0.2.1', 80), 5)"],
-        capture_output=True,
-        text=True,
-        check=False,
+    refused = bare.run(
+        [*bare.isolated(), "-c", "import socket; socket.create_connection(('192.0.2.1', 80), 5)"]
     )
     assert "Network is unreachable" in refused.stderr
 
 
 def test_it_gives_its_committed_outputs_without_network(source: Path) -> None:
-    done = subprocess.run(
-        [*isolated(), "scripts/notebooks.py", "check", "--run", source.stem],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*bare.isolated(), "scripts/notebooks.py", "check", "--run", source.stem]
+    done = bare.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def isolated() -> list[str]:
-    """This Python in a network namespace of its own, where that is permitted."""
-    if not can_unshare():
-        return [sys.executable]
-    return ["unshare", "-rn", "sh", "-c", f'{NO_NETWORK} "$0" "$@"', sys.executable]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from muon_tutorial.training.display import showing_progress
-from muon_tutorial.training.job import Beside, describe_result
+from muon_tutorial.training.job import OneProcessRun, describe_result
+from muon_tutorial.training.progress import showing_progress
 from muon_tutorial.training.records import PhaseTraffic, RunResult, StepRecord, TextFacts, Verdict
 from muon_tutorial.training.report import describe_verdict, loss_figure, size, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
@@ -43,7 +43,7 @@ def test_the_first_step_is_not_counted_in_the_step_time() -> None:
 
 
 def test_the_summary_holds_the_figures() -> None:
-    text = printed(summary_table(RESULT, Beside(replace(RESULT, loss_after=2.4), 0.02)))
+    text = printed(summary_table(RESULT, OneProcessRun(replace(RESULT, loss_after=2.4), 0.02)))
     for words in ("dp=2 × tp=2, 4 processes", "5.500 before, 2.500 after", "2.400 after", "0.020", "25%"):
         assert words in text
     assert "100 B to 200 B a rank: 25% of the 800 B" in text
@@ -79,7 +79,7 @@ def test_sizes_are_in_powers_of_ten(count: float, words: str) -> None:
 
 
 def test_the_picture_shows_both_curves() -> None:
-    (axes,) = loss_figure(RESULT, Beside(RESULT, 0.0)).axes
+    (axes,) = loss_figure(RESULT, OneProcessRun(RESULT, 0.0)).axes
     assert [line.get_label() for line in axes.lines] == ["one process", "zero1, dp=2 × tp=2"]
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from muon_tutorial.errors import GridError, StrategyError, UsageError
-from muon_tutorial.training.settings import TrainSettings, check_strategy, lr_share
+from muon_tutorial.errors import GridError, UsageError
+from muon_tutorial.training.settings import TrainSettings, lr_share
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,6 @@ def test_settings_that_cannot_work_are_refused(change: dict, error: type[UsageEr
 def test_a_suggested_width_and_batch_work() -> None:
     assert replace(TrainSettings(), heads=3, tp=1, width=126).width == 126
     assert replace(TrainSettings(), dp=3, batch=33).world_size == 6
-
-
-def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(StrategyError, match="replicated, zero1"):
-        check_strategy("telepathy", ["zero1", "replicated"])
 
 
 def test_the_learning_rate_ends_near_a_tenth() -> None:

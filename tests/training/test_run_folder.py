@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muon_tutorial.errors import RunFolderError
-from muon_tutorial.training.folder import RunFolder, unused
+from muon_tutorial.training.run_folder import RunFolder, unused
 
 
 def test_a_new_folder_holds_its_settings(tmp_path: Path) -> None:
@@ -24,19 +24,18 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_folder_in_use_is_refused_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("looked_before", [False, True])
+def test_a_folder_in_use_is_refused_and_kept(
+    looked_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     RunFolder.create(tmp_path / "run", {"lr": 1})
-    with pytest.raises(RunFolderError, match="already in use"):
+    if looked_before:  # of two runs at once, each looked before the other wrote
+        monkeypatch.setattr(Path, "iterdir", lambda path: iter([]))
+    with pytest.raises(
+        RunFolderError, match="cannot write the run folder" if looked_before else "already in use"
+    ):
         RunFolder.create(tmp_path / "run", {"lr": 2})
     assert json.loads((tmp_path / "run" / "settings.json").read_text()) == {"lr": 1}
-    assert os.listdir(tmp_path) == ["run"]
-
-
-def test_of_two_runs_at_once_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muon_tutorial.training.folder._entries", lambda path: [])  # both looked before
-    RunFolder.create(tmp_path / "run", {"lr": 1})
-    with pytest.raises(RunFolderError):
-        RunFolder.create(tmp_path / "run", {"lr": 2})
     assert os.listdir(tmp_path) == ["run"]
 
 

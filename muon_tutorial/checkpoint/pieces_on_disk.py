@@ -1,4 +1,4 @@
-"""A whole tensor of which a rank holds some boxes, as ``torch.distributed.checkpoint`` meets it.
+"""Tensors of which a rank holds some pieces, and their files as ``torch.distributed.checkpoint`` writes them.
 
 Knows that library's protocols and its files. Refuses to know optimizers and parameters. (A module of its
 own, because importing the library takes a tenth of a second, which a rank that saves nothing need not spend.)
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Size, Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,11 +29,11 @@ from ..errors import CheckpointError
 Offset = tuple[int, ...]
 
 
-class Boxed(Tensor):
+class TensorInPieces(Tensor):
     """A tensor of the whole ``shape``, of which only ``pieces`` are here, by the offset of each.
 
-    It has no data of its own and takes part in no arithmetic: ``torch.distributed.checkpoint`` asks it which
-    boxes it has, and for the tensor behind each.
+    It has no data of its own and takes part in no arithmetic: ``torch.distributed.checkpoint`` asks it, by
+    the methods with double underscores, which pieces it has, and for the tensor behind each.
     """
 
     pieces: dict[Offset, Tensor]
@@ -42,18 +41,18 @@ class Boxed(Tensor):
     @staticmethod
     def __new__(
         cls, shape: tuple[int, ...], pieces: Mapping[Offset, Tensor], dtype: torch.dtype, device: torch.device
-    ) -> Boxed:
-        boxed = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        boxed.pieces = dict(pieces)
-        return boxed
+    ) -> TensorInPieces:
+        tensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        tensor.pieces = dict(pieces)
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise CheckpointError(f"a Boxed tensor only describes what a rank holds; it cannot {func}")
+        raise CheckpointError(f"a TensorInPieces only describes what a rank holds; it cannot {func}")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         held = ", ".join(f"{tuple(piece.shape)} at {offset}" for offset, piece in self.pieces.items())
-        return f"Boxed(shape={tuple(self.shape)}, held: {held or 'nothing'})"
+        return f"TensorInPieces(shape={tuple(self.shape)}, held: {held or 'nothing'})"
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:  # noqa: A002
         return [
@@ -73,14 +72,14 @@ class Boxed(Tensor):
 
 
 def write(folder: Path, entries: dict[str, Any]) -> None:
-    """Write entries, boxed tensors and other objects. Must be called by all ranks.
+    """Write entries: tensors in pieces, and other objects. Must be called by all ranks.
 
     Raises:
         CheckpointError: a rank could not.
     """
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _named_failures(f"{folder} could not be written"):
-        dcp.save(entries, storage_writer=dcp.FileSystemWriter(folder), planner=planner, no_dist=_alone())
+        dcp.save(entries, storage_writer=dcp.FileSystemWriter(folder), planner=planner)
 
 
 def read(folder: Path, entries: dict[str, Any], *, alone: bool = False) -> None:
@@ -91,9 +90,7 @@ def read(folder: Path, entries: dict[str, Any], *, alone: bool = False) -> None:
     """
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _named_failures(f"{folder} could not be read"):
-        dcp.load(
-            entries, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=alone or _alone()
-        )
+        dcp.load(entries, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=alone)
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -112,10 +109,6 @@ def read_metadata(folder: Path) -> Metadata:
         raise CheckpointError(
             f"{folder}/.metadata cannot be read: {type(error).__name__}: {error}"
         ) from error
-
-
-def _alone() -> bool:
-    return not dist.is_initialized()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From text to a committed notebook: ids, solutions, normal form, drift."""
+"""scripts/notebooks.py, from text to a committed notebook: ids, solutions, normal form, drift."""
 
 from __future__ import annotations
 

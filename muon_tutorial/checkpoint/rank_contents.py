@@ -1,4 +1,4 @@
-"""What there is to save of a model and its optimizer on this rank, under which names, and where it lies.
+"""What this rank holds of each parameter, buffer and optimizer state: its name, and which boxes of it.
 
 Knows parameters, plans and names. Refuses to know files, and asks nobody.
 """
@@ -37,8 +37,8 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where what a rank holds lies in the whole tensor: boxes, in the order of its elements."""
+class HeldBoxes:
+    """The boxes of a whole tensor that a rank holds, in the order of its own tensor's elements."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -52,28 +52,28 @@ class Place:
         return {box.offset: run.view(box.shape) for box, run in zip(boxes, runs, strict=True)}
 
 
-SCALAR = Place((), (Box((), ()),))
+SCALAR = HeldBoxes((), (Box((), ()),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """A parameter of the optimizer: who steps it, in which group, and where it and its momentum lie."""
+class SteppedParameter:
+    """A parameter of the optimizer: who steps it, in which group, and what is held of it and its momentum."""
 
     name: str
     kind: Kind
     param: Tensor
     group: dict[str, Any]
     state: Mapping[str, Any]
-    own: Place
-    kept: Place
+    boxes: HeldBoxes
+    momentum_boxes: HeldBoxes
 
     def key(self, entry: str) -> str:
         """The checkpoint's name for one tensor of the state."""
         return f"optimizer.{self.name}.{entry}"
 
-    def place(self, entry: str) -> Place:
-        """Where one tensor of the state lies."""
-        return {"momentum_buffer": self.kept, "step": SCALAR}.get(entry, self.own)
+    def boxes_of(self, entry: str) -> HeldBoxes:
+        """Which boxes of one tensor of the state are here."""
+        return {"momentum_buffer": self.momentum_boxes, "step": SCALAR}.get(entry, self.boxes)
 
     def blank(self, entry: str, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros in the form in which this rank keeps one tensor of the state."""
@@ -97,20 +97,20 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inventory:
-    """What there is to save or load on this rank: parameters and buffers by name, and the optimizer's."""
+class RankContents:
+    """What there is to save or load on this rank: tensors by name, and what the optimizer steps."""
 
-    tensors: dict[str, tuple[Tensor, Place]]
+    tensors: dict[str, tuple[Tensor, HeldBoxes]]
     buffers: set[str]
-    members: list[Member]
+    stepped: list[SteppedParameter]
 
     @property
     def names(self) -> set[str]:
         """All names."""
-        return {*self.tensors, *(member.name for member in self.members)}
+        return {*self.tensors, *(item.name for item in self.stepped)}
 
 
-def take_inventory(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> Inventory:
+def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> RankContents:
     """Find out what there is.
 
     Raises:
@@ -129,7 +129,7 @@ def take_inventory(model: nn.Module, optimizer: Saveable, rename: Rename | None)
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
     buffers = dict(_named(_persistent_buffers(model), model, rename))
     tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers.items()}
-    return Inventory(tensors, set(buffers), list(_members(parts, names, places)))
+    return RankContents(tensors, set(buffers), list(_stepped_parameters(parts, names, places)))
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
@@ -173,18 +173,18 @@ def _check_live(muon: torch.optim.Optimizer | None) -> None:
         )
 
 
-def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, Place, Place]]:
+def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxes]]:
     """Each parameter of a plan, its own place, and that of its momentum."""
     for shard in step.momentum_shards.values():
         matrix = shard.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
-        own = Place(whole, (held_box(whole, matrix.cuts, step.at),))
+        own = HeldBoxes(whole, (held_box(whole, matrix.cuts, step.at),))
         in_order = sorted(shard.shards, key=lambda held: held.entry.matrix.index)
         boxes = tuple(box for held in in_order for box in parameter_boxes(held, step.at))
-        yield shard.parameter.param, own, Place(whole, boxes) if shard.flat else own
+        yield shard.parameter.param, own, HeldBoxes(whole, boxes) if shard.flat else own
 
 
-def _own_place(name: str, tensor: Tensor, at: Coordinate) -> Place:
+def _own_place(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
     """The place of a tensor that no plan knows.
 
     A DTensor's placements say where it lies; a plain one is whole, or says that it was cut by hand over
@@ -192,10 +192,11 @@ def _own_place(name: str, tensor: Tensor, at: Coordinate) -> Place:
     uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
-        at = LiveWorld(tensor.device_mesh).at
-        return Place(tuple(tensor.shape), (held_box(tuple(tensor.shape), dtensor_cuts(name, tensor), at),))
-    matrix = describe_matrices([{"params": [tensor], "param_names": [name]}], at, None)[0]
-    return Place(matrix.shape, (held_box(matrix.shape, matrix.cuts, at),))
+        at, shape, cuts = LiveWorld(tensor.device_mesh).at, tuple(tensor.shape), dtensor_cuts(name, tensor)
+    else:
+        [matrix] = describe_matrices([{"params": [tensor], "param_names": [name]}], at, None)
+        shape, cuts = matrix.shape, matrix.cuts
+    return HeldBoxes(shape, (held_box(shape, cuts, at),))
 
 
 def _named(
@@ -215,11 +216,11 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, tensor) for name, tensor in model.named_buffers() if name.replace(word, "") in saved)
 
 
-def _members(
+def _stepped_parameters(
     parts: Mapping[Kind, torch.optim.Optimizer],
     names: Mapping[Tensor, str],
-    places: Mapping[Tensor, list[Place]],
-) -> Iterator[Member]:
+    places: Mapping[Tensor, list[HeldBoxes]],
+) -> Iterator[SteppedParameter]:
     for kind, optimizer in parts.items():
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -227,8 +228,8 @@ def _members(
                     raise CheckpointError(
                         f"the optimizer's {_label(group, param)} is no parameter of the model"
                     )
-                own, kept = places[param]
-                yield Member(names[param], kind, param, group, optimizer.state.get(param, {}), own, kept)
+                state = optimizer.state.get(param, {})
+                yield SteppedParameter(names[param], kind, param, group, state, *places[param])
 
 
 def _label(group: Mapping[str, Any], param: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""What ranks tell each other around a checkpoint: complaints before all else, then what they hold.
+"""Compares what the ranks are about to save, and lets them all fail together where one cannot go on.
 
 Moves no tensors: names, shapes and checksums alone.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from ..errors import CheckpointError, TutorialError
 from ..worlds.live import gather_objects
+
+if TYPE_CHECKING:
+    from .pieces_on_disk import TensorInPieces
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -28,7 +31,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class TensorOutline:
     """What ranks compare of a tensor: shape and dtype of the whole; by offset, each box's shape and sum."""
 
     shape: tuple[int, ...]
@@ -37,12 +40,12 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SaveSummary:
     """What a rank is about to save."""
 
     folder: str
     groups: dict[str, dict[str, Any]]
-    outlines: dict[str, Outline]
+    outlines: dict[str, TensorOutline]
 
 
 def together(make: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
@@ -69,47 +72,37 @@ def together(make: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
     return made[0], [shared for _, shared in found]
 
 
-def outline(whole: Tensor, pieces: Mapping[Offset, Tensor]) -> Outline:
+def outline(tensor: TensorInPieces) -> TensorOutline:
     """Describe a tensor by the pieces of it that are here."""
-    boxes = {offset: (tuple(piece.shape), _checksum(piece)) for offset, piece in pieces.items()}
-    return Outline(tuple(whole.shape), str(whole.dtype), boxes)
+    boxes = {offset: (tuple(piece.shape), _checksum(piece)) for offset, piece in tensor.pieces.items()}
+    return TensorOutline(tuple(tensor.shape), str(tensor.dtype), boxes)
 
 
-def check_alike(summaries: Sequence[Summary]) -> None:
+def check_alike(summaries: Sequence[SaveSummary]) -> None:
     """Refuse to save what ranks disagree on.
 
     Raises:
         CheckpointError: the same on every rank.
     """
-    first = _First()
+    said: dict[str, tuple[int, Any]] = {}
+
+    def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:
+        first, its = said.setdefault(what, (rank, value))
+        if its != value:
+            values = f"is {its} on rank {first} and {value} on rank {rank}"
+            found = values if shown else f"differs between ranks {first} and {rank}"
+            raise CheckpointError(f"{what} {found}. {remedy}".rstrip(". "))
+
     for rank, summary in enumerate(summaries):
-        first.compare("the folder", summary.folder, rank)
+        compare("the folder", summary.folder, rank)
         for name, record in summary.groups.items():
-            first.compare(f"the optimizer of {name}", (record["optimizer"], record["state"]), rank)
+            compare(f"the optimizer of {name}", (record["optimizer"], record["state"]), rank)
             for key, value in record["group"].items():
-                first.compare(f"{key} of {name}", value, rank)
+                compare(f"{key} of {name}", value, rank)
         for key, found in summary.outlines.items():
-            first.compare(f"the shape and dtype of {key}", (found.shape, found.dtype), rank, _REMEDY)
+            compare(f"the shape and dtype of {key}", (found.shape, found.dtype), rank, _REMEDY)
             for offset, box in found.boxes.items():
-                first.compare_quietly(f"{key}, from {offset} on,", box, rank, _REMEDY)
-
-
-class _First:
-    """The first rank that said something, by what it was about."""
-
-    def __init__(self) -> None:
-        self._said: dict[str, tuple[int, Any]] = {}
-
-    def compare(self, what: str, value: Any, rank: int, remedy: str = "") -> None:
-        first, its = self._said.setdefault(what, (rank, value))
-        if its != value:
-            text = f"{what} is {its} on rank {first} and {value} on rank {rank}. {remedy}"
-            raise CheckpointError(text.rstrip(". "))
-
-    def compare_quietly(self, what: str, value: Any, rank: int, remedy: str) -> None:
-        first, its = self._said.setdefault(what, (rank, value))
-        if its != value:
-            raise CheckpointError(f"{what} differs between ranks {first} and {rank}. {remedy}")
+                compare(f"{key}, from {offset} on,", box, rank, _REMEDY, shown=False)
 
 
 def _checksum(tensor: Tensor) -> int:

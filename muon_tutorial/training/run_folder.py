@@ -35,15 +35,15 @@ class RunFolder:
         Raises:
             RunFolderError: the place cannot be written, or already holds a run.
         """
-        if path.is_dir() and any(_entries(path)):
-            raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
         with _unwritable(path):
+            if path.is_dir() and any(path.iterdir()):
+                raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
             with _unwritable(path):
                 draft.chmod(0o755)
-                _write_json(draft / "settings.json", settings)
+                (draft / "settings.json").write_text(_as_json(settings), encoding="utf-8")
                 os.rename(draft, path)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -54,17 +54,12 @@ class RunFolder:
         with _unwritable(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def write(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write a JSON file: whole, or not at all."""
+    def write(self, name: str, content: Mapping[str, Any] | str) -> None:
+        """Write a file, data as JSON: whole, or not at all."""
         with _unwritable(self.path):
             draft = self.path / f".{name}"
-            _write_json(draft, data)
+            draft.write_text(content if isinstance(content, str) else _as_json(content), encoding="utf-8")
             os.replace(draft, self.path / name)
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file."""
-        with _unwritable(self.path):
-            (self.path / name).write_text(text, encoding="utf-8")
 
     def draw(self, name: str, figure: Figure) -> None:
         """Save a figure."""
@@ -80,13 +75,8 @@ def unused(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def _entries(path: Path) -> list[str]:
-    with _unwritable(path):
-        return os.listdir(path)
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+def _as_json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2) + "\n"
 
 
 @contextlib.contextmanager
