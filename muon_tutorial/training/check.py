@@ -26,7 +26,7 @@ from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..worlds.live import LiveWorld
 from .exchange import collect, sum_over, tell_all
-from .records import Verdict
+from .records import CheckVerdict
 
 LABEL = "built-in check"
 
@@ -71,7 +71,7 @@ class Snapshot:
         return cls(_lone_muon(world, optimizer.muon, reduced), _lone_adamw(optimizer.adamw), max(errors))
 
 
-def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> Verdict:
+def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVerdict:
     """Step the single-process optimizers and compare. To be called by all ranks, after the job's own step."""
     snapshot.muon.step()
     snapshot.adamw.step()
@@ -85,7 +85,7 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     ]
     words = tell_all(world, mine, ours[0].device)
     differing, largest, error = zip(*words, strict=True)
-    return Verdict(step, sum(a.numel() for a in ours), sum(differing), max(largest), max(error))
+    return CheckVerdict(step, sum(a.numel() for a in ours), sum(differing), max(largest), max(error))
 
 
 def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:

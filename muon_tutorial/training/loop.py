@@ -26,7 +26,7 @@ from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from .optimizers import build_optimizer
-from .records import PhaseTraffic, RunResult, StepRecord, TextFacts, Verdict
+from .records import PhaseTraffic, RunResult, StepRecord, TextFacts, CheckVerdict
 from .settings import TrainSettings, lr_share
 from .text import Batch, Text, batch_at, held_out_batches, load_text, share
 
@@ -101,7 +101,7 @@ def held_out_loss(trainer: Trainer) -> float:
     return _mean_over_dp(trainer, torch.stack(losses).mean())
 
 
-def _train(trainer: Trainer, tell: Tell) -> Iterator[tuple[StepRecord, Verdict | None]]:
+def _train(trainer: Trainer, tell: Tell) -> Iterator[tuple[StepRecord, CheckVerdict | None]]:
     for step in range(trainer.settings.steps):
         is_last = step == trainer.settings.steps - 1
         record, verdict = train_step(trainer, step, checked=is_last and trainer.settings.check)
@@ -109,7 +109,7 @@ def _train(trainer: Trainer, tell: Tell) -> Iterator[tuple[StepRecord, Verdict |
         yield record, verdict
 
 
-def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, Verdict | None]:
+def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, CheckVerdict | None]:
     """One step, timed; with ``checked``, also compared with the single-process optimizers."""
     lr = float(trainer.scheduler.get_last_lr()[0])
     trainer.ledger.clear()
@@ -131,7 +131,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
     return loss.detach()
 
 
-def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, Verdict | None]:
+def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
     """Ready the gradients and step; returns the seconds that took, without the check's."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
@@ -188,7 +188,7 @@ def _agree_on_text(world: LiveWorld, text: Text, device: torch.device) -> None:
 
 
 def _result(
-    trainer: Trainer, before: float, after: float, steps: list[tuple[StepRecord, Verdict | None]]
+    trainer: Trainer, before: float, after: float, steps: list[tuple[StepRecord, CheckVerdict | None]]
 ) -> RunResult:
     text = trainer.text
     return RunResult(

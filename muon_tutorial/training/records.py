@@ -43,7 +43,7 @@ class PhaseTraffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckVerdict:
     """What the built-in check found at one step.
 
     ``differing`` counts parameter elements, over all ranks, that are not what the single-process optimizers
@@ -80,7 +80,7 @@ class RunResult:
     traffic: tuple[PhaseTraffic, ...]
     state_bytes: tuple[int, ...]
     adamw_state_bytes: int
-    check: Verdict | None
+    check: CheckVerdict | None
 
     @property
     def step_seconds(self) -> float:

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from .job import OneProcessRun
-from .records import RunResult, StepRecord, Verdict
+from .records import RunResult, StepRecord, CheckVerdict
 
 OURS, ONE_PROCESS = "#1f6f8b", "#e07a1f"
 
@@ -62,7 +62,7 @@ def traffic_table(result: RunResult) -> Table:
     return table
 
 
-def describe_verdict(verdict: Verdict | None, dp: int) -> str:
+def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
     """The check's outcome in one sentence."""
     if verdict is None:
         return "not asked for"

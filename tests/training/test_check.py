@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
-from muon_tutorial.training.records import Verdict
+from muon_tutorial.training.records import CheckVerdict
 from muon_tutorial.training.settings import TrainSettings
 
 TINY = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 2}
@@ -41,7 +41,7 @@ def test_a_sum_that_lost_a_rank_is_far_outside_the_bound() -> None:
     assert gradient_error(sum(gradients[:3], torch.zeros(64)) / 4, exact(gradients), 4) > 1e3
 
 
-def checked_steps(rank: int, options: dict, plant: str) -> list[Verdict | None]:
+def checked_steps(rank: int, options: dict, plant: str) -> list[CheckVerdict | None]:
     """Two checked steps, with a fault planted on rank 1 before the second."""
     trainer = build_trainer(TrainSettings(**{**TINY, **options}))
     verdicts = [train_step(trainer, 0, checked=True)[1]]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from muon_tutorial.training.job import OneProcessRun, describe_result
 from muon_tutorial.training.progress import showing_progress
-from muon_tutorial.training.records import PhaseTraffic, RunResult, StepRecord, TextFacts, Verdict
+from muon_tutorial.training.records import PhaseTraffic, RunResult, StepRecord, TextFacts, CheckVerdict
 from muon_tutorial.training.report import describe_verdict, loss_figure, size, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
 
@@ -25,7 +25,7 @@ RESULT = RunResult(
     traffic=(PhaseTraffic("dp gather", 2, 2000, 1000), PhaseTraffic("tp gather", 3, 500, 500)),
     state_bytes=(100, 200),
     adamw_state_bytes=800,
-    check=Verdict(2, 100, 0, 0.0, 0.5),
+    check=CheckVerdict(2, 100, 0, 0.0, 0.5),
 )
 
 
@@ -54,14 +54,14 @@ def test_traffic_is_summed() -> None:
 
 
 def test_a_failed_check_says_by_how_much() -> None:
-    verdict = Verdict(2, 100, 7, 0.125, 0.5)
+    verdict = CheckVerdict(2, 100, 7, 0.125, 0.5)
     assert not verdict.passed
     assert "7 parameter elements differ" in describe_verdict(verdict, 2)
     assert "by up to 0.12" in describe_verdict(verdict, 2)
 
 
 def test_a_gradient_outside_its_bound_fails_the_check() -> None:
-    assert not Verdict(2, 100, 0, 0.0, 1.5).passed
+    assert not CheckVerdict(2, 100, 0, 0.0, 1.5).passed
 
 
 def test_the_result_is_plain_data_without_the_steps() -> None:

@@ -1,0 +1,108 @@
+"""Draws the package's rooms as floors, from its imports, into docs/floors.svg: python scripts/floors.py."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from graphlib import TopologicalSorter
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "muon_tutorial"
+PICTURE = ROOT / "docs" / "floors.svg"
+WIDTH, ROW, BOX, GAP = 980, 92, 46, 14
+FACE = ("__init__", "__main__")
+
+
+def room_of(path: Path) -> str:
+    """The folder a module lies in, or its own name at the package's root."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports() -> dict[str, set[str]]:
+    """For each room, the rooms that its modules import; relative imports alone cross rooms."""
+    rooms = {room_of(path) for path in PACKAGE.rglob("*.py")} - set(FACE)
+    found: dict[str, set[str]] = {room: set() for room in rooms}
+    for path in PACKAGE.rglob("*.py"):
+        if room_of(path) in FACE:
+            continue
+        depth = len(path.relative_to(PACKAGE).parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == depth:
+                names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+                found[room_of(path)] |= {name for name in names if name in rooms} - {room_of(path)}
+    return found
+
+
+def floors(below: dict[str, set[str]]) -> dict[str, int]:
+    """Each room one floor above the highest room that it imports; a circle of imports raises CycleError."""
+    level: dict[str, int] = {}
+    for room in TopologicalSorter(below).static_order():
+        level[room] = 1 + max((level[other] for other in below[room]), default=-1)
+    return level
+
+
+def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """The imports that no longer way through other rooms stands for."""
+
+    def reach(room: str) -> set[str]:
+        return set().union(*({other} | reach(other) for other in below[room])) if below[room] else set()
+
+    return [
+        (room, other)
+        for room in sorted(below)
+        for other in sorted(below[room])
+        if not any(other in reach(third) for third in below[room] if third != other)
+    ]
+
+
+def lines_in(room: str) -> int:
+    """Lines of source in a room."""
+    paths = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else (PACKAGE / room).rglob("*.py")
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def draw() -> str:
+    """The picture as SVG: a box a room, an arrow an import; rooms import downwards only."""
+    below = imports()
+    level = floors(below)
+    top = max(level.values())
+    corner: dict[str, tuple[float, float, float]] = {}
+    for floor in range(top + 1):
+        rooms = sorted(room for room in level if level[room] == floor)
+        width = min(190, (WIDTH - GAP) / len(rooms) - GAP)
+        left = (WIDTH - len(rooms) * (width + GAP) + GAP) / 2
+        for place, room in enumerate(rooms):
+            corner[room] = left + place * (width + GAP), 20 + (top - floor) * ROW, width
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {40 + top * ROW + BOX}" role="img" '
+        'font-family="sans-serif"><title>The rooms of muon_tutorial, floor by floor; arrows are imports</title>'
+        '<rect width="100%" height="100%" fill="#ffffff"/>'
+    ]
+    for room, other in direct(below):
+        (x, y, w), (u, v, z) = corner[room], corner[other]
+        parts.append(
+            f'<path d="M{x + w / 2:.0f} {y + BOX}C{x + w / 2:.0f} {y + BOX + 26} {u + z / 2:.0f} {v - 26} '
+            f'{u + z / 2:.0f} {v}" fill="none" stroke="#9aa5b1" stroke-width="1.5"/>'
+        )
+    for room, (x, y, w) in corner.items():
+        parts.append(
+            f'<rect x="{x:.0f}" y="{y}" width="{w:.0f}" height="{BOX}" rx="6" fill="#eef3f8" stroke="#33475b"/>'
+            f'<text x="{x + w / 2:.0f}" y="{y + 20}" text-anchor="middle" font-size="15" fill="#16222e">'
+            f'{escape(room)}</text><text x="{x + w / 2:.0f}" y="{y + 37}" text-anchor="middle" font-size="12" '
+            f'fill="#4a5a6a">{lines_in(room):,} lines</text>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    """Write the picture."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    PICTURE.write_text(draw(), encoding="utf-8")
+    print(f"wrote {PICTURE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
