@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPENING = """
 import os, torch
 import torch.distributed as dist
-from muon_tutorial.worlds.launch import launch
+from muon_tutorial.launching.launch import launch
 torch.set_num_threads(2)
 torch.randn(256, 256) @ torch.randn(256, 256)  # forking this kernel would now be unsound
 """

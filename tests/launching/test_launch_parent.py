@@ -22,14 +22,14 @@ pytestmark = pytest.mark.live
 WITHIN = 2.0  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 HANG = """
-from muon_tutorial.worlds.launch import launch
-from tests.worlds.launch_ranks import hang
+from muon_tutorial.launching.launch import launch
+from tests.launching.launch_ranks import hang
 launch(hang, 3, args=({stopped},), timeout=60.0, method={method!r})
 """
 PROMPT = """
 import os, torch
 import torch.distributed as dist
-from muon_tutorial.worlds.launch import launch
+from muon_tutorial.launching.launch import launch
 scale = 2.0
 def double(rank):
     x = torch.ones(1)
@@ -150,7 +150,7 @@ def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
         "import sys\n"
         "from muon_tutorial.launching.launch import join_torchrun, joined_by_torchrun\n"
         "from muon_tutorial.launching.timeouts import group_timeouts\n"
-        "from tests.worlds.launch_ranks import listeners, total\n"
+        "from tests.launching.launch_ranks import listeners, total\n"
         "assert joined_by_torchrun()\n"
         "seat = join_torchrun('gloo', timeout=17.0)\n"
         "own = set(listeners(seat.rank)) <= {'127.0.0.1', '::1'}\n"
