@@ -17,12 +17,12 @@ import threading
 from typing import NoReturn
 
 from ..errors import LaunchError
-from .files import RunFiles
-from .records import Exited, Order, RankEnds, Started, Stopped
+from .messages import Exited, Order, RankEnds, Started, Stopped
+from .run_files import RunFiles
 
 _BOOT = (
     "import sys, json; path, control = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "from muon_tutorial.launching.server import main; main(control)"
+    "from muon_tutorial.launching.fork_server import main; main(control)"
 )
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

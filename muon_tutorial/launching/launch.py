@@ -14,17 +14,17 @@ from typing import Any, Literal
 import torch
 
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
-from .files import run_files
+from .environment import loopback_variables
+from .failure_message import describe, describe_unfinished, first_failure
 from .forking import warm_server
-from .loopback import loopback_variables
+from .messages import Job
 from .output import RankOutput, print_line
 from .phase import report_phase
-from .records import Job
-from .report import describe, describe_unfinished, first_failure
-from .shipping import cell_labels, cell_sources, pack, unpack_error
+from .run_files import run_files
+from .ship_functions import cell_labels, cell_sources, pack, unpack_error
 from .starting import FITTING, Method, started
 from .torchrun import VARIABLES, TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
-from .watching import Run
+from .watch import Run
 
 __all__ = [
     "TorchrunSeat",

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
-from .files import RunFiles
 from .forking import ForkedRanks, warm_server
+from .messages import Mailbox, RankEnds
 from .output import RankOutput
-from .records import Mailbox, RankEnds
-from .spawning import SpawnedRanks
-from .watching import Processes, Rank, Run
+from .run_files import RunFiles
+from .spawn import SpawnedRanks
+from .watch import Processes, Rank, Run
 
 Method = Literal["fork", "spawn"]
 FITTING: Method = "fork" if sys.platform == "linux" else "spawn"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UsageError
-from .loopback import loopback_variables
+from .environment import loopback_variables
 from .timeouts import let_new_groups_time_out
 
 _NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -28,10 +28,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from .files import RunFiles
+from .messages import LEAVE, WHERE, Job, Mailbox, Raised, Returned, Whereabouts
 from .phase import report_phase, take_slot
-from .records import LEAVE, WHERE, Job, Mailbox, Raised, Returned, Whereabouts
-from .shipping import dumps, loads
+from .run_files import RunFiles
+from .ship_functions import dumps, loads
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)

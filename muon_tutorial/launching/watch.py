@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import LaunchError
+from .failure_message import RankStory
+from .messages import LEAVE, WHERE, Exited, Mailbox, Raised, Returned, Started, Stopped, Whereabouts
 from .output import RankOutput
 from .phase import read_phases
-from .records import LEAVE, WHERE, Exited, Mailbox, Raised, Returned, Started, Stopped, Whereabouts
-from .report import RankStory
-from .shipping import loads
+from .ship_functions import loads
 
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed

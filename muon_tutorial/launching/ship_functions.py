@@ -18,7 +18,7 @@ from typing import Any
 from cloudpickle import dumps, loads  # type: ignore[import-untyped]
 
 from ..errors import UsageError
-from .records import Raised
+from .messages import Raised
 
 __all__ = ["cell_labels", "cell_sources", "dumps", "loads", "pack", "unpack_error"]
 

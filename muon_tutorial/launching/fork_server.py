@@ -19,9 +19,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from .files import RunFiles
-from .rank import Seat, sit
-from .records import Exited, Order, Started, Stopped
+from .messages import Exited, Order, Started, Stopped
+from .rank_process import Seat, sit
+from .run_files import RunFiles
 
 KILL = b"K"  # launching process to server: end the ranks of this run
 _FILES = 3  # descriptors of a run's files

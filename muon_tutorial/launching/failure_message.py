@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .records import Raised, Whereabouts
+from .messages import Raised, Whereabouts
 
 _LONGEST_ECHO = 200  # characters
 _NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses

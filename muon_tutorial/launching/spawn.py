@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 
-from .files import RunFiles
-from .records import Exited, RankEnds, Started, Stopped
+from .messages import Exited, RankEnds, Started, Stopped
+from .run_files import RunFiles
 
 _BOOT = (
     "import sys, json; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
-    "from muon_tutorial.launching.spawning import _be_rank; _be_rank(order)"
+    "from muon_tutorial.launching.spawn import _be_rank; _be_rank(order)"
 )
 
 
@@ -111,7 +111,7 @@ def _opened(token: str | int) -> socket.socket:
 
 
 def _be_rank(order: dict) -> None:
-    from .rank import Seat, sit
+    from .rank_process import Seat, sit
 
     job, store, board, descriptors = order["files"]
     files = RunFiles(job, store, board, tuple(descriptors))
