@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
-from .launching.launch import TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
+from .launching.torchrun import TorchrunEnvironment, join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
 from .training.folder import RunFolder, unused
@@ -217,13 +217,13 @@ def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:
     return TrainSettings(**{**chosen, "dp": dp})
 
 
-def _dp_of(seat: TorchrunSeat, tp: int) -> int:
+def _dp_of(seat: TorchrunEnvironment, tp: int) -> int:
     if seat.world_size % tp:
         raise GridError(f"--tp {tp} does not divide the {seat.world_size} processes that torchrun started")
     return seat.world_size // tp
 
 
-def _check_world(dp: int, tp: int, seat: TorchrunSeat) -> None:
+def _check_world(dp: int, tp: int, seat: TorchrunEnvironment) -> None:
     if dp * tp != seat.world_size:
         raise GridError(
             f"--dp {dp} × --tp {tp} needs {dp * tp} processes; torchrun started {seat.world_size}"

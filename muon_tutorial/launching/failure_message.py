@@ -1,14 +1,15 @@
-"""What went wrong in a run, in words: the earliest failing rank first, the others as one line each."""
+"""The message of a failed launch: which rank failed first, and how (raised, was killed, …); the others."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from .messages import Raised, Whereabouts
+from .messages import RankRaised
+from .ship_functions import cell_labels
+from .watch import WatchedRank
 
 _LONGEST_ECHO = 200  # characters
 _NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
@@ -18,84 +19,68 @@ _FINGERPRINT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankStory:
-    """What is known of one rank when a run has failed. Times are monotonic seconds."""
-
-    rank: int
-    phase: str
-    raised: Raised | None = None
-    exit_code: int | None = None
-    ended_at: float | None = None
-    stopped_at: float | None = None
-    returned: bool = False
-    whereabouts: Whereabouts | None = None
-
-    @property
-    def failed_itself(self) -> bool:
-        """Whether it died, or raised something that is not about another rank."""
-        died = self.exit_code is not None and self.raised is None
-        return died or (self.raised is not None and not self.raised.is_echo)
-
-    @property
-    def failed_at(self) -> float:
-        """When it failed, as far as known."""
-        times = (self.raised.when if self.raised else None, self.ended_at, self.stopped_at)
-        return min((time for time in times if time is not None), default=float("inf"))
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether it still ran when the run was ended, and was not waiting for the others."""
-        still_ran = self.raised is None and self.exit_code is None and not self.returned
-        return still_ran and not (self.whereabouts is not None and self.whereabouts.communicating)
-
-    @property
-    def request(self) -> str:
-        """What it asked of the others, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused that."""
-        found = _requests(self.raised.summary) if self.raised else {}
-        return found.get(self.rank, "")
-
-
-def first_failure(stories: Sequence[RankStory]) -> RankStory:
+def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
 
     Of ranks whose requests did not match it is one that stands alone; else the earliest.
     """
-    odd = _odd_ones_out(stories)
-    own = [story for story in stories if story.failed_itself]
-    stopped = [story for story in stories if story.stopped_at is not None]
-    elsewhere = [story for story in stories if story.is_elsewhere]
-    echoes = [story for story in stories if story.raised]
-    candidates = next(filter(None, (odd, own, stopped, elsewhere, echoes)), stories)
-    return min(candidates, key=lambda story: story.failed_at)
+    odd = _odd_ones_out(ranks)
+    own = [rank for rank in ranks if _failed_itself(rank)]
+    stopped = [rank for rank in ranks if rank.stopped_at is not None]
+    elsewhere = [rank for rank in ranks if _kept_others_waiting(rank)]
+    echoes = [rank for rank in ranks if rank.raised]
+    candidates = next(filter(None, (odd, own, stopped, elsewhere, echoes)), ranks)
+    return min(candidates, key=_failed_at)
 
 
-def describe(stories: Sequence[RankStory], timeout: float, labels: Mapping[str, str]) -> str:
-    """Return the whole report of a failed run; its first line says it all. `labels` are the cells' names."""
-    first = first_failure(stories)
-    parts = [_headline(first, len(stories), timeout) + _in_phase(first)]
+def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
+    """Return the whole report of a failed launch; its first line says it all."""
+    first = first_failure(ranks)
+    parts = [_headline(first, len(ranks), timeout) + _in_phase(first)]
     if first.raised:
         parts.append(first.raised.traceback)
-    elif first.whereabouts and first.whereabouts.line:
-        parts.append(f"It was at {first.whereabouts.line}")
-    if len(stories) > 1:
-        others = [_state_line(story) for story in stories if story is not first]
+    elif first.location and first.location.line:
+        parts.append(f"It was at {first.location.line}")
+    if len(ranks) > 1:
+        others = [_state_line(rank) for rank in ranks if rank is not first]
         parts.append("\n".join(["The other ranks:", *others]))
-    return _with_labels("\n\n".join(parts), labels)
+    return _with_labels("\n\n".join(parts))
 
 
-def describe_unfinished(stories: Sequence[RankStory], what: str, labels: Mapping[str, str]) -> str:
-    """Return a report of a run that was ended from outside; `what` says how."""
-    return _with_labels("\n".join([what, *map(_state_line, stories)]), labels)
+def describe_unfinished(ranks: Sequence[WatchedRank], what: str) -> str:
+    """Return a report of a launch that was ended from outside; `what` says how."""
+    return _with_labels("\n".join([what, *map(_state_line, ranks)]))
 
 
-def _odd_ones_out(stories: Sequence[RankStory]) -> list[RankStory]:
+def _failed_itself(rank: WatchedRank) -> bool:
+    """Return whether it died, or raised something that is not about another rank."""
+    if rank.raised is None:
+        return rank.exit_code is not None
+    return not rank.raised.is_echo
+
+
+def _failed_at(rank: WatchedRank) -> float:
+    """Return when it failed, as far as known."""
+    times = (rank.raised.when if rank.raised else None, rank.ended_at, rank.stopped_at)
+    return min((time for time in times if time is not None), default=float("inf"))
+
+
+def _kept_others_waiting(rank: WatchedRank) -> bool:
+    """Return whether it still ran when the launch was ended, and was not waiting for the others."""
+    return not rank.is_done and not (rank.location is not None and rank.location.communicating)
+
+
+def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
     """Return the ranks with the rarest request, if every failure is that requests did not match."""
-    failed = [story for story in stories if story.failed_itself]
-    if not failed or not all(story.request for story in failed):
+    failed = [rank for rank in ranks if _failed_itself(rank)]
+    # What each asked of the others, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused that.
+    asked = [_requests(rank.raised.summary).get(rank.rank) if rank.raised else None for rank in failed]
+    if not all(asked):
         return []
-    counts = Counter(story.request for story in failed)
-    return [story for story in failed if counts[story.request] == min(counts.values())]
+    counts = Counter(asked)
+    return [
+        rank for rank, request in zip(failed, asked, strict=True) if counts[request] == min(counts.values())
+    ]
 
 
 def _requests(text: str) -> dict[int, str]:
@@ -106,35 +91,35 @@ def _requests(text: str) -> dict[int, str]:
     }
 
 
-def _headline(story: RankStory, world_size: int, timeout: float) -> str:
-    subject = f"rank {story.rank} of {world_size}"
-    if story.raised and story.raised.is_echo:
-        return f"no rank failed by itself: {subject} waited for the others in vain: {_summary(story.raised)}"
-    if story.raised:
-        return f"{subject} raised {_summary(story.raised)}"
-    if story.exit_code is not None:
-        return f"{subject} {_death(story.exit_code, story.returned)}"
-    if story.stopped_at is not None:
+def _headline(rank: WatchedRank, world_size: int, timeout: float) -> str:
+    subject = f"rank {rank.rank} of {world_size}"
+    if rank.raised and rank.raised.is_echo:
+        return f"no rank failed by itself: {subject} waited for the others in vain: {_summary(rank.raised)}"
+    if rank.raised:
+        return f"{subject} raised {_summary(rank.raised)}"
+    if rank.exit_code is not None:
+        return f"{subject} {_death(rank.exit_code, bool(rank.returned))}"
+    if rank.stopped_at is not None:
         return f"{subject} was stopped (SIGSTOP) and did not go on within {timeout:g} s"
     return f"{subject} did not answer the others within {timeout:g} s"
 
 
-def _state_line(story: RankStory) -> str:
-    return f"  rank {story.rank}: {_state(story)}{_in_phase(story)}"
+def _state_line(rank: WatchedRank) -> str:
+    return f"  rank {rank.rank}: {_state(rank)}{_in_phase(rank)}"
 
 
-def _state(story: RankStory) -> str:
-    if story.raised:
-        return _summary(story.raised)
-    if story.exit_code is not None:
-        return _death(story.exit_code, story.returned)
-    if story.stopped_at is not None:
+def _state(rank: WatchedRank) -> str:
+    if rank.raised:
+        return _summary(rank.raised)
+    if rank.exit_code is not None:
+        return _death(rank.exit_code, bool(rank.returned))
+    if rank.stopped_at is not None:
         return "stopped (SIGSTOP)"
-    if story.returned:
+    if rank.returned:
         return "had returned"
-    if story.whereabouts and story.whereabouts.line:
-        verb = "waiting for the others" if story.whereabouts.communicating else "running"
-        return f"{verb} at {story.whereabouts.line}"
+    if rank.location and rank.location.line:
+        verb = "waiting for the others" if rank.location.communicating else "running"
+        return f"{verb} at {rank.location.line}"
     return "running"
 
 
@@ -147,7 +132,7 @@ def _death(code: int, after_returning: bool) -> str:
     return f"was killed by {name}{cause} {when}"
 
 
-def _summary(raised: Raised) -> str:
+def _summary(raised: RankRaised) -> str:
     requests = _requests(raised.summary)
     if len(requests) > 1:
         asked = ", ".join(f"rank {rank} asked for {request}" for rank, request in requests.items())
@@ -156,11 +141,11 @@ def _summary(raised: Raised) -> str:
     return line if len(line) <= _LONGEST_ECHO else line[: _LONGEST_ECHO - 1] + "…"
 
 
-def _in_phase(story: RankStory) -> str:
-    return f" [in phase: {story.phase}]" if story.phase else ""
+def _in_phase(rank: WatchedRank) -> str:
+    return f" [in phase: {rank.phase}]" if rank.phase else ""
 
 
-def _with_labels(text: str, labels: Mapping[str, str]) -> str:
-    for name, label in labels.items():
+def _with_labels(text: str) -> str:
+    for name, label in cell_labels().items():
         text = text.replace(f'File "{name}"', label)
     return text

@@ -5,7 +5,6 @@ Knows nothing of processes or of torch. Every record is a frozen dataclass, sent
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import socket
 import struct
@@ -13,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-_HEADER = struct.Struct("!Q")
+_LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
 
 LEAVE = b"L"  # launcher to rank: everybody is done, go
@@ -21,14 +20,18 @@ WHERE = b"W"  # launcher to rank: say where your main thread is
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """All a rank needs to do its part; one copy serves every rank. ``timeout`` is in seconds."""
+class LaunchSpec:
+    """All a rank needs to do its part; one copy serves every rank. ``timeout`` is in seconds.
+
+    ``call`` is the pickled function with its arguments, ``sources`` the text of cells that only the launching
+    process knows.
+    """
 
     world_size: int
     backend: str
     timeout: float
     threads: int
-    cargo: bytes
+    call: bytes
     sources: dict[str, list[str]]
     environ: dict[str, str]
     folder: str
@@ -37,14 +40,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class RankReturned:
     """The function returned; ``value`` is pickled."""
 
     value: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class RankRaised:
     """The function, or the preparation for it, raised. ``when`` is the machine's monotonic clock, in seconds.
 
     ``is_echo``: the error only says that another rank was lost, or kept it waiting.
@@ -58,7 +61,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RankLocation:
     """Where a rank's main thread was when asked: one line, and whether that is inside torch.distributed."""
 
     line: str
@@ -66,44 +69,27 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """A rank's process ended; ``code`` is negative for a signal, as in ``subprocess``."""
+class ProcessState:
+    """A rank's process as its parent sees it; sent when it starts, stops, goes on and ends.
+
+    ``exit_code`` is negative for a signal, as in ``subprocess``, and None while the process runs.
+    """
 
     rank: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A rank's process was stopped by a signal, or goes on again."""
-
-    rank: int
-    is_stopped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The process ids of the ranks, in order."""
-
-    pids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is asked of the server: how many ranks. Their ends and the run's files come as descriptors."""
-
-    world_size: int
+    pid: int
+    exit_code: int | None = None
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnds:
-    """A rank's ends of its line and its output; closed in the launching process once the rank has its own."""
+    """A rank's ends of two sockets: its messages, and its standard output and error."""
 
-    line: socket.socket
+    messages: socket.socket
     output: socket.socket
 
 
-class Mailbox:
+class MessageSocket:
     """Records over a stream socket: ``send`` blocks, in any thread; ``receive`` takes what has come."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -112,42 +98,32 @@ class Mailbox:
         self._pending = bytearray()
         self._sending = threading.Lock()
 
-    def fileno(self) -> int:
-        return self.end.fileno()
-
     def send(self, record: object) -> None:
         data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
         with self._sending:
-            self.end.sendall(_HEADER.pack(len(data)))
+            self.end.sendall(_LENGTH.pack(len(data)))
             self.end.sendall(data)
 
     def receive(self) -> list[Any]:
         """Return the whole records that have come, without waiting; notes the end of the file."""
-        self._fill()
-        return list(self._whole_records())
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.end.close()
-
-    def _fill(self) -> None:
-        while not self.at_end_of_file:
-            try:
-                data = self.end.recv(_CHUNK)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
+        while not self.at_end_of_file and (data := read_now(self.end, _CHUNK)) is not None:
             self.at_end_of_file = not data
             self._pending += data
-
-    def _whole_records(self) -> list[Any]:
         records = []
-        while len(self._pending) >= _HEADER.size:
-            (size,) = _HEADER.unpack_from(self._pending)
-            end = _HEADER.size + size
+        while len(self._pending) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._pending)[0]
             if len(self._pending) < end:
                 break
-            records.append(pickle.loads(bytes(self._pending[_HEADER.size : end])))
+            records.append(pickle.loads(bytes(self._pending[_LENGTH.size : end])))
             del self._pending[:end]
         return records
+
+
+def read_now(end: socket.socket, most: int) -> bytes | None:
+    """Return the bytes that have come: none at all at the end of the file, None when there are none yet."""
+    try:
+        return end.recv(most)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

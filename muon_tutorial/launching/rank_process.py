@@ -1,6 +1,6 @@
-"""One rank of a launch: takes its seat, joins the group, runs the function, says what came of it.
+"""One rank of a launch, from inside: joins the group, runs the function, says what came of it.
 
-A second thread listens to the launching process. When that process ends, or closes the line, the rank exits
+A second thread listens to the launching process. When that process ends, or closes the socket, the rank exits
 at once, whatever its main thread is doing.
 """
 
@@ -20,15 +20,23 @@ import sysconfig
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from .messages import LEAVE, WHERE, Job, Mailbox, Raised, Returned, Whereabouts
+from .messages import (
+    LEAVE,
+    WHERE,
+    LaunchSpec,
+    MessageSocket,
+    RankEnds,
+    RankLocation,
+    RankRaised,
+    RankReturned,
+)
 from .phase import report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
@@ -36,87 +44,54 @@ from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
 _LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), _OWN_FOLDER)
+_COMMUNICATION = os.path.join(os.path.dirname(torch.__file__), "distributed")
 # What torch.distributed says when another rank failed, or did not come.
 _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Timed out waiting|Application timeout|Socket [Tt]imeout|"
     r"[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
 )
-_COMMUNICATION = os.path.join(os.path.dirname(torch.__file__), "distributed")
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """What makes a process a rank: its number, line to the launching process, output, and the run's files."""
-
-    rank: int
-    line: socket.socket
-    output: socket.socket
-    files: RunFiles
-
-
-def sit(seat: Seat) -> NoReturn:
+def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     """Be this rank, to the end of the process."""
-    _redirect_output(seat.output)
+    _redirect_output(ends.output)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mailbox, may_leave = Mailbox(seat.line), threading.Event()
-    threading.Thread(target=_listen, args=(seat, mailbox, may_leave), name="watchdog", daemon=True).start()
-    outcome = _outcome(seat)
+    messages, may_leave = MessageSocket(ends.messages), threading.Event()
+    threading.Thread(target=_obey, args=(messages, files, may_leave), name="watchdog", daemon=True).start()
+    outcome: RankReturned | RankRaised
+    try:
+        outcome = RankReturned(_run(rank, files))
+    except BaseException as error:
+        outcome = _raised(error, time.monotonic())
     _flush()
-    mailbox.send(outcome)
+    messages.send(outcome)
     may_leave.wait()
     if dist.is_initialized():
         dist.destroy_process_group()
     _flush()
-    os._exit(isinstance(outcome, Raised))
+    os._exit(isinstance(outcome, RankRaised))
 
 
-def _outcome(seat: Seat) -> Returned | Raised:
-    try:
-        return Returned(_work(seat))
-    except BaseException as error:
-        return _raised(error, time.monotonic())
-
-
-def _work(seat: Seat) -> bytes:
-    take_slot(seat.files.board, seat.rank)
+def _run(rank: int, files: RunFiles) -> bytes:
+    """Return the function's pickled value."""
+    take_slot(files.phases, rank)
     report_phase("starting up")
-    with open(seat.files.job, "rb") as file:
-        job: Job = pickle.load(file)
-    _adopt(job)
-    with new_groups_time_out(job.timeout):
-        _join_group(job, seat)
-        fn, args, kwargs = loads(job.cargo)
+    with open(files.spec, "rb") as file:
+        spec: LaunchSpec = pickle.load(file)
+    _take_over_surroundings(spec)
+    if spec.backend == "nccl":
+        torch.cuda.set_device(rank)
+    with new_groups_time_out(spec.timeout):
+        dist.init_process_group(
+            spec.backend,
+            store=dist.FileStore(files.store, spec.world_size),
+            rank=rank,
+            world_size=spec.world_size,
+            timeout=timedelta(seconds=spec.timeout),
+        )
+        fn, args, kwargs = loads(spec.call)
         report_phase("")
-        return _packed_value(fn(seat.rank, *args, **kwargs))
-
-
-def _adopt(job: Job) -> None:
-    """Take over the launching process' surroundings, and the sources it alone knows."""
-    os.environ.clear()
-    os.environ.update(job.environ)
-    with contextlib.suppress(FileNotFoundError):
-        os.chdir(job.folder)
-    sys.path[:] = job.import_path
-    sys.argv[:] = job.argv
-    for name, lines in job.sources.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    torch.set_num_threads(job.threads)
-    dist.set_debug_level_from_env()
-
-
-def _join_group(job: Job, seat: Seat) -> None:
-    if job.backend == "nccl":
-        torch.cuda.set_device(seat.rank)
-    dist.init_process_group(
-        job.backend,
-        store=dist.FileStore(seat.files.store, job.world_size),
-        rank=seat.rank,
-        world_size=job.world_size,
-        timeout=timedelta(seconds=job.timeout),
-    )
-
-
-def _packed_value(value: Any) -> bytes:
+        value = fn(rank, *args, **kwargs)
     try:
         return dumps(value)
     except Exception as error:
@@ -124,9 +99,23 @@ def _packed_value(value: Any) -> bytes:
         raise TypeError(f"the value returned, a {kind}, cannot be sent to the launcher: {error}") from None
 
 
-def _raised(error: BaseException, when: float) -> Raised:
+def _take_over_surroundings(spec: LaunchSpec) -> None:
+    """Make the launching process' surroundings this rank's own, and the sources it alone knows."""
+    os.environ.clear()
+    os.environ.update(spec.environ)
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(spec.folder)
+    sys.path[:] = spec.import_path
+    sys.argv[:] = spec.argv
+    for name, lines in spec.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    torch.set_num_threads(spec.threads)
+    dist.set_debug_level_from_env()
+
+
+def _raised(error: BaseException, when: float) -> RankRaised:
     error.__traceback__ = _without_own_frames(error.__traceback__)
-    return Raised(
+    return RankRaised(
         when,
         "".join(traceback.format_exception_only(type(error), error)).strip(),
         "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip(),
@@ -151,53 +140,44 @@ def _packed_error(error: BaseException) -> bytes | None:
     return data
 
 
-def _listen(seat: Seat, mailbox: Mailbox, may_leave: threading.Event) -> None:
+def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:
+    """Do what the launching process says, to its end or the rank's."""
     while True:
-        word = _next_word(seat.line)
+        try:
+            word = messages.end.recv(1)
+        except OSError:
+            word = b""
         if word == LEAVE:
             may_leave.set()
         elif word == WHERE:
             with contextlib.suppress(OSError):
-                mailbox.send(_whereabouts())
+                messages.send(_location())
         else:
-            seat.files.discard()
+            files.discard()
             os._exit(1)
 
 
-def _next_word(line: socket.socket) -> bytes:
-    try:
-        return line.recv(1)
-    except OSError:
-        return b""
-
-
-def _whereabouts() -> Whereabouts:
+def _location() -> RankLocation:
+    """Return where the main thread is: the innermost line of its stack that is not a library's."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
-    stack = list(traceback.walk_stack(frame))
-    files = [each.f_code.co_filename for each, _ in stack]
-    return Whereabouts(_user_line(stack), any(name.startswith(_COMMUNICATION) for name in files))
-
-
-def _user_line(stack: list[tuple[FrameType, int]]) -> str:
-    """Describe the innermost line of a stack that is not a library's."""
-    for frame, number in stack:
-        code = frame.f_code
+    stack = [(each.f_code, number) for each, number in traceback.walk_stack(frame)]
+    communicating = any(code.co_filename.startswith(_COMMUNICATION) for code, _ in stack)
+    for code, number in stack:
         if not code.co_filename.startswith(_LIBRARIES):
             source = linecache.getline(code.co_filename, number).strip()
             place = f'File "{code.co_filename}", line {number}, in {code.co_name}'
-            return f"{place}: {source}" if source else place
-    return ""
+            return RankLocation(f"{place}: {source}" if source else place, communicating)
+    return RankLocation("", communicating)
 
 
 def _redirect_output(output: socket.socket) -> None:
-    """Send stdout and stderr to the launching process line by line, those of C too where the system can."""
+    """Send stdout and stderr to the launching process line by line, those of C too."""
     sys.stdout = sys.stderr = io.TextIOWrapper(
         output.makefile("wb"), encoding="utf-8", errors="backslashreplace", line_buffering=True
     )
-    if sys.platform != "win32":
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-        faulthandler.enable(file=2)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    faulthandler.enable(file=2)
 
 
 def _flush() -> None:

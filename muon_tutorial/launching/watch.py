@@ -1,4 +1,4 @@
-"""The launching process' side of a run: gathers output, values and news of the ranks until it is over."""
+"""The launching process' side of its ranks: gathers their output, values and ends until it is over."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from ..errors import LaunchError
-from .failure_message import RankStory
-from .messages import LEAVE, WHERE, Exited, Mailbox, Raised, Returned, Started, Stopped, Whereabouts
+from .fork_server import ForkedRanks
+from .messages import (
+    LEAVE,
+    WHERE,
+    MessageSocket,
+    ProcessState,
+    RankLocation,
+    RankRaised,
+    RankReturned,
+    read_now,
+)
 from .output import RankOutput
 from .phase import read_phases
 from .ship_functions import loads
+from .spawn import SpawnedRanks
 
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed
@@ -24,40 +35,25 @@ _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to be there: torch may have to come from a slow disk
 
 
-class Processes(Protocol):
-    """The processes behind a run, however they were started."""
-
-    def waitables(self) -> Sequence[socket.socket]:
-        """Return what becomes readable when there is news."""
-        ...
-
-    def news(self) -> Sequence[Started | Exited | Stopped]:
-        """Return what happened since the last call, without waiting."""
-        ...
-
-    def kill(self) -> None:
-        """End every process that still runs, stopped ones too."""
-        ...
-
-    def close(self) -> None:
-        """Give back what the processes held here; wait for those of our own."""
-        ...
-
-
 @dataclass(slots=True)
-class Rank:
-    """One rank as seen from the launching process."""
+class WatchedRank:
+    """One rank as seen from the launching process: its sockets' ends here, and what is known of it.
+
+    Times are monotonic seconds. ``phase`` and ``location`` are asked for only when the launch has failed.
+    """
 
     rank: int
-    mailbox: Mailbox
+    messages: MessageSocket
     output_end: socket.socket
     output: RankOutput
-    returned: Returned | None = None
-    raised: Raised | None = None
+    has_started: bool = False
+    returned: RankReturned | None = None
+    raised: RankRaised | None = None
     exit_code: int | None = None
     ended_at: float | None = None
     stopped_at: float | None = None
-    whereabouts: Whereabouts | None = None
+    phase: str = ""
+    location: RankLocation | None = None
 
     @property
     def is_done(self) -> bool:
@@ -70,37 +66,25 @@ class Rank:
         stopped = self.stopped_at is not None and now - self.stopped_at > timeout
         return self.raised is not None or died or stopped
 
-    def story(self, phase: str) -> RankStory:
-        """Return what is known of it, for a report."""
-        return RankStory(
-            self.rank,
-            phase,
-            self.raised,
-            self.exit_code,
-            self.ended_at,
-            self.stopped_at,
-            self.returned is not None,
-            self.whereabouts,
-        )
-
 
 @dataclass(slots=True)
-class Run:
-    """A run in progress. ``timeout`` is the ranks' own, in seconds."""
+class RankWatcher:
+    """Watches a launch in progress. ``phases`` is the path of the ranks' phases, ``timeout`` theirs (s)."""
 
-    ranks: list[Rank]
-    processes: Processes
-    board: str
+    ranks: list[WatchedRank]
+    processes: ForkedRanks | SpawnedRanks
+    phases: str
     timeout: float
-    _has_started: bool = False
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def __post_init__(self) -> None:
         for rank in self.ranks:
-            self._selector.register(rank.mailbox, selectors.EVENT_READ, rank)
-            self._selector.register(rank.output_end, selectors.EVENT_READ, rank)
-        for waitable in self.processes.waitables():
-            self._selector.register(waitable, selectors.EVENT_READ, None)
+            self._selector.register(
+                rank.messages.end, selectors.EVENT_READ, partial(self._read_messages, rank)
+            )
+            self._selector.register(rank.output_end, selectors.EVENT_READ, partial(self._read_output, rank))
+        for waitable in self.processes.waitables:
+            self._selector.register(waitable, selectors.EVENT_READ, lambda: None)
 
     def until_settled(self, limit: float | None) -> bool:
         """Wait until all ranks returned or one failed; False when `limit` seconds passed first.
@@ -110,7 +94,8 @@ class Run:
         """
         begun = time.monotonic()
         patience = _STARTING if limit is None else min(limit, _STARTING)
-        if not self._pump(lambda: self._has_started, patience) and patience == _STARTING:
+        has_started = self._pump(lambda: all(rank.has_started for rank in self.ranks), patience)
+        if not has_started and patience == _STARTING:
             raise LaunchError(f"the ranks' processes did not start within {_STARTING:g} s")
         left = None if limit is None else limit - (time.monotonic() - begun)
         return self._pump(lambda: self.all_returned() or self.has_failed(), left)
@@ -133,29 +118,33 @@ class Run:
         """Return what the ranks' functions returned."""
         return [loads(rank.returned.value) for rank in self.ranks if rank.returned is not None]
 
-    def stories(self) -> list[RankStory]:
-        """Hear the ranks out, briefly, and return what is known of each."""
+    def hear_out(self) -> list[WatchedRank]:
+        """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
         self._pump(lambda: all(rank.is_done for rank in self.ranks), _GRACE)
         self._tell(WHERE)
-        self._pump(lambda: all(rank.is_done or rank.whereabouts for rank in self.ranks), _ANSWER)
-        phases = read_phases(self.board, len(self.ranks))
-        return [rank.story(phase) for rank, phase in zip(self.ranks, phases, strict=True)]
+        self._pump(lambda: all(rank.is_done or rank.location for rank in self.ranks), _ANSWER)
+        for rank, phase in zip(self.ranks, read_phases(self.phases, len(self.ranks)), strict=True):
+            rank.phase = phase
+        return self.ranks
 
     def close(self) -> None:
         """End what still runs, and show the last output."""
         with self._selector:
             self.processes.kill()
             self._pump(self._all_ended, _LEAVING)
-            self._drain_output()
+        for rank in self.ranks:
+            while data := read_now(rank.output_end, 1 << 16):
+                rank.output.feed(data)
+            rank.output.finish()
 
     def _all_ended(self) -> bool:
         return all(rank.exit_code is not None for rank in self.ranks)
 
     def _tell(self, word: bytes) -> None:
         for rank in self.ranks:
-            if not rank.mailbox.at_end_of_file:
+            if not rank.messages.at_end_of_file:
                 with contextlib.suppress(OSError):
-                    rank.mailbox.end.send(word)
+                    rank.messages.end.send(word)
 
     def _pump(self, until: Callable[[], bool], limit: float | None) -> bool:
         """Take what comes until `until` holds; False when `limit` seconds passed first."""
@@ -163,62 +152,38 @@ class Run:
         while not until():
             if deadline is not None and time.monotonic() > deadline:
                 return False
-            self._take_what_came()
+            for key, _ in self._selector.select(_TICK):
+                key.data()
+            for state in self.processes.news():
+                self._note(self.ranks[state.rank], state)
         return True
 
-    def _take_what_came(self) -> None:
-        for key, _ in self._selector.select(_TICK):
-            if isinstance(key.fileobj, Mailbox):
-                self._read_mail(key.data)
-            elif key.data is not None:
-                self._read_output(key.data)
-        for event in self.processes.news():
-            self._note(event)
-
-    def _read_mail(self, rank: Rank) -> None:
-        for record in rank.mailbox.receive():
-            if isinstance(record, Returned):
+    def _read_messages(self, rank: WatchedRank) -> None:
+        for record in rank.messages.receive():
+            if isinstance(record, RankReturned):
                 rank.returned = record
-            elif isinstance(record, Raised):
+            elif isinstance(record, RankRaised):
                 rank.raised = record
-            elif isinstance(record, Whereabouts):
-                rank.whereabouts = record
-        if rank.mailbox.at_end_of_file:
-            self._forget(rank.mailbox)
+            elif isinstance(record, RankLocation):
+                rank.location = record
+        if rank.messages.at_end_of_file:
+            self._forget(rank.messages.end)
 
-    def _read_output(self, rank: Rank) -> None:
-        data = _read_now(rank.output_end)
+    def _read_output(self, rank: WatchedRank) -> None:
+        data = read_now(rank.output_end, 1 << 16)
         if data:
             rank.output.feed(data)
         elif data is not None:
             self._forget(rank.output_end)
 
-    def _note(self, event: Started | Exited | Stopped) -> None:
-        if isinstance(event, Started):
-            self._has_started = True
-        elif isinstance(event, Exited):
-            rank = self.ranks[event.rank]
-            self._read_mail(rank)
-            rank.exit_code, rank.ended_at = event.code, time.monotonic()
-        elif isinstance(event, Stopped):
-            self.ranks[event.rank].stopped_at = time.monotonic() if event.is_stopped else None
+    def _note(self, rank: WatchedRank, state: ProcessState) -> None:
+        rank.has_started = True
+        if state.exit_code is None:
+            rank.stopped_at = time.monotonic() if state.is_stopped else None
+        else:
+            self._read_messages(rank)
+            rank.exit_code, rank.ended_at = state.exit_code, time.monotonic()
 
-    def _forget(self, waitable: Mailbox | socket.socket) -> None:
+    def _forget(self, end: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(waitable)
-
-    def _drain_output(self) -> None:
-        for rank in self.ranks:
-            while data := _read_now(rank.output_end):
-                rank.output.feed(data)
-            rank.output.finish()
-
-
-def _read_now(end: socket.socket) -> bytes | None:
-    """Return the bytes that have come: none at all at the end of the file, None when there are none yet."""
-    try:
-        return end.recv(1 << 16)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
+            self._selector.unregister(end)

@@ -10,8 +10,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from muon_tutorial.launching.launch import launch, report_phase
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.launching.phase import report_phase
+from muon_tutorial.launching.timeouts import group_timeout
 
 FAULTY = 2  # the rank that breaks
 
@@ -140,16 +143,18 @@ def timeouts(rank: int) -> dict[str, float]:
     """Return the timeouts of the default group, of a bare subgroup, and of a mesh's."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from muon_tutorial.launching.timeouts import group_timeouts
-
     dist.new_group()
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     return group_timeouts()
 
 
+def group_timeouts() -> dict[str, float]:
+    """Return the timeout, in seconds, of every group this process is in, by the group's name."""
+    return {group.group_name: group_timeout(group) for group in list(distributed_c10d._world.pg_map)}
+
+
 def mesh_timeouts(rank: int) -> set[float]:
     """Return the timeouts of the groups of a mesh that states its own."""
-    from muon_tutorial.launching.timeouts import group_timeout
     from muon_tutorial.worlds.live import build_mesh
 
     return {group_timeout(group) for group in build_mesh({"dp": 2, "tp": 2}, timeout=7.0).get_all_groups()}

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from muon_tutorial.errors import RankFailedError, UsageError
-from muon_tutorial.launching.forking import warm_server
-from muon_tutorial.launching.launch import joined_by_torchrun, launch, report_phase, warm_up
+from muon_tutorial.launching.fork_server import warm_server
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.launching.phase import report_phase
+from muon_tutorial.launching.torchrun import joined_by_torchrun
 from tests.launching import launch_ranks as ranks
 
 pytestmark = pytest.mark.live
@@ -108,20 +110,14 @@ def test_a_rank_may_launch() -> None:
     assert launch(ranks.nest, 2, timeout=60.0) == [[10.0, 10.0], []]
 
 
-def test_the_warm_server_is_replaced_when_it_is_lost() -> None:
-    launch(ranks.total, 1)
-    server = warm_server()
-    server.close()
-    assert launch(ranks.total, 2) == [1.0, 1.0]
-    assert warm_server() is not server
-
-
-def test_warming_up_starts_the_server_the_launch_will_use() -> None:
-    warm_up()
+def test_launches_share_a_warm_server_which_is_replaced_when_it_is_lost() -> None:
     server = warm_server()
     assert server.is_alive
     launch(ranks.total, 1)
     assert warm_server() is server
+    server.close()
+    assert launch(ranks.total, 2) == [1.0, 1.0]
+    assert warm_server() is not server
 
 
 def test_spawned_ranks_do_the_same() -> None:

@@ -148,9 +148,8 @@ def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from muon_tutorial.launching.launch import join_torchrun, joined_by_torchrun\n"
-        "from muon_tutorial.launching.timeouts import group_timeouts\n"
-        "from tests.launching.launch_ranks import listeners, total\n"
+        "from muon_tutorial.launching.torchrun import join_torchrun, joined_by_torchrun\n"
+        "from tests.launching.launch_ranks import group_timeouts, listeners, total\n"
         "assert joined_by_torchrun()\n"
         "seat = join_torchrun('gloo', timeout=17.0)\n"
         "own = set(listeners(seat.rank)) <= {'127.0.0.1', '::1'}\n"
