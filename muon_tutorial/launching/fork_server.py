@@ -99,11 +99,10 @@ class ForkServer:
         return next((line for line in reversed(lines) if line.strip()), f"exit code {self._child.returncode}")
 
     def close(self) -> None:
-        """End the server, and whatever ranks it has, at once."""
-        atexit.unregister(self.close)
+        """End the server, and whatever ranks it has, at once; in a fork of this process, leave it be."""
         self._control.close()
         self._child.terminate()
-        self._child.communicate()
+        self._child.wait()
 
 
 _SERVERS: dict[int, ForkServer] = {}  # by the process that started it: a forked child starts its own

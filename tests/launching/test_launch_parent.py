@@ -131,6 +131,13 @@ def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_child_forked_after_a_launch_ends_and_spares_the_server(tmp_path) -> None:
+    fork = "\npid = os.fork()\nif not pid: raise SystemExit\nos.waitpid(pid, 0)\nprint(launch(double, 2))"
+    parent = python("-c", PROMPT + fork, folder=tmp_path)
+    said, _ = parent.communicate(timeout=60)
+    assert said.count("[4.0, 4.0]") == 2
+
+
 def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
