@@ -76,9 +76,8 @@ def _spawn(rank: int, ends: RankEnds, files: RunFiles) -> subprocess.Popen[bytes
 def _state(rank: int, child: subprocess.Popen[bytes], before: ProcessState | None) -> ProcessState:
     exit_code = child.poll()
     stopped = before is not None and before.is_stopped
-    if exit_code is None and (change := os.waitid(os.P_PID, child.pid, _STOPS)) is not None:
-        stopped = change.si_code == os.CLD_STOPPED
+    if exit_code is None and hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+        change = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        if change is not None:
+            stopped = change.si_code == os.CLD_STOPPED
     return ProcessState(rank, child.pid, exit_code, stopped)
-
-
-_STOPS = os.WSTOPPED | os.WCONTINUED | os.WNOHANG

@@ -120,7 +120,8 @@ def test_launches_share_a_warm_server_which_is_replaced_when_it_is_lost() -> Non
     assert warm_server() is not server
 
 
-def test_spawned_ranks_do_the_same() -> None:
+def test_spawned_ranks_do_the_same(monkeypatch) -> None:
+    monkeypatch.delattr(os, "waitid")  # as on macOS before Python 3.13
     seen: list[str] = []
 
     def talk(rank: int) -> float:
