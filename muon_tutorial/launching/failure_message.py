@@ -41,15 +41,15 @@ def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
         parts.append(first.raised.traceback)
     elif first.location and first.location.line:
         parts.append(f"It was at {first.location.line}")
-    if len(ranks) > 1:
-        others = [_state_line(rank) for rank in ranks if rank is not first]
+    others = [_state_line(rank) for rank in ranks if rank is not first]
+    if others:
         parts.append("\n".join(["The other ranks:", *others]))
-    return _with_labels("\n\n".join(parts))
+    return _with_cell_names("\n\n".join(parts))
 
 
 def describe_unfinished(ranks: Sequence[WatchedRank], what: str) -> str:
     """Return a report of a launch that was ended from outside; `what` says how."""
-    return _with_labels("\n".join([what, *map(_state_line, ranks)]))
+    return _with_cell_names("\n".join([what, *map(_state_line, ranks)]))
 
 
 def _failed_itself(rank: WatchedRank) -> bool:
@@ -98,7 +98,7 @@ def _headline(rank: WatchedRank, world_size: int, timeout: float) -> str:
     if rank.raised:
         return f"{subject} raised {_summary(rank.raised)}"
     if rank.exit_code is not None:
-        return f"{subject} {_death(rank.exit_code, bool(rank.returned))}"
+        return f"{subject} {_death(rank.exit_code, rank.returned is not None)}"
     if rank.stopped_at is not None:
         return f"{subject} was stopped (SIGSTOP) and did not go on within {timeout:g} s"
     return f"{subject} did not answer the others within {timeout:g} s"
@@ -112,10 +112,10 @@ def _state(rank: WatchedRank) -> str:
     if rank.raised:
         return _summary(rank.raised)
     if rank.exit_code is not None:
-        return _death(rank.exit_code, bool(rank.returned))
+        return _death(rank.exit_code, rank.returned is not None)
     if rank.stopped_at is not None:
         return "stopped (SIGSTOP)"
-    if rank.returned:
+    if rank.returned is not None:
         return "had returned"
     if rank.location and rank.location.line:
         verb = "waiting for the others" if rank.location.communicating else "running"
@@ -145,7 +145,7 @@ def _in_phase(rank: WatchedRank) -> str:
     return f" [in phase: {rank.phase}]" if rank.phase else ""
 
 
-def _with_labels(text: str) -> str:
+def _with_cell_names(text: str) -> str:
     for name, label in cell_labels().items():
         text = text.replace(f'File "{name}"', label)
     return text

@@ -40,17 +40,11 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RankReturned:
-    """The function returned; ``value`` is pickled."""
-
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class RankRaised:
-    """The function, or the preparation for it, raised. ``when`` is the machine's monotonic clock, in seconds.
+    """The function, or the preparation for it, raised; of one that returns, a rank sends the pickled value.
 
-    ``is_echo``: the error only says that another rank was lost, or kept it waiting.
+    ``when`` is the machine's monotonic clock, in seconds. ``is_echo``: the error only says that another rank
+    was lost, or kept it waiting.
     """
 
     when: float

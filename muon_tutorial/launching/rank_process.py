@@ -27,16 +27,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from .messages import (
-    LEAVE,
-    WHERE,
-    LaunchSpec,
-    MessageSocket,
-    RankEnds,
-    RankLocation,
-    RankRaised,
-    RankReturned,
-)
+from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
 from .phase import report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
@@ -58,9 +49,9 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages, may_leave = MessageSocket(ends.messages), threading.Event()
     threading.Thread(target=_obey, args=(messages, files, may_leave), name="watchdog", daemon=True).start()
-    outcome: RankReturned | RankRaised
+    outcome: bytes | RankRaised
     try:
-        outcome = RankReturned(_run(rank, files))
+        outcome = _run(rank, files)
     except BaseException as error:
         outcome = _raised(error, time.monotonic())
     _flush()

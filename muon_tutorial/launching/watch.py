@@ -13,16 +13,7 @@ from typing import Any
 
 from ..errors import LaunchError
 from .fork_server import ForkedRanks
-from .messages import (
-    LEAVE,
-    WHERE,
-    MessageSocket,
-    ProcessState,
-    RankLocation,
-    RankRaised,
-    RankReturned,
-    read_now,
-)
+from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
 from .output import RankOutput
 from .phase import read_phases
 from .ship_functions import loads
@@ -47,7 +38,7 @@ class WatchedRank:
     output_end: socket.socket
     output: RankOutput
     has_started: bool = False
-    returned: RankReturned | None = None
+    returned: bytes | None = None  # the pickled value
     raised: RankRaised | None = None
     exit_code: int | None = None
     ended_at: float | None = None
@@ -116,7 +107,7 @@ class RankWatcher:
 
     def values(self) -> list[Any]:
         """Return what the ranks' functions returned."""
-        return [loads(rank.returned.value) for rank in self.ranks if rank.returned is not None]
+        return [loads(rank.returned) for rank in self.ranks if rank.returned is not None]
 
     def hear_out(self) -> list[WatchedRank]:
         """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
@@ -160,7 +151,7 @@ class RankWatcher:
 
     def _read_messages(self, rank: WatchedRank) -> None:
         for record in rank.messages.receive():
-            if isinstance(record, RankReturned):
+            if isinstance(record, bytes):
                 rank.returned = record
             elif isinstance(record, RankRaised):
                 rank.raised = record

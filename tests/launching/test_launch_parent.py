@@ -69,8 +69,9 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.fixture
 def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a script in a launch that hangs, one rank stopped, and all processes below it."""
-    script = HANG.format(stopped=1, method=getattr(request, "param", "fork"))
+    """Yield a script in a launch that hangs, a forked rank stopped besides, and all processes below it."""
+    method = getattr(request, "param", "fork")
+    script = HANG.format(stopped=1 if method == "fork" else None, method=method)
     parent = python("-c", script, folder=tmp_path)
     yield parent, ranks_of(parent, 3)
     parent.kill()
@@ -88,27 +89,20 @@ def test_an_interrupt_says_where_the_ranks_were(hanging, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
-def test_a_killed_parent_leaves_nothing(hanging, tmp_path, number) -> None:
+@pytest.mark.parametrize(
+    ("hanging", "kill", "number"),
+    [
+        ("fork", os.kill, signal.SIGKILL),
+        ("fork", os.kill, signal.SIGTERM),
+        ("fork", os.killpg, signal.SIGKILL),
+        ("spawn", os.kill, signal.SIGKILL),
+    ],
+    indirect=["hanging"],
+)
+def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill, number) -> None:
     parent, family = hanging
-    parent.send_signal(number)
+    kill(parent.pid, number)
     assert parent.wait(WITHIN) == -number
-    assert not still_running(family, WITHIN)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_killed_group_leaves_nothing(hanging, tmp_path) -> None:
-    parent, family = hanging
-    os.killpg(parent.pid, signal.SIGKILL)
-    assert not still_running(family, WITHIN)
-    assert not list(tmp_path.iterdir())
-
-
-def test_spawned_ranks_end_with_their_parent_too(tmp_path) -> None:
-    parent = python("-c", HANG.format(stopped=None, method="spawn"), folder=tmp_path)
-    family = ranks_of(parent, 3)
-    parent.kill()
-    parent.communicate()
     assert not still_running(family, WITHIN)
     assert not list(tmp_path.iterdir())
 
