@@ -122,13 +122,11 @@ def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _packed_error(error: BaseException) -> bytes | None:
-    """Return the exception pickled, if it also survives the way back."""
+    """Return the exception pickled, if it can be."""
     try:
-        data = dumps(error.with_traceback(None))
-        loads(data)
+        return dumps(error.with_traceback(None))
     except Exception:
         return None
-    return data
 
 
 def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:

@@ -45,13 +45,6 @@ def chatter(rank: int, lines: int) -> None:
         print(f"line {number}", file=(sys.stdout, sys.stderr)[number % 2])
 
 
-def progress_bar(rank: int) -> None:
-    """Redraw one line, and end in the middle of another, from below Python."""
-    sys.stdout.write("10%\r50%\r100%\n")
-    sys.stdout.flush()
-    os.write(1, b"half a line")
-
-
 def fail_with(rank: int, fault: str) -> float:
     """Do one all_reduce, break on one rank as `fault` says, and do another."""
     total(rank)
