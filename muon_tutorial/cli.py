@@ -20,7 +20,7 @@ from typing import NoReturn, get_args
 from rich.console import Console
 
 from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
-from .launching.launch import join_torchrun, joined_by_torchrun, leave_torchrun
+from .launching.torchrun import join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
 from .training.records import RunResult

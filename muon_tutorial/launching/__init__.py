@@ -1,3 +1,3 @@
-"""The parts of ``launch()``: a file for each thing that passes, starts, watches, prints or reports."""
+"""``launch()``: starting real ranks, watching them, and ending them whatever happens; or joining torchrun."""
 
 from __future__ import annotations

@@ -1,41 +1,30 @@
-"""Start real ranks from a notebook, a script, a test or a prompt, and leave nothing behind.
-
-Knows how a run is asked for and how its end is told; the parts are in ``launching/``.
-"""
+"""``launch()``: start real ranks from a notebook, a script, a test or a prompt, and leave nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
-from .files import run_files
-from .forking import warm_server
-from .loopback import loopback_variables
+from .environment import rank_environment
+from .failure_message import describe_failure, describe_unfinished, first_failure
+from .fork_server import ForkedRanks
+from .messages import LaunchSpec, MessageSocket, RankEnds
 from .output import RankOutput, print_line
-from .phase import report_phase
-from .records import Job
-from .report import describe, describe_unfinished, first_failure
-from .shipping import cell_labels, cell_sources, pack, unpack_error
-from .starting import FITTING, Method, started
-from .torchrun import VARIABLES, TorchrunSeat, join_torchrun, joined_by_torchrun, leave_torchrun
-from .watching import Run
+from .run_files import RunFiles, run_files
+from .ship_functions import cell_sources, pack, unpack_error
+from .spawn import SpawnedRanks
+from .watch import RankWatcher, WatchedRank
 
-__all__ = [
-    "TorchrunSeat",
-    "join_torchrun",
-    "joined_by_torchrun",
-    "launch",
-    "leave_torchrun",
-    "report_phase",
-    "warm_up",
-]
-
+Method = Literal["fork", "spawn"]
+FITTING: Method = "fork" if sys.platform == "linux" else "spawn"
 Output = Literal["stream", "quiet"] | Callable[[int, str], None]
 
 
@@ -74,14 +63,14 @@ def launch(
         UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
     """
     _check(fn, world_size, backend, timeout, threads)
-    job = Job(
+    spec = LaunchSpec(
         world_size=world_size,
         backend=backend,
         timeout=timeout,
         threads=threads,
-        cargo=pack(fn, args, kwargs or {}),
+        call=pack(fn, args, kwargs or {}),
         sources=cell_sources(),
-        environ=_rank_environment(threads),
+        environ=rank_environment(threads),
         folder=os.getcwd(),
         import_path=[os.path.abspath(entry) for entry in sys.path],
         argv=list(sys.argv),
@@ -89,43 +78,58 @@ def launch(
     outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
     try:
         with (
-            run_files(pickle.dumps(job), world_size) as files,
-            started(files, outputs, method, timeout) as run,
+            run_files(pickle.dumps(spec), world_size) as files,
+            _started_ranks(files, outputs, method, timeout) as watcher,
         ):
-            return _outcome(run, limit)
+            return _outcome(watcher, limit)
     except LaunchError as error:
         raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
 
 
-def warm_up() -> None:
-    """Start importing what ranks need, in the background, so that this process' first launch is fast too."""
-    if FITTING == "fork":
-        warm_server()
+@contextlib.contextmanager
+def _started_ranks(
+    files: RunFiles, outputs: list[RankOutput], method: Method, timeout: float
+) -> Iterator[RankWatcher]:
+    """Start a rank for each output; end them all on the way out."""
+    ranks, ends = [], []
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as until_started:
+        for rank, output in enumerate(outputs):
+            (messages, rank_messages), (text, rank_text) = socket.socketpair(), socket.socketpair()
+            for ours, theirs in ((messages, rank_messages), (text, rank_text)):
+                ours.setblocking(False)
+                stack.enter_context(ours)
+                until_started.enter_context(theirs)
+            ranks.append(WatchedRank(rank, MessageSocket(messages), text, output))
+            ends.append(RankEnds(rank_messages, rank_text))
+        processes = ForkedRanks(files, ends) if method == "fork" else SpawnedRanks(files, ends)
+        stack.callback(processes.close)
+        until_started.close()
+        yield stack.enter_context(contextlib.closing(RankWatcher(ranks, processes, files.phases, timeout)))
 
 
-def _outcome(run: Run, limit: float | None) -> list[Any]:
-    """Return the values of a run that went well.
+def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
+    """Return the values of a launch that went well.
 
     Raises:
         LaunchError: it did not.
         KeyboardInterrupt: somebody stopped it; says where the ranks were.
     """
     try:
-        in_time = run.until_settled(limit)
-        if run.all_returned():
-            run.dismiss()
-            if not run.has_failed():
-                return run.values()
-        stories = run.stories()
+        in_time = watcher.until_settled(limit)
+        if watcher.all_returned():
+            watcher.dismiss()
+            if not watcher.has_failed():
+                return watcher.values()
+        ranks = watcher.hear_out()
     except KeyboardInterrupt:
         what = "launch() was interrupted and its ranks were ended:"
-        raise KeyboardInterrupt(describe_unfinished(run.stories(), what, cell_labels())) from None
+        raise KeyboardInterrupt(describe_unfinished(watcher.hear_out(), what)) from None
     if not in_time:
         what = f"the run did not end within its limit of {limit:g} s; its ranks were ended:"
-        raise LaunchTimeoutError(describe_unfinished(stories, what, cell_labels()))
-    first = first_failure(stories)
-    report = describe(stories, run.timeout, cell_labels())
-    raise RankFailedError(report, first.rank, unpack_error(first.raised))
+        raise LaunchTimeoutError(describe_unfinished(ranks, what))
+    first = first_failure(ranks)
+    original = unpack_error(first.raised.original) if first.raised else None
+    raise RankFailedError(describe_failure(ranks, watcher.timeout), first.rank, original)
 
 
 def _check(fn: object, world_size: object, backend: str, timeout: float, threads: int) -> None:
@@ -144,12 +148,6 @@ def _check(fn: object, world_size: object, backend: str, timeout: float, threads
         raise UsageError(f"the timeout is a positive number of seconds, not {timeout!r}")
     if threads < 1:
         raise UsageError(f"a rank needs at least 1 thread, not {threads!r}")
-
-
-def _rank_environment(threads: int) -> dict[str, str]:
-    """Return this process' environment, made fit for ranks: loopback, few threads, no torchrun."""
-    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    return kept | loopback_variables() | {"OMP_NUM_THREADS": str(threads)}
 
 
 def _shown(output: Output) -> Callable[[int, str], None]:

@@ -22,9 +22,8 @@ class RankOutput:
     def __init__(self, rank: int, show: Callable[[int, str], None], most: int) -> None:
         self._rank, self._show, self._most = rank, show, most
         self._partial = b""
-        self._shown = 0
+        self._lines = 0
         self._held: deque[str] = deque(maxlen=_TAIL)
-        self._held_back = 0
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they came, and show the lines they complete."""
@@ -39,21 +38,18 @@ class RankOutput:
         """Show the last unfinished line, and the end of what was held back."""
         if self._partial:
             self._line(self._partial)
-            self._partial = b""
-        left_out = self._held_back - len(self._held)
-        if left_out:
+        left_out = self._lines - self._most - len(self._held)
+        if left_out > 0:
             self._show(self._rank, f"… {left_out:,} lines not shown (launch(max_lines=…) shows more)")
         for line in self._held:
             self._show(self._rank, line)
-        self._held.clear()
 
     def _line(self, data: bytes) -> None:
+        self._lines += 1
         line = _as_a_terminal_shows(data)
-        if self._shown < self._most:
-            self._shown += 1
+        if self._lines <= self._most:
             self._show(self._rank, line)
         else:
-            self._held_back += 1
             self._held.append(line)
 
 

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -28,31 +27,17 @@ def new_groups_time_out(timeout: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _set(before)
+        vars(distributed_c10d).update(before)
 
 
 def let_new_groups_time_out(timeout: float) -> None:
     """Give every group this process makes from now on `timeout` seconds, unless the call states its own."""
-    _set(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
-
-
-def group_timeouts() -> dict[str, float]:
-    """Return the timeout, in seconds, of every group this process is in, by the group's name."""
-    groups = list(distributed_c10d._world.pg_map)
-    return {group.group_name: group_timeout(group) for group in groups}
+    vars(distributed_c10d).update(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
 
 
 def group_timeout(group: dist.ProcessGroup) -> float:
     """Return a group's timeout in seconds."""
-    backend = group._get_backend(_device(group))
+    device = min(group._device_types, key=lambda device: device.type)
+    backend = group._get_backend(device)
     backend = getattr(backend, "wrapped_pg", backend)
     return backend.options._timeout.total_seconds()
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    return next(iter(sorted(group._device_types, key=lambda device: device.type)))
-
-
-def _set(values: dict[str, timedelta]) -> None:
-    for name, value in values.items():
-        setattr(distributed_c10d, name, value)

@@ -12,18 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UsageError
-from .loopback import loopback_variables
+from .environment import TORCHRUN_NEEDS, loopback_variables
 from .timeouts import let_new_groups_time_out
-
-_NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_OTHERS = ("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE")
-_ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-VARIABLES = frozenset((*_NEEDED, *_OTHERS, *_ELASTIC, "TORCHELASTIC_USE_AGENT_STORE"))
 
 
 @dataclass(frozen=True, slots=True)
-class TorchrunSeat:
-    """This process' place in a job of torchrun; ``device`` is its own, such as ``"cuda:1"``."""
+class TorchrunEnvironment:
+    """What torchrun told this process about itself; ``device`` is its own, such as ``"cuda:1"``."""
 
     rank: int
     local_rank: int
@@ -33,10 +28,10 @@ class TorchrunSeat:
 
 def joined_by_torchrun() -> bool:
     """Return whether torchrun started this process."""
-    return all(name in os.environ for name in _NEEDED)
+    return all(name in os.environ for name in TORCHRUN_NEEDS)
 
 
-def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
+def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvironment:
     """Initialise the default group from torchrun's environment; must be called by all its ranks.
 
     `timeout` is in seconds; groups made later have it too. With ``"nccl"`` every local rank takes the GPU of
@@ -47,12 +42,15 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunSeat:
     """
     if not joined_by_torchrun():
         raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
-    seat = _seat(backend)
-    _stay_on_loopback()
+    rank, local_rank, world_size = (int(os.environ[name]) for name in TORCHRUN_NEEDS[:3])
+    device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        for name, value in loopback_variables().items():
+            os.environ.setdefault(name, value)
     let_new_groups_time_out(timeout)
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     atexit.register(leave_torchrun)
-    return seat
+    return TorchrunEnvironment(rank, local_rank, world_size, device)
 
 
 def leave_torchrun() -> None:
@@ -64,18 +62,6 @@ def leave_torchrun() -> None:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _seat(backend: str) -> TorchrunSeat:
-    rank, local_rank, world_size = (int(os.environ[name]) for name in _NEEDED[:3])
-    device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
-    return TorchrunSeat(rank, local_rank, world_size, device)
-
-
-def _stay_on_loopback() -> None:
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        for name, value in loopback_variables().items():
-            os.environ.setdefault(name, value)
 
 
 def _take_gpu(local_rank: int) -> str:

@@ -10,8 +10,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
 
-from muon_tutorial.launching.launch import launch, report_phase
+from muon_tutorial.launching.phase import report_phase
+from muon_tutorial.launching.timeouts import group_timeout
+from muon_tutorial.worlds.live import build_mesh
 
 FAULTY = 2  # the rank that breaks
 
@@ -41,13 +45,6 @@ def chatter(rank: int, lines: int) -> None:
         print(f"line {number}", file=(sys.stdout, sys.stderr)[number % 2])
 
 
-def progress_bar(rank: int) -> None:
-    """Redraw one line, and end in the middle of another, from below Python."""
-    sys.stdout.write("10%\r50%\r100%\n")
-    sys.stdout.flush()
-    os.write(1, b"half a line")
-
-
 def fail_with(rank: int, fault: str) -> float:
     """Do one all_reduce, break on one rank as `fault` says, and do another."""
     total(rank)
@@ -62,31 +59,19 @@ def _raise() -> None:
     raise ZeroDivisionError("a planted fault")
 
 
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _spin() -> None:
     while True:
         time.sleep(0.01)
 
 
-def _run_out_of_memory() -> None:
-    torch.empty(1 << 60, dtype=torch.uint8)
-
-
 _FAULTS = {
     "raise": _raise,
-    "kill": _kill,
-    "stop": _stop,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "spin": _spin,
     "sys.exit": lambda: sys.exit("leaving"),
     "os._exit": lambda: os._exit(0),
-    "memory": _run_out_of_memory,
+    "memory": lambda: torch.empty(1 << 60, dtype=torch.uint8),
 }
 
 
@@ -111,18 +96,8 @@ def hang(rank: int, stopped: int | None = None) -> None:
     if rank == 0:
         _spin()
     if rank == stopped:
-        _stop()
+        _FAULTS["stop"]()
     total(rank)
-
-
-def nest(rank: int) -> list[float]:
-    """Launch ranks from a rank."""
-    return launch(total, 2, args=(10.0,)) if rank == 0 else []
-
-
-def leave_unsendable(rank: int) -> object:
-    """Return what no pickle can carry."""
-    return (number for number in range(rank))
 
 
 def listeners(rank: int, open_one: bool = False) -> list[str]:
@@ -136,20 +111,15 @@ def listeners(rank: int, open_one: bool = False) -> list[str]:
     return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
 
 
-def timeouts(rank: int) -> dict[str, float]:
-    """Return the timeouts of the default group, of a bare subgroup, and of a mesh's."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from muon_tutorial.launching.timeouts import group_timeouts
-
+def timeouts(rank: int) -> tuple[dict[str, float], set[float]]:
+    """Return the timeouts of the default group, a bare subgroup and a mesh's, then of a mesh with its own."""
     dist.new_group()
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return group_timeouts()
+    found = group_timeouts()
+    own = build_mesh({"dp": 2, "tp": 2}, timeout=7.0)
+    return found, {group_timeout(group) for group in own.get_all_groups()}
 
 
-def mesh_timeouts(rank: int) -> set[float]:
-    """Return the timeouts of the groups of a mesh that states its own."""
-    from muon_tutorial.launching.timeouts import group_timeout
-    from muon_tutorial.worlds.live import build_mesh
-
-    return {group_timeout(group) for group in build_mesh({"dp": 2, "tp": 2}, timeout=7.0).get_all_groups()}
+def group_timeouts() -> dict[str, float]:
+    """Return the timeout, in seconds, of every group this process is in, by the group's name."""
+    return {group.group_name: group_timeout(group) for group in list(distributed_c10d._world.pg_map)}

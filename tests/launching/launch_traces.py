@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import psutil
 
-from muon_tutorial.launching.forking import warm_server
+from muon_tutorial.launching.fork_server import warm_server
 
 
 @contextlib.contextmanager

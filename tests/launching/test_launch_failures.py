@@ -21,11 +21,10 @@ def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, floa
     """Return the error of a launch whose third rank breaks, and the seconds from fault to report."""
     lines: list[str] = []
     with nothing_is_left(), pytest.raises(RankFailedError) as caught:
-        launch(
-            ranks.fail_with, 4, args=(fault,), timeout=timeout, output=lambda rank, line: lines.append(line)
-        )
+        launch(ranks.fail_with, 4, args=(fault,), timeout=timeout, output=lambda _, line: lines.append(line))
     taken = time.monotonic()
     begun = next(float(line.split()[-1]) for line in lines if line.startswith("fault at"))
+    assert launch(ranks.total, 4) == [6.0] * 4  # the next launch knows nothing of it
     return caught.value, taken - begun
 
 
@@ -45,17 +44,14 @@ def test_the_rank_that_broke_comes_first(fault, headline) -> None:
     assert re.match(headline, first)
     assert first.endswith("[in phase: dp gather · bucket 2]")
     assert error.rank == ranks.FAULTY
+    assert "muon_tutorial/launching" not in str(error)
     others = [line for line in rest if line.startswith("  rank ")]
     assert [line[:9] for line in others] == ["  rank 0:", "  rank 1:", "  rank 3:"]
     assert all("[in phase: dp gather · bucket" in line for line in others)
     assert seconds < WITHIN
-
-
-def test_an_exception_comes_with_its_traceback_and_itself() -> None:
-    error, _ = failure_of("raise")
-    assert 'raise ZeroDivisionError("a planted fault")' in str(error)
-    assert "launching" not in str(error)
-    assert isinstance(error.original, ZeroDivisionError)
+    if fault == "raise":
+        assert 'raise ZeroDivisionError("a planted fault")' in str(error)
+        assert isinstance(error.original, ZeroDivisionError)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +65,8 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:
     error, seconds = failure_of(fault, timeout=1.0)
     assert re.match(headline, str(error))
     assert seconds < 1.0 + WITHIN
-
-
-def test_a_rank_that_spins_is_found_at_its_line() -> None:
-    error, _ = failure_of("spin", timeout=1.0)
-    assert re.search(r"It was at File .*launch_ranks.py\", line \d+, in _spin: time.sleep", str(error))
+    if fault == "spin":
+        assert re.search(r"It was at File .*launch_ranks.py\", line \d+, in _spin: time.sleep", str(error))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +103,3 @@ def test_a_spawned_rank_that_breaks_is_named_too() -> None:
     ):
         launch(ranks.fail_with, 3, args=("kill",), method="spawn", output="quiet")
     assert "[in phase: dp gather · bucket 2]" in str(caught.value)
-
-
-def test_a_failure_leaves_the_next_launch_alone() -> None:
-    failure_of("kill")
-    assert launch(ranks.total, 4) == [6.0] * 4

@@ -13,7 +13,7 @@ import pytest
 
 from tests.launching.launch_traces import still_running
 
-jupyter_client = pytest.importorskip("jupyter_client")
+start_new_kernel = pytest.importorskip("jupyter_client.manager").start_new_kernel
 pytest.importorskip("ipykernel")
 
 pytestmark = pytest.mark.live
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPENING = """
 import os, torch
 import torch.distributed as dist
-from muon_tutorial.worlds.launch import launch
+from muon_tutorial.launching.launch import launch
 torch.set_num_threads(2)
 torch.randn(256, 256) @ torch.randn(256, 256)  # forking this kernel would now be unsound
 """
@@ -91,12 +91,8 @@ class Kernel:
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory) -> Iterator[Kernel]:
     folder = tmp_path_factory.mktemp("kernel")
-    manager = jupyter_client.KernelManager(kernel_name="python3")
     environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "NO_COLOR": "1"}
-    manager.start_kernel(env=os.environ | environment)
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(timeout=60)
+    manager, client = start_new_kernel(kernel_name="python3", env=os.environ | environment)
     running = Kernel(manager, client, folder)
     running.run("%colors NoColor\n" + OPENING)
     yield running
@@ -127,22 +123,20 @@ def test_a_missing_global_is_named(kernel) -> None:
     assert "lost() uses the name 'learning_rate' (line 2), which is not defined here" in said
 
 
-def test_globals_closures_and_classes_of_cells_come_along(kernel) -> None:
+def test_globals_closures_and_classes_of_cells_come_along_and_lines_back(kernel) -> None:
     kernel.run("class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b")
     kernel.run("weights = torch.arange(3.0)")
     said = kernel.run(
         "def make():\n"
         "    bias = torch.ones(1)\n"
         "    def inner(rank):\n"
+        "        print('hello')\n"
         "        return Pair(rank, (weights.sum() + bias).item())\n"
         "    return inner\n"
         "print([(isinstance(p, Pair), p.a, p.b) for p in launch(make(), 2)])"
     )
     assert "[(True, 0, 4.0), (True, 1, 4.0)]" in said
-
-
-def test_lines_of_ranks_land_in_the_cell(kernel) -> None:
-    assert "[rank 1] hello\n" in kernel.run("launch(lambda rank: print('hello'), 2)")
+    assert "[rank 1] hello\n" in said
 
 
 def test_an_interrupted_cell_ends_its_ranks_and_no_more(kernel) -> None:

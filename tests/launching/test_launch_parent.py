@@ -22,14 +22,14 @@ pytestmark = pytest.mark.live
 WITHIN = 2.0  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 HANG = """
-from muon_tutorial.worlds.launch import launch
-from tests.worlds.launch_ranks import hang
+from muon_tutorial.launching.launch import launch
+from tests.launching.launch_ranks import hang
 launch(hang, 3, args=({stopped},), timeout=60.0, method={method!r})
 """
 PROMPT = """
 import os, torch
 import torch.distributed as dist
-from muon_tutorial.worlds.launch import launch
+from muon_tutorial.launching.launch import launch
 scale = 2.0
 def double(rank):
     x = torch.ones(1)
@@ -69,8 +69,9 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.fixture
 def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a script in a launch that hangs, one rank stopped, and all processes below it."""
-    script = HANG.format(stopped=1, method=getattr(request, "param", "fork"))
+    """Yield a script in a launch that hangs, a forked rank stopped besides, and all processes below it."""
+    method = getattr(request, "param", "fork")
+    script = HANG.format(stopped=1 if method == "fork" else None, method=method)
     parent = python("-c", script, folder=tmp_path)
     yield parent, ranks_of(parent, 3)
     parent.kill()
@@ -88,27 +89,20 @@ def test_an_interrupt_says_where_the_ranks_were(hanging, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
-def test_a_killed_parent_leaves_nothing(hanging, tmp_path, number) -> None:
+@pytest.mark.parametrize(
+    ("hanging", "kill", "number"),
+    [
+        ("fork", os.kill, signal.SIGKILL),
+        ("fork", os.kill, signal.SIGTERM),
+        ("fork", os.killpg, signal.SIGKILL),
+        ("spawn", os.kill, signal.SIGKILL),
+    ],
+    indirect=["hanging"],
+)
+def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill, number) -> None:
     parent, family = hanging
-    parent.send_signal(number)
+    kill(parent.pid, number)
     assert parent.wait(WITHIN) == -number
-    assert not still_running(family, WITHIN)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_killed_group_leaves_nothing(hanging, tmp_path) -> None:
-    parent, family = hanging
-    os.killpg(parent.pid, signal.SIGKILL)
-    assert not still_running(family, WITHIN)
-    assert not list(tmp_path.iterdir())
-
-
-def test_spawned_ranks_end_with_their_parent_too(tmp_path) -> None:
-    parent = python("-c", HANG.format(stopped=None, method="spawn"), folder=tmp_path)
-    family = ranks_of(parent, 3)
-    parent.kill()
-    parent.communicate()
     assert not still_running(family, WITHIN)
     assert not list(tmp_path.iterdir())
 
@@ -131,6 +125,13 @@ def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_child_forked_after_a_launch_ends_and_spares_the_server(tmp_path) -> None:
+    fork = "\npid = os.fork()\nif not pid: raise SystemExit\nos.waitpid(pid, 0)\nprint(launch(double, 2))"
+    parent = python("-c", PROMPT + fork, folder=tmp_path)
+    said, _ = parent.communicate(timeout=60)
+    assert said.count("[4.0, 4.0]") == 2
+
+
 def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -148,9 +149,8 @@ def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from muon_tutorial.launching.launch import join_torchrun, joined_by_torchrun\n"
-        "from muon_tutorial.launching.timeouts import group_timeouts\n"
-        "from tests.worlds.launch_ranks import listeners, total\n"
+        "from muon_tutorial.launching.torchrun import join_torchrun, joined_by_torchrun\n"
+        "from tests.launching.launch_ranks import group_timeouts, listeners, total\n"
         "assert joined_by_torchrun()\n"
         "seat = join_torchrun('gloo', timeout=17.0)\n"
         "own = set(listeners(seat.rank)) <= {'127.0.0.1', '::1'}\n"

@@ -18,7 +18,6 @@ from typing import Any
 from cloudpickle import dumps, loads  # type: ignore[import-untyped]
 
 from ..errors import UsageError
-from .records import Raised
 
 __all__ = ["cell_labels", "cell_sources", "dumps", "loads", "pack", "unpack_error"]
 
@@ -36,12 +35,12 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise UsageError(_what_cannot_travel(fn, args, kwargs, error)) from None
 
 
-def unpack_error(raised: Raised | None) -> BaseException | None:
+def unpack_error(data: bytes | None) -> BaseException | None:
     """Return the exception a rank raised, if it came along and can be rebuilt here."""
-    if raised is None or raised.original is None:
+    if data is None:
         return None
     try:
-        return loads(raised.original)
+        return loads(data)
     except Exception:
         return None
 
@@ -65,13 +64,9 @@ def cell_labels() -> dict[str, str]:
     return {name: " ".join(label) for name, label in named.items() if label}
 
 
-def _travels_by_value(item: object) -> bool:
-    return isinstance(item, FunctionType) and item.__module__ == "__main__"
-
-
 def _check_globals(fn: Any, seen: set[int]) -> None:
     """Name a global that `fn`, or a function it uses, needs and does not have."""
-    if not _travels_by_value(fn) or id(fn) in seen:
+    if not isinstance(fn, FunctionType) or fn.__module__ != "__main__" or id(fn) in seen:
         return
     seen.add(id(fn))
     for name, line in _globals_read(fn.__code__):
@@ -114,29 +109,20 @@ def _closure(fn: FunctionType) -> dict[str, Any]:
 
 
 def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> str:
+    """Name the argument, enclosed variable or global that `error` is about."""
     name = getattr(fn, "__name__", repr(fn))
-    for role, value in _parts(fn, args, kwargs):
-        reason = _refusal(value)
-        if reason:
-            kind = type(value).__name__
+    parts = {f"argument {index}": value for index, value in enumerate(args)}
+    parts |= {f"argument {keyword!r}": value for keyword, value in kwargs.items()}
+    if isinstance(fn, FunctionType):
+        parts |= {f"the enclosed variable {each!r}": value for each, value in _closure(fn).items()}
+        used = [each for each, _ in _globals_read(fn.__code__) if each in fn.__globals__]
+        parts |= {f"the global {each!r}": fn.__globals__[each] for each in used}
+    for role, value in parts.items():
+        try:
+            dumps(value)
+        except Exception as refusal:
+            kind, reason = type(value).__name__, str(refusal).strip() or type(refusal).__name__
             return (
                 f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); make it in the function"
             )
     return f"{name}() cannot be sent to a rank: {error}"
-
-
-def _parts(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"argument {index}", value) for index, value in enumerate(args))
-    yield from ((f"argument {name!r}", value) for name, value in kwargs.items())
-    if isinstance(fn, FunctionType):
-        yield from ((f"the enclosed variable {name!r}", value) for name, value in _closure(fn).items())
-        used = dict.fromkeys(name for name, _ in _globals_read(fn.__code__) if name in fn.__globals__)
-        yield from ((f"the global {name!r}", fn.__globals__[name]) for name in used)
-
-
-def _refusal(value: Any) -> str | None:
-    try:
-        dumps(value)
-    except Exception as error:
-        return str(error).strip() or type(error).__name__
-    return None

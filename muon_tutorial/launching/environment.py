@@ -1,0 +1,24 @@
+"""The environment variables of ranks: loopback only, few threads, and nothing that torchrun set."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+TORCHRUN_NEEDS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_GROUPS = ("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE")
+_ELASTIC = ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")
+_OF_TORCHRUN = {*TORCHRUN_NEEDS, *_GROUPS, *(f"TORCHELASTIC_{name}" for name in _ELASTIC)}
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """Return this process' environment, made fit for the ranks of a launch."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
+    return kept | loopback_variables() | {"OMP_NUM_THREADS": str(threads)}
+
+
+def loopback_variables() -> dict[str, str]:
+    """Return what keeps Gloo and NCCL on the network that only this machine can reach."""
+    names = [name for _, name in socket.if_nameindex()]
+    found = next((name for name in ("lo", "lo0") if name in names), None)
+    return {"GLOO_SOCKET_IFNAME": found, "NCCL_SOCKET_IFNAME": found} if found else {}

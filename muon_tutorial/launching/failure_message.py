@@ -1,0 +1,151 @@
+"""The message of a failed launch: which rank failed first, and how (raised, was killed, …); the others."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+from .messages import RankRaised
+from .ship_functions import cell_labels
+from .watch import WatchedRank
+
+_LONGEST_ECHO = 200  # characters
+_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\("
+    r"SequenceNumber=\d+, OpType=(\w+)(?:, TensorShape=(\[.*?\]), TensorDtypes=(\w+))?"
+)
+
+
+def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
+    """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
+
+    Of ranks whose requests did not match it is one that stands alone; else the earliest.
+    """
+    odd = _odd_ones_out(ranks)
+    own = [rank for rank in ranks if _failed_itself(rank)]
+    stopped = [rank for rank in ranks if rank.stopped_at is not None]
+    elsewhere = [rank for rank in ranks if _kept_others_waiting(rank)]
+    echoes = [rank for rank in ranks if rank.raised]
+    candidates = next(filter(None, (odd, own, stopped, elsewhere, echoes)), ranks)
+    return min(candidates, key=_failed_at)
+
+
+def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
+    """Return the whole report of a failed launch; its first line says it all."""
+    first = first_failure(ranks)
+    parts = [_headline(first, len(ranks), timeout) + _in_phase(first)]
+    if first.raised:
+        parts.append(first.raised.traceback)
+    elif first.location and first.location.line:
+        parts.append(f"It was at {first.location.line}")
+    others = [_state_line(rank) for rank in ranks if rank is not first]
+    if others:
+        parts.append("\n".join(["The other ranks:", *others]))
+    return _with_cell_names("\n\n".join(parts))
+
+
+def describe_unfinished(ranks: Sequence[WatchedRank], what: str) -> str:
+    """Return a report of a launch that was ended from outside; `what` says how."""
+    return _with_cell_names("\n".join([what, *map(_state_line, ranks)]))
+
+
+def _failed_itself(rank: WatchedRank) -> bool:
+    """Return whether it died, or raised something that is not about another rank."""
+    if rank.raised is None:
+        return rank.exit_code is not None
+    return not rank.raised.is_echo
+
+
+def _failed_at(rank: WatchedRank) -> float:
+    """Return when it failed, as far as known."""
+    times = (rank.raised.when if rank.raised else None, rank.ended_at, rank.stopped_at)
+    return min((time for time in times if time is not None), default=float("inf"))
+
+
+def _kept_others_waiting(rank: WatchedRank) -> bool:
+    """Return whether it still ran when the launch was ended, and was not waiting for the others."""
+    return not rank.is_done and not (rank.location is not None and rank.location.communicating)
+
+
+def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
+    """Return the ranks with the rarest request, if every failure is that requests did not match."""
+    failed = [rank for rank in ranks if _failed_itself(rank)]
+    # What each asked of the others, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused that.
+    asked = [_requests(rank.raised.summary).get(rank.rank) if rank.raised else None for rank in failed]
+    if not all(asked):
+        return []
+    counts = Counter(asked)
+    return [
+        rank for rank, request in zip(failed, asked, strict=True) if counts[request] == min(counts.values())
+    ]
+
+
+def _requests(text: str) -> dict[int, str]:
+    """Return what each rank asked for, from the message of a mismatch."""
+    return {
+        int(rank): f"{kind} of {shape or 'nothing'} {dtype or ''}".strip()
+        for rank, kind, shape, dtype in _FINGERPRINT.findall(text)
+    }
+
+
+def _headline(rank: WatchedRank, world_size: int, timeout: float) -> str:
+    subject = f"rank {rank.rank} of {world_size}"
+    if rank.raised and rank.raised.is_echo:
+        return f"no rank failed by itself: {subject} waited for the others in vain: {_summary(rank.raised)}"
+    if rank.raised:
+        return f"{subject} raised {_summary(rank.raised)}"
+    if rank.exit_code is not None:
+        return f"{subject} {_death(rank.exit_code, rank.returned is not None)}"
+    if rank.stopped_at is not None:
+        return f"{subject} was stopped (SIGSTOP) and did not go on within {timeout:g} s"
+    return f"{subject} did not answer the others within {timeout:g} s"
+
+
+def _state_line(rank: WatchedRank) -> str:
+    return f"  rank {rank.rank}: {_state(rank)}{_in_phase(rank)}"
+
+
+def _state(rank: WatchedRank) -> str:
+    if rank.raised:
+        return _summary(rank.raised)
+    if rank.exit_code is not None:
+        return _death(rank.exit_code, rank.returned is not None)
+    if rank.stopped_at is not None:
+        return "stopped (SIGSTOP)"
+    if rank.returned is not None:
+        return "had returned"
+    if rank.location and rank.location.line:
+        verb = "waiting for the others" if rank.location.communicating else "running"
+        return f"{verb} at {rank.location.line}"
+    return "running"
+
+
+def _death(code: int, after_returning: bool) -> str:
+    when = "after its function returned" if after_returning else "before its function returned"
+    if code >= 0:
+        return f"ended with exit code {code} {when}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    cause = " (by hand, or by the kernel when memory ran out)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{cause} {when}"
+
+
+def _summary(raised: RankRaised) -> str:
+    requests = _requests(raised.summary)
+    if len(requests) > 1:
+        asked = ", ".join(f"rank {rank} asked for {request}" for rank, request in requests.items())
+        return f"{raised.summary.split(':')[0]}: requests do not match: {asked}"
+    line = _NOISE.sub("", " ".join(raised.summary.split()))
+    return line if len(line) <= _LONGEST_ECHO else line[: _LONGEST_ECHO - 1] + "…"
+
+
+def _in_phase(rank: WatchedRank) -> str:
+    return f" [in phase: {rank.phase}]" if rank.phase else ""
+
+
+def _with_cell_names(text: str) -> str:
+    for name, label in cell_labels().items():
+        text = text.replace(f'File "{name}"', label)
+    return text

@@ -1,0 +1,313 @@
+"""The warm server that forks ranks (Linux): a quiet process with torch imported, and how to ask it for ranks.
+
+The server runs one thread, imports no module of the user's, and makes no CUDA call, so that its forks are
+sound. It ends, and every rank with it, when the launching process does: that alone holds the other end of
+its control socket.
+
+The fork server of ``multiprocessing`` starts ranks as fast. But in every rank it runs a script without a main
+guard again, and when the launching process is killed it leaves a folder and every stopped rank behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from typing import NoReturn
+
+from ..errors import LaunchError
+from .messages import ProcessState, RankEnds
+from .rank_process import be_rank
+from .run_files import RunFiles
+
+_BOOT = (
+    "import sys, json; path, control = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "from muon_tutorial.launching.fork_server import serve; serve(control)"
+)
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Importing torch's compiler makes a folder for its cache; the server names one that is there already.
+_NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
+# What ranks are likely to import, torch's optimizers among them: seconds if each rank did it. Imported one by
+# one while nothing runs, so that the first launch does not wait for them.
+_LATER = (
+    "sympy",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_svg",
+    "ipywidgets",
+)
+_KILL = b"K"  # launching process to server: end the ranks of this launch
+
+
+class ForkServer:
+    """The launching process' side of its warm server. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = [os.path.abspath(entry) for entry in sys.path]
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps([path, theirs.fileno()])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env=_NO_CACHE_FOLDER | dict(os.environ) | _ONE_THREAD,
+        )
+        theirs.close()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._control.close)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._child.poll() is None
+
+    def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
+        """Ask for one rank per pair of ends; returns the line that tells of their processes."""
+        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                packet = [str(len(ends)).encode()]
+                socket.send_fds(self._control, packet, [theirs.fileno(), *files.descriptors])
+            for end in ends:
+                socket.send_fds(line, [b"R"], [end.messages.fileno(), end.output.fileno()])
+            line.setblocking(False)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def last_error_line(self) -> str:
+        """Return the last line the server wrote to its standard error before it ended."""
+        self._child.kill()
+        _, errors = self._child.communicate()
+        lines = errors.decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), f"exit code {self._child.returncode}")
+
+    def close(self) -> None:
+        """End the server, and whatever ranks it has, at once; in a fork of this process, leave it be."""
+        self._control.close()
+        self._child.terminate()
+        self._child.wait()
+
+
+_SERVERS: dict[int, ForkServer] = {}  # by the process that started it: a forked child starts its own
+_STARTING = threading.Lock()
+
+
+def warm_server() -> ForkServer:
+    """Return this process' server, started now if there is none that runs. It may still be importing."""
+    with _STARTING:
+        server = _SERVERS.get(os.getpid())
+        if server is None or not server.is_alive:
+            server = _SERVERS[os.getpid()] = ForkServer()
+        return server
+
+
+class ForkedRanks:
+    """The rank processes of one launch, forked by the server; this process is not their parent."""
+
+    def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
+        self._server = warm_server()
+        self._pids: dict[int, int] = {}  # rank → process id, of those that run
+        self._is_lost = False
+        self._line = self._server.ask_for(ends, files)
+        self.waitables = [self._line]  # what becomes readable when there is news
+
+    def news(self) -> list[ProcessState]:
+        """Return what the server has told since the last call.
+
+        Raises:
+            LaunchError: the server is gone.
+        """
+        if self._is_lost:
+            return [ProcessState(rank, pid, -signal.SIGKILL) for rank, pid in self._pids.items()]
+        news: list[ProcessState] = []
+        while (state := self._next_state()) is not None:
+            news.append(state)
+            self._pids[state.rank] = state.pid
+            if state.exit_code is not None:
+                del self._pids[state.rank]
+        return news
+
+    def kill(self) -> None:
+        """End every process that still runs, stopped ones too."""
+        with contextlib.suppress(OSError):
+            self._line.send(_KILL)
+
+    def close(self) -> None:
+        """Give the line back; the server ends what is left, if anything is."""
+        self._line.close()
+
+    def _next_state(self) -> ProcessState | None:
+        try:
+            packet = self._line.recv(1 << 16)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            packet = b""
+        if not packet:
+            self._lose_server()
+        return pickle.loads(packet)
+
+    def _lose_server(self) -> NoReturn:
+        """End the ranks without the server's help, and say what became of it."""
+        self._is_lost = True
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        error = self._server.last_error_line()
+        raise LaunchError(f"the process that forks ranks ended ({error}); launch again")
+
+
+class _Family:
+    """The ranks of one launch, as the server sees them: the line to their launcher, and who is alive."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.line = line
+        self.alive: dict[int, int] = {}  # process id → rank
+
+    def tell(self, pid: int, exit_code: int | None = None, is_stopped: bool = False) -> None:
+        with contextlib.suppress(OSError):
+            self.line.send(pickle.dumps(ProcessState(self.alive[pid], pid, exit_code, is_stopped)))
+
+    def kill(self) -> None:
+        for pid in self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class _Server:
+    """The server itself: a loop over the launching process' requests and its children's ends."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._alarm, self._alarm_in = socket.socketpair()
+        self._families: list[_Family] = []
+        self._later = deque(_LATER)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(self._alarm, selectors.EVENT_READ)
+        self._alarm.setblocking(False)
+        self._alarm_in.setblocking(False)
+        signal.set_wakeup_fd(self._alarm_in.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def run(self) -> None:
+        """Fork ranks until the launching process is gone, then end those that are left."""
+        try:
+            while self._turn():
+                pass
+        finally:
+            for family in self._families:
+                family.kill()
+
+    def _turn(self) -> bool:
+        """Answer what has come; False once the launching process is gone."""
+        idle = bool(self._later) and not self._families
+        ready = self._selector.select(0 if idle else None)
+        if idle and not ready:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(self._later.popleft())
+            gc.freeze()
+        for key, _ in ready:
+            if key.fileobj is self._control:
+                packet, descriptors, _, _ = socket.recv_fds(self._control, 64, 4)
+                if not packet:
+                    return False
+                self._fork_ranks(int(packet), *descriptors)
+            elif key.fileobj is self._alarm:
+                self._reap()
+            else:
+                self._hear(key.data)
+        return True
+
+    def _fork_ranks(self, count: int, line: int, *files: int) -> None:
+        """Fork the ranks, in order; the server keeps none of what is theirs."""
+        family = _Family(socket.socket(fileno=line))
+        self._families.append(family)
+        self._selector.register(family.line, selectors.EVENT_READ, family)
+        for rank in range(count):
+            packet, ends, _, _ = socket.recv_fds(family.line, 1, 2)
+            if not packet:
+                break  # the launcher has given up; the line will say so again
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(rank, ends, files)
+            family.alive[pid] = rank
+            family.tell(pid)
+            for descriptor in ends:
+                os.close(descriptor)
+        for descriptor in files:
+            os.close(descriptor)
+
+    def _become_rank(self, rank: int, ends: list[int], files: tuple[int, ...]) -> NoReturn:
+        """Leave the server behind and be a rank."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._selector.close()
+            for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
+                end.close()
+            gc.enable()
+            if (
+                "numpy" in sys.modules
+            ):  # Python reseeds its own generator in a fork; torch starts every process alike
+                sys.modules["numpy"].random.seed()
+            messages, output = (socket.socket(fileno=descriptor) for descriptor in ends)
+            be_rank(rank, RankEnds(messages, output), RunFiles.behind(files))
+        finally:
+            os._exit(1)
+
+    def _hear(self, family: _Family) -> None:
+        """Kill a launch's ranks on its launcher's word, or on its silence."""
+        word = b""
+        with contextlib.suppress(OSError):
+            word = family.line.recv(1)
+        family.kill()
+        if word != _KILL:
+            self._selector.unregister(family.line)
+            family.line.close()
+            self._families.remove(family)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._alarm.recv(1 << 12)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if pid == 0:
+                    return
+                for family in self._families:
+                    if pid not in family.alive:
+                        continue
+                    if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                        family.tell(pid, is_stopped=os.WIFSTOPPED(status))
+                    else:
+                        family.tell(pid, exit_code=os.waitstatus_to_exitcode(status))
+                        del family.alive[pid]
+
+
+def serve(control: int) -> NoReturn:
+    """Serve the launching process at the other end of `control`, until it ends or SIGTERM comes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+    gc.disable()
+    gc.freeze()
+    _Server(socket.socket(fileno=control)).run()
+    sys.exit()

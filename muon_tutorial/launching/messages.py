@@ -1,0 +1,123 @@
+"""What passes between the launching process, its ranks and the server that forks them: plain records, framed.
+
+Knows nothing of processes or of torch. Every record is a frozen dataclass, sent pickled behind its length.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+_LENGTH = struct.Struct("!Q")
+_CHUNK = 1 << 20
+
+LEAVE = b"L"  # launcher to rank: everybody is done, go
+WHERE = b"W"  # launcher to rank: say where your main thread is
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """All a rank needs to do its part; one copy serves every rank. ``timeout`` is in seconds.
+
+    ``call`` is the pickled function with its arguments, ``sources`` the text of cells that only the launching
+    process knows.
+    """
+
+    world_size: int
+    backend: str
+    timeout: float
+    threads: int
+    call: bytes
+    sources: dict[str, list[str]]
+    environ: dict[str, str]
+    folder: str
+    import_path: list[str]
+    argv: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRaised:
+    """The function, or the preparation for it, raised; of one that returns, a rank sends the pickled value.
+
+    ``when`` is the machine's monotonic clock, in seconds. ``is_echo``: the error only says that another rank
+    was lost, or kept it waiting.
+    """
+
+    when: float
+    summary: str
+    traceback: str
+    is_echo: bool
+    original: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLocation:
+    """Where a rank's main thread was when asked: one line, and whether that is inside torch.distributed."""
+
+    line: str
+    communicating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A rank's process as its parent sees it; sent when it starts, stops, goes on and ends.
+
+    ``exit_code`` is negative for a signal, as in ``subprocess``, and None while the process runs.
+    """
+
+    rank: int
+    pid: int
+    exit_code: int | None = None
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnds:
+    """A rank's ends of two sockets: its messages, and its standard output and error."""
+
+    messages: socket.socket
+    output: socket.socket
+
+
+class MessageSocket:
+    """Records over a stream socket: ``send`` blocks, in any thread; ``receive`` takes what has come."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.at_end_of_file = False
+        self._pending = bytearray()
+        self._sending = threading.Lock()
+
+    def send(self, record: object) -> None:
+        data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            self.end.sendall(_LENGTH.pack(len(data)))
+            self.end.sendall(data)
+
+    def receive(self) -> list[Any]:
+        """Return the whole records that have come, without waiting; notes the end of the file."""
+        while not self.at_end_of_file and (data := read_now(self.end, _CHUNK)) is not None:
+            self.at_end_of_file = not data
+            self._pending += data
+        records = []
+        while len(self._pending) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._pending)[0]
+            if len(self._pending) < end:
+                break
+            records.append(pickle.loads(bytes(self._pending[_LENGTH.size : end])))
+            del self._pending[:end]
+        return records
+
+
+def read_now(end: socket.socket, most: int) -> bytes | None:
+    """Return the bytes that have come: none at all at the end of the file, None when there are none yet."""
+    try:
+        return end.recv(most)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,175 @@
+"""One rank of a launch, from inside: joins the group, runs the function, says what came of it.
+
+A second thread listens to the launching process. When that process ends, or closes the socket, the rank exits
+at once, whatever its main thread is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from datetime import timedelta
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
+from .phase import report_phase, take_slot
+from .run_files import RunFiles
+from .ship_functions import dumps, loads
+from .timeouts import new_groups_time_out
+
+_OWN_FOLDER = os.path.dirname(__file__)
+_LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), _OWN_FOLDER)
+_COMMUNICATION = os.path.join(os.path.dirname(torch.__file__), "distributed")
+# What torch.distributed says when another rank failed, or did not come.
+_ECHO = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Timed out waiting|Application timeout|Socket [Tt]imeout|"
+    r"[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
+)
+
+
+def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
+    """Be this rank, to the end of the process."""
+    _redirect_output(ends.output)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    messages, may_leave = MessageSocket(ends.messages), threading.Event()
+    threading.Thread(target=_obey, args=(messages, files, may_leave), name="watchdog", daemon=True).start()
+    outcome: bytes | RankRaised
+    try:
+        outcome = _run(rank, files)
+    except BaseException as error:
+        outcome = _raised(error, time.monotonic())
+    _flush()
+    messages.send(outcome)
+    may_leave.wait()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _flush()
+    os._exit(isinstance(outcome, RankRaised))
+
+
+def _run(rank: int, files: RunFiles) -> bytes:
+    """Return the function's pickled value."""
+    take_slot(files.phases, rank)
+    report_phase("starting up")
+    with open(files.spec, "rb") as file:
+        spec: LaunchSpec = pickle.load(file)
+    _take_over_surroundings(spec)
+    if spec.backend == "nccl":
+        torch.cuda.set_device(rank)
+    with new_groups_time_out(spec.timeout):
+        dist.init_process_group(
+            spec.backend,
+            store=dist.FileStore(files.store, spec.world_size),
+            rank=rank,
+            world_size=spec.world_size,
+            timeout=timedelta(seconds=spec.timeout),
+        )
+        fn, args, kwargs = loads(spec.call)
+        report_phase("")
+        value = fn(rank, *args, **kwargs)
+    try:
+        return dumps(value)
+    except Exception as error:
+        kind = type(value).__name__
+        raise TypeError(f"the value returned, a {kind}, cannot be sent to the launcher: {error}") from None
+
+
+def _take_over_surroundings(spec: LaunchSpec) -> None:
+    """Make the launching process' surroundings this rank's own, and the sources it alone knows."""
+    os.environ.clear()
+    os.environ.update(spec.environ)
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(spec.folder)
+    sys.path[:] = spec.import_path
+    sys.argv[:] = spec.argv
+    for name, lines in spec.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    torch.set_num_threads(spec.threads)
+    dist.set_debug_level_from_env()
+
+
+def _raised(error: BaseException, when: float) -> RankRaised:
+    error.__traceback__ = _without_own_frames(error.__traceback__)
+    return RankRaised(
+        when,
+        "".join(traceback.format_exception_only(type(error), error)).strip(),
+        "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip(),
+        isinstance(error, RuntimeError) and bool(_ECHO.search(str(error))),
+        _packed_error(error),
+    )
+
+
+def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _OWN_FOLDER:
+        frames = frames.tb_next
+    return frames
+
+
+def _packed_error(error: BaseException) -> bytes | None:
+    """Return the exception pickled, if it can be."""
+    try:
+        return dumps(error.with_traceback(None))
+    except Exception:
+        return None
+
+
+def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:
+    """Do what the launching process says, to its end or the rank's."""
+    while True:
+        try:
+            word = messages.end.recv(1)
+        except OSError:
+            word = b""
+        if word == LEAVE:
+            may_leave.set()
+        elif word == WHERE:
+            with contextlib.suppress(OSError):
+                messages.send(_location())
+        else:
+            files.discard()
+            os._exit(1)
+
+
+def _location() -> RankLocation:
+    """Return where the main thread is: the innermost line of its stack that is not a library's."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    stack = [(each.f_code, number) for each, number in traceback.walk_stack(frame)]
+    communicating = any(code.co_filename.startswith(_COMMUNICATION) for code, _ in stack)
+    for code, number in stack:
+        if not code.co_filename.startswith(_LIBRARIES):
+            source = linecache.getline(code.co_filename, number).strip()
+            place = f'File "{code.co_filename}", line {number}, in {code.co_name}'
+            return RankLocation(f"{place}: {source}" if source else place, communicating)
+    return RankLocation("", communicating)
+
+
+def _redirect_output(output: socket.socket) -> None:
+    """Send stdout and stderr to the launching process line by line, those of C too."""
+    sys.stdout = sys.stderr = io.TextIOWrapper(
+        output.makefile("wb"), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    faulthandler.enable(file=2)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -1,0 +1,59 @@
+"""The three files of a launch: what the ranks are to do, the store where they meet, and their phases.
+
+On Linux they live in memory, without a name, so that not even SIGKILL of a whole process group leaves one
+behind. Elsewhere they lie in one temporary folder, which the launching process removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .phase import SLOT
+
+_NAMES = ("spec", "store", "phases")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Paths that open a launch's files, and the descriptors behind them (none where they have names)."""
+
+    spec: str
+    store: str
+    phases: str
+    descriptors: tuple[int, ...] = ()
+
+    @classmethod
+    def behind(cls, descriptors: tuple[int, ...]) -> RunFiles:
+        """Return the files behind three descriptors of this process."""
+        spec, store, phases = (f"/proc/self/fd/{descriptor}" for descriptor in descriptors)
+        return cls(spec, store, phases, descriptors)
+
+    def discard(self) -> None:
+        """Give the files back: by the launching process, or by a rank when that process no longer can."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        if not self.descriptors:
+            shutil.rmtree(os.path.dirname(self.spec), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def run_files(spec: bytes, world_size: int) -> Iterator[RunFiles]:
+    """Lay out the files of one launch, the spec written and every phase empty; they are gone on exit."""
+    if sys.platform == "linux":
+        files = RunFiles.behind(tuple(os.memfd_create(f"muon-{name}") for name in _NAMES))
+    else:
+        folder = tempfile.mkdtemp(prefix="muon-launch-")
+        files = RunFiles(*(os.path.join(folder, name) for name in _NAMES))
+    try:
+        for path, data in ((files.spec, spec), (files.phases, bytes(SLOT * world_size))):
+            with open(path, "wb") as file:
+                file.write(data)
+        yield files
+    finally:
+        files.discard()

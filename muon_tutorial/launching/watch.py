@@ -1,0 +1,180 @@
+"""The launching process' side of its ranks: gathers their output, values and ends until it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ..errors import LaunchError
+from .fork_server import ForkedRanks
+from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
+from .output import RankOutput
+from .phase import read_phases
+from .ship_functions import loads
+from .spawn import SpawnedRanks
+
+_TICK = 0.05  # seconds between looks at processes that announce nothing
+_GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed
+_ANSWER = 0.3  # seconds for a rank to say where it is
+_LEAVING = 5.0  # seconds for a rank to close its groups and end
+_STARTING = 120.0  # seconds for the processes to be there: torch may have to come from a slow disk
+
+
+@dataclass(slots=True)
+class WatchedRank:
+    """One rank as seen from the launching process: its sockets' ends here, and what is known of it.
+
+    Times are monotonic seconds. ``phase`` and ``location`` are asked for only when the launch has failed.
+    """
+
+    rank: int
+    messages: MessageSocket
+    output_end: socket.socket
+    output: RankOutput
+    has_started: bool = False
+    returned: bytes | None = None  # the pickled value
+    raised: RankRaised | None = None
+    exit_code: int | None = None
+    ended_at: float | None = None
+    stopped_at: float | None = None
+    phase: str = ""
+    location: RankLocation | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is to come from its function."""
+        return self.returned is not None or self.raised is not None or self.exit_code is not None
+
+    def has_failed(self, now: float, timeout: float) -> bool:
+        """Whether it raised, died, or has been stopped for longer than `timeout` seconds."""
+        died = self.exit_code is not None and (self.returned is None or self.exit_code != 0)
+        stopped = self.stopped_at is not None and now - self.stopped_at > timeout
+        return self.raised is not None or died or stopped
+
+
+@dataclass(slots=True)
+class RankWatcher:
+    """Watches a launch in progress. ``phases`` is the path of the ranks' phases, ``timeout`` theirs (s)."""
+
+    ranks: list[WatchedRank]
+    processes: ForkedRanks | SpawnedRanks
+    phases: str
+    timeout: float
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def __post_init__(self) -> None:
+        for rank in self.ranks:
+            self._selector.register(
+                rank.messages.end, selectors.EVENT_READ, partial(self._read_messages, rank)
+            )
+            self._selector.register(rank.output_end, selectors.EVENT_READ, partial(self._read_output, rank))
+        for waitable in self.processes.waitables:
+            self._selector.register(waitable, selectors.EVENT_READ, lambda: None)
+
+    def until_settled(self, limit: float | None) -> bool:
+        """Wait until all ranks returned or one failed; False when `limit` seconds passed first.
+
+        Raises:
+            LaunchError: the processes could not be started.
+        """
+        begun = time.monotonic()
+        patience = _STARTING if limit is None else min(limit, _STARTING)
+        has_started = self._pump(lambda: all(rank.has_started for rank in self.ranks), patience)
+        if not has_started and patience == _STARTING:
+            raise LaunchError(f"the ranks' processes did not start within {_STARTING:g} s")
+        left = None if limit is None else limit - (time.monotonic() - begun)
+        return self._pump(lambda: self.all_returned() or self.has_failed(), left)
+
+    def all_returned(self) -> bool:
+        """Whether every rank's function returned."""
+        return all(rank.returned is not None for rank in self.ranks)
+
+    def has_failed(self) -> bool:
+        """Whether a rank failed."""
+        now = time.monotonic()
+        return any(rank.has_failed(now, self.timeout) for rank in self.ranks)
+
+    def dismiss(self) -> None:
+        """Let all ranks close their groups and end, now that none needs another."""
+        self._tell(LEAVE)
+        self._pump(self._all_ended, _LEAVING)
+
+    def values(self) -> list[Any]:
+        """Return what the ranks' functions returned."""
+        return [loads(rank.returned) for rank in self.ranks if rank.returned is not None]
+
+    def hear_out(self) -> list[WatchedRank]:
+        """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
+        self._pump(lambda: all(rank.is_done for rank in self.ranks), _GRACE)
+        self._tell(WHERE)
+        self._pump(lambda: all(rank.is_done or rank.location for rank in self.ranks), _ANSWER)
+        for rank, phase in zip(self.ranks, read_phases(self.phases, len(self.ranks)), strict=True):
+            rank.phase = phase
+        return self.ranks
+
+    def close(self) -> None:
+        """End what still runs, and show the last output."""
+        with self._selector:
+            self.processes.kill()
+            self._pump(self._all_ended, _LEAVING)
+        for rank in self.ranks:
+            while data := read_now(rank.output_end, 1 << 16):
+                rank.output.feed(data)
+            rank.output.finish()
+
+    def _all_ended(self) -> bool:
+        return all(rank.exit_code is not None for rank in self.ranks)
+
+    def _tell(self, word: bytes) -> None:
+        for rank in self.ranks:
+            if not rank.messages.at_end_of_file:
+                with contextlib.suppress(OSError):
+                    rank.messages.end.send(word)
+
+    def _pump(self, until: Callable[[], bool], limit: float | None) -> bool:
+        """Take what comes until `until` holds; False when `limit` seconds passed first."""
+        deadline = None if limit is None else time.monotonic() + limit
+        while not until():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            for key, _ in self._selector.select(_TICK):
+                key.data()
+            for state in self.processes.news():
+                self._note(self.ranks[state.rank], state)
+        return True
+
+    def _read_messages(self, rank: WatchedRank) -> None:
+        for record in rank.messages.receive():
+            if isinstance(record, bytes):
+                rank.returned = record
+            elif isinstance(record, RankRaised):
+                rank.raised = record
+            elif isinstance(record, RankLocation):
+                rank.location = record
+        if rank.messages.at_end_of_file:
+            self._forget(rank.messages.end)
+
+    def _read_output(self, rank: WatchedRank) -> None:
+        data = read_now(rank.output_end, 1 << 16)
+        if data:
+            rank.output.feed(data)
+        elif data is not None:
+            self._forget(rank.output_end)
+
+    def _note(self, rank: WatchedRank, state: ProcessState) -> None:
+        rank.has_started = True
+        if state.exit_code is None:
+            rank.stopped_at = time.monotonic() if state.is_stopped else None
+        else:
+            self._read_messages(rank)
+            rank.exit_code, rank.ended_at = state.exit_code, time.monotonic()
+
+    def _forget(self, end: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(end)
