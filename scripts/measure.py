@@ -30,8 +30,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # noqa: E402
 
-from muon_tutorial.benchmarks import batches, measured, predicted  # noqa: E402
-from muon_tutorial.benchmarks.baselines import CONTENDERS, Work  # noqa: E402
+from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa: E402
+from muon_tutorial.benchmarks.contenders import CONTENDERS, Work  # noqa: E402
 from muon_tutorial.benchmarks.measured import Counters, Seen  # noqa: E402
 from muon_tutorial.evidence.bytes_sent import Sent  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
@@ -102,13 +102,13 @@ def all_tables(asked: argparse.Namespace, work: Work, command: str) -> list[Tabl
     say("real ranks: fifteen contenders")
     readings = measured.read_all(work, asked.rounds)
     say("larger batches")
-    larger = batches.read_batches(work, max(3, asked.rounds // 2))
+    larger = larger_batches.read_batches(work, max(3, asked.rounds // 2))
     say("interface counters")
     counters, why = counters_in_namespace(asked)
     makers: list[Callable[[str], Table]] = [
         lambda c: measured.ratios_table(readings, c),
         lambda c: measured.seconds_table(readings, c),
-        lambda c: batches.batches_table(larger, work.shape.context, c),
+        lambda c: larger_batches.batches_table(larger, work.shape.context, c),
         lambda c: measured.bytes_table(readings, c),
         lambda c: measured.state_table(readings, c),
         lambda c: measured.counters_table(counters, c) if counters else no_counters(why, c),

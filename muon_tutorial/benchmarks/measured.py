@@ -19,8 +19,8 @@ from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zer
 from ..step.step import ParameterState, PlanStep
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
-from .baselines import CONTENDERS, Work
-from .readings import Interface, Reading, read_contenders, read_interface, read_sizes
+from .contender_costs import Interface, Reading, read_contenders, read_interface, read_sizes
+from .contenders import CONTENDERS, Work
 
 RANKS = 4
 PATIENCE = 120.0

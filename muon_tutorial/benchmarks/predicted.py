@@ -46,7 +46,7 @@ def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
     rows = [_gloo_row(kind, parts) for kind in KINDS for parts in sizes]
     notes = (
         "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
-        "byte once its 48-byte preambles are added (`tests/evidence/test_wire.py`).",
+        "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
     )
     columns = ("collective", "ranks", "ring, most", "Gloo, least", "Gloo, most")
     return Table("One collective: ring and Gloo", columns, tuple(rows), command, notes)

@@ -4,7 +4,7 @@ Knows sizes and positions alone. Two models, because Gloo's bytes are not NCCL's
 all_reduce whose answer is cut, and its broadcast a tree in which the root sends log₂ P times. Gloo's side
 follows facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``alltoallv.cc``, ``gather.cc``,
 ``scatter.cc``, ``broadcast.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
-from either side), and equals the kernel's own TCP counters to the byte (``evidence/sockets.py``).
+from either side), and equals the kernel's own TCP counters to the byte (``evidence/kernel_counters.py``).
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ from ..launching.launch import launch
 from ..launching.output import print_line
 from ..plan.grid import Coordinate
 from ..worlds.live import Follow, Moment
-from .chrome import merge_documents
-from .kineto import Event, Trace, nanoseconds, parse_trace
-from .spans import Intervals, clip, union
-from .timeline import Flight, RankTimes, Split, Timeline, flights_of, split, split_markdown
+from .perfetto import merge_documents
+from .profiler_trace import Event, Trace, nanoseconds, parse_trace
+from .time_intervals import Intervals, clip, union
+from .time_split import Flight, RankTimes, Split, Timeline, flights_of, split, split_markdown
 from .timeline_picture import draw_timeline
 
 SPAN = "recorded"

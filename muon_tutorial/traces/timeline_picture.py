@@ -16,9 +16,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .chrome import lanes
-from .spans import Intervals, clip, measure
-from .timeline import STATES, RankTimes, State, Timeline, paint
+from .perfetto import lanes
+from .time_intervals import Intervals, clip, measure
+from .time_split import STATES, RankTimes, State, Timeline, paint
 
 COLUMNS = 800
 FILLS: dict[State, str] = {

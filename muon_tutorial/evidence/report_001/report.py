@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TraceError
-from ...traces.kineto import (
+from ...traces.profiler_trace import (
     CollectiveSum,
     Event,
     NameSum,
@@ -33,7 +33,7 @@ from ...traces.kineto import (
     sum_collectives,
     sums_by_name,
 )
-from ...traces.spans import measure
+from ...traces.time_intervals import measure
 
 SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
 WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over

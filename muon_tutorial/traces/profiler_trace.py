@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import TraceError
-from .spans import Interval, Intervals, measure, subtract, union
+from .time_intervals import Interval, Intervals, measure, subtract, union
 
 Sort = Literal["kernel", "memory", "launch", "runtime", "gpu annotation", "cpu annotation", "other"]
 

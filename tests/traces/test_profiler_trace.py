@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial.errors import TraceError
-from muon_tutorial.traces import traps
-from muon_tutorial.traces.kineto import (
+from muon_tutorial.traces.profiler_trace import (
     differing_work,
     executed_time,
     parse_trace,
@@ -21,7 +20,9 @@ from muon_tutorial.traces.kineto import (
     sum_collectives,
     sums_by_name,
 )
-from muon_tutorial.traces.spans import intersect, measure, subtract, union
+from muon_tutorial.traces.time_intervals import intersect, measure, subtract, union
+
+from . import traps
 
 MS = 1_000_000
 pieces = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)

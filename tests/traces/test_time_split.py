@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_tutorial.traces import traps
-from muon_tutorial.traces.chrome import check_document, lanes, merge_documents
-from muon_tutorial.traces.kineto import parse_trace
-from muon_tutorial.traces.spans import intersect, union
-from muon_tutorial.traces.timeline import (
+from muon_tutorial.traces.perfetto import check_document, lanes, merge_documents
+from muon_tutorial.traces.profiler_trace import parse_trace
+from muon_tutorial.traces.time_intervals import intersect, union
+from muon_tutorial.traces.time_split import (
     STATES,
     Flight,
     RankTimes,
@@ -24,6 +23,8 @@ from muon_tutorial.traces.timeline import (
     timeline_of,
 )
 from muon_tutorial.traces.timeline_picture import describe_timeline, draw_timeline
+
+from . import traps
 
 MS = 1_000_000
 

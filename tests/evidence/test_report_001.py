@@ -94,7 +94,9 @@ def test_the_package_holds_what_the_traces_say() -> None:
 def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "report_001.json"
     write_digests(packaged_digests(), target)
-    kept = Path(__file__).parents[2] / "muon_tutorial" / "evidence" / "report_001" / "data" / "report_001.json"
+    kept = (
+        Path(__file__).parents[2] / "muon_tutorial" / "evidence" / "report_001" / "data" / "report_001.json"
+    )
     assert target.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
 
 

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
+from muon_tutorial.benchmarks.contender_costs import settled_tcp, tcp_after
 from muon_tutorial.benchmarks.measured import Counters, errors
 from muon_tutorial.benchmarks.predicted import KINDS, sample_request
-from muon_tutorial.benchmarks.readings import settled_tcp, tcp_after
 from muon_tutorial.engine.collective import Kind, Walk
 from muon_tutorial.evidence.bytes_sent import gloo_barrier, gloo_sent
+from muon_tutorial.evidence.kernel_counters import interface_sent, tcp_sent
 from muon_tutorial.evidence.ledger import entry_of
-from muon_tutorial.evidence.sockets import interface_sent, tcp_sent
 from scripts.measure import seen
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from muon_tutorial.benchmarks.baselines import Work
-from muon_tutorial.benchmarks.batches import batches_table, read_batches
+from muon_tutorial.benchmarks.contender_costs import Seconds
+from muon_tutorial.benchmarks.contenders import Work
+from muon_tutorial.benchmarks.larger_batches import batches_table, read_batches
 from muon_tutorial.benchmarks.measured import AGAINST, Readings
-from muon_tutorial.benchmarks.readings import Seconds
 from muon_tutorial.training.gpt import GPTShape
 
 NAME = "Muon zero1, DP=4"

@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 from ..engine.collective import Collective, Label, Walk
 from ..evidence.bytes_sent import NOTHING, Sent, gloo_barrier
+from ..evidence.kernel_counters import interface_sent, tcp_sent
 from ..evidence.ledger import Row, total
 from ..evidence.memory import PeakMemory, tensor_bytes
-from ..evidence.sockets import interface_sent, tcp_sent
-from ..evidence.witness import Witness
+from ..evidence.torch_collectives import Witness
 from ..worlds.live import LiveWorld, build_mesh
-from .baselines import Contender, Work, build_contender
+from .contenders import Contender, Work, build_contender
 
 SETTLE = 0.05  # seconds in which what is under way goes on
 PATIENCE = 2.0  # seconds until bytes that are not there will not come

@@ -20,10 +20,11 @@ from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Coordinate
-from muon_tutorial.traces import traps
-from muon_tutorial.traces.chrome import check_document
+from muon_tutorial.traces.perfetto import check_document
 from muon_tutorial.traces.recording import Recording, Tape, merge, record
 from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
+
+from . import traps
 
 pytestmark = pytest.mark.live
 

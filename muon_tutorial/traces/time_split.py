@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .kineto import Trace, span
-from .spans import Intervals, intersect, measure, subtract, union
+from .profiler_trace import Trace, span
+from .time_intervals import Intervals, intersect, measure, subtract, union
 
 State = Literal["compute", "communication", "waiting", "unsplit", "neither"]
 STATES: tuple[State, ...] = ("compute", "communication", "waiting", "unsplit", "neither")

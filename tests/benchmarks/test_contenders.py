@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.benchmarks.baselines import CONTENDERS, Work
-from muon_tutorial.benchmarks.readings import Reading, read_contenders
+from muon_tutorial.benchmarks.contender_costs import Reading, read_contenders
+from muon_tutorial.benchmarks.contenders import CONTENDERS, Work
 from muon_tutorial.evidence import formulas
-from muon_tutorial.evidence.sockets import tcp_sent
+from muon_tutorial.evidence.kernel_counters import tcp_sent
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training.gpt import GPTShape
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ..evidence.tables import Cell, Table, median_and_spread
 from ..launching.launch import launch
-from .baselines import Work
+from .contender_costs import read_contenders
+from .contenders import Work
 from .measured import AGAINST, PATIENCE, RANKS, Readings, shares_of, steps_of
-from .readings import read_contenders
 
 PAIRED = ("Muon zero1, DP=4", "Muon zero1, DP=2×TP=2", "Muon owner, FSDP2, DP=4")
 SEQUENCES = (4, 16, 64)

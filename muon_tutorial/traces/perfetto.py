@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .kineto import nanoseconds
-from .timeline import Flight, Timeline, last_asked, paint
+from .profiler_trace import nanoseconds
+from .time_split import Flight, Timeline, last_asked, paint
 
 Entry = dict[str, Any]
 
