@@ -31,9 +31,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch  # noqa: E402
 
 from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa: E402
-from muon_tutorial.benchmarks.contenders import CONTENDERS, Work  # noqa: E402
-from muon_tutorial.benchmarks.measured import Counters, Seen  # noqa: E402
-from muon_tutorial.evidence.bytes_sent import Sent  # noqa: E402
+from muon_tutorial.benchmarks.contender_costs import InterfaceCount  # noqa: E402
+from muon_tutorial.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
+from muon_tutorial.benchmarks.measured import InterfaceCounts  # noqa: E402
+from muon_tutorial.evidence.gloo_bytes import GlooTraffic  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.plan.grid import Grid  # noqa: E402
 from muon_tutorial.plan.layout import Shard  # noqa: E402
@@ -47,7 +48,7 @@ NAMESPACE = "ip link set lo up && exec "
 def main(arguments: list[str] | None = None) -> int:
     """Read the arguments, measure, and write."""
     asked = parse(arguments)
-    work = Work(GPTShape(asked.layers, asked.width, asked.heads, asked.context), asked.batch)
+    work = Workload(GPTShape(asked.layers, asked.width, asked.heads, asked.context), asked.batch)
     if asked.counters_only:
         json.dump(asdict(measured.read_counters(work, asked.contender)), sys.stdout)
         return 0
@@ -97,7 +98,7 @@ def unfit(asked: argparse.Namespace) -> str | None:
     return f"cannot write to {asked.out}: {reason}" if reason else None
 
 
-def all_tables(asked: argparse.Namespace, work: Work, command: str) -> list[Table]:
+def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
     """Every table, in the order in which they are read."""
     say("real ranks: fifteen contenders")
     readings = measured.read_all(work, asked.rounds)
@@ -137,7 +138,7 @@ def matrices(shape: GPTShape) -> list[Matrix]:
     return [Matrix(i, *row) for i, row in enumerate(rows)]
 
 
-def counters_in_namespace(asked: argparse.Namespace) -> tuple[Counters | None, str]:
+def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceCounts | None, str]:
     """Interface counters of the same work where nobody else sends; or None, and why not."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None, "this machine has no `unshare` and `ip`"
@@ -150,22 +151,24 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[Counters | None, s
     )
     if run.returncode:
         return None, (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    found = json.loads(run.stdout.splitlines()[-1])
-    fit, steps = (tuple(seen(row) for row in found[part]) for part in ("fit", "steps"))
-    return Counters(fit, steps), ""
+    return read_counts(run.stdout.splitlines()[-1]), ""
 
 
-def seen(row: dict[str, Any]) -> Seen:
-    """A reading from its JSON."""
-    return Seen(row["name"], Sent(**row["wire"]), row["counted"])
+def read_counts(text: str) -> InterfaceCounts:
+    """What ``--counters-only`` printed."""
+    counts = {
+        part: tuple(InterfaceCount(**{**row, "wire": GlooTraffic(**row["wire"])}) for row in rows)
+        for part, rows in json.loads(text).items()
+    }
+    return InterfaceCounts(**counts)
 
 
 def no_counters(why: str, command: str) -> Table:
     """What stands in for the table of counters where there is no namespace."""
-    return Table("Interface counters", ("left out because",), ((why,),), command)
+    return Table("Interface counters", ({"left out because": why},), command)
 
 
-def machine(command: str, work: Work, rounds: int) -> dict[str, Any]:
+def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
     """What the figures were read on. No paths, no names."""
     return {
         "command": command,
@@ -237,9 +240,9 @@ def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
     drawn = {}
     for stem, title, columns, unit, label in PLOTS:
         table = next(table for table in tables if table.title == title)
-        cells: dict[str, Any] = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-        series = {said: [unit * cell for cell in cells[column]] for column, said in columns.items()}
-        bars(folder / f"{stem}.svg", cells["contender"], series, label)
+        rows: Sequence[dict[str, Any]] = table.rows
+        series = {said: [unit * row[column] for row in rows] for column, said in columns.items()}
+        bars(folder / f"{stem}.svg", [row["contender"] for row in rows], series, label)
         drawn[f"{stem}.svg"] = f"{label}, as bars; the numbers stand under *{title}*"
     return drawn
 
@@ -247,16 +250,7 @@ def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
 def read_tables(path: Path) -> list[Table]:
     """The tables of a ``measure.json``, to draw or write them anew without measuring."""
     kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
-    return [
-        Table(
-            one["title"],
-            tuple(one["rows"][0]),
-            tuple(tuple(row.values()) for row in one["rows"]),
-            one["command"],
-            tuple(one["notes"]),
-        )
-        for one in kept
-    ]
+    return [Table(one["title"], tuple(one["rows"]), one["command"], tuple(one["notes"])) for one in kept]
 
 
 def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:

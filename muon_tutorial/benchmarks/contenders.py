@@ -30,7 +30,7 @@ BUCKET_MB = BUCKET_BYTES // 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What every contender does in a step: a model, and a global batch of sequences."""
 
     shape: GPTShape
@@ -54,7 +54,7 @@ class Contender:
     optimizers: Sequence[Optimizer]
     finish: Callable[[], None]
 
-    def learn(self, work: Work, step: int) -> Tensor:
+    def learn(self, work: Workload, step: int) -> Tensor:
         """Forward and backward on this rank's share. Where a wrapper reduces gradients, it does so here."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -89,28 +89,28 @@ def _plain(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-Build = Callable[[Work, LiveWorld], Contender]
+Build = Callable[[Workload, LiveWorld], Contender]
 
 
-def adamw_ddp(work: Work, world: LiveWorld) -> Contender:
+def adamw_ddp(work: Workload, world: LiveWorld) -> Contender:
     """Whole model and whole state on every rank; DDP averages gradients while backward runs."""
     model = _ddp(work, world)
     return _stepping(world, model, [AdamW(model.parameters(), lr=LR)])
 
 
-def adamw_zero1(work: Work, world: LiveWorld) -> Contender:
+def adamw_zero1(work: Workload, world: LiveWorld) -> Contender:
     """PyTorch's ZeRO-1: DDP averages; each rank steps whole parameters of its own and broadcasts them."""
     model = _ddp(work, world)
     return _stepping(world, model, [ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=LR)])
 
 
-def adamw_fsdp2(work: Work, world: LiveWorld) -> Contender:
+def adamw_fsdp2(work: Workload, world: LiveWorld) -> Contender:
     """Parameters, gradients and state in shards; gathered for forward, and again for backward."""
     model = _sharded(work, world)
     return _stepping(world, model, [AdamW(model.parameters(), lr=LR)])
 
 
-def adamw_averaged(work: Work, world: LiveWorld) -> Contender:
+def adamw_averaged(work: Workload, world: LiveWorld) -> Contender:
     """AdamW on any grid: the model cut over tp, gradients averaged over dp in one buffer after backward."""
     model = _cut(work, world)
     adamw = AdamW(model.parameters(), lr=LR)
@@ -122,25 +122,25 @@ def adamw_averaged(work: Work, world: LiveWorld) -> Contender:
     return Contender(world, model, [adamw], finish)
 
 
-def torch_muon_ddp(work: Work, world: LiveWorld) -> Contender:
+def torch_muon_ddp(work: Workload, world: LiveWorld) -> Contender:
     """The stock Muon, replicated: every rank orthogonalizes everything."""
     model = _ddp(work, world)
     return _stepping(world, model, _stock(model.module))
 
 
-def torch_muon_fsdp2(work: Work, world: LiveWorld) -> Contender:
+def torch_muon_fsdp2(work: Workload, world: LiveWorld) -> Contender:
     """The stock Muon handed FSDP2's DTensors: a dozen collectives a matrix."""
     model = _sharded(work, world)
     return _stepping(world, model, _stock(model))
 
 
-def torch_muon_tp(work: Work, world: LiveWorld) -> Contender:
+def torch_muon_tp(work: Workload, world: LiveWorld) -> Contender:
     """The stock Muon handed tensor-parallel DTensors."""
     model = _cut(work, world)
     return _stepping(world, model, _stock(model))
 
 
-def our_muon(strategy: str | Builder, work: Work, world: LiveWorld) -> Contender:
+def our_muon(strategy: str | Builder, work: Workload, world: LiveWorld) -> Contender:
     """This package's Muon for the hidden matrices, AdamW for the rest."""
     model = _cut(work, world)
     hidden, rest = split_parameters(model)
@@ -156,7 +156,7 @@ def our_muon(strategy: str | Builder, work: Work, world: LiveWorld) -> Contender
     return Contender(world, model, [both.muon, both.adamw], finish)
 
 
-def our_muon_fsdp2(work: Work, world: LiveWorld) -> Contender:
+def our_muon_fsdp2(work: Workload, world: LiveWorld) -> Contender:
     """This package's Muon on FSDP2's shards: each matrix to its owner and back."""
     model = _sharded(work, world)
     hidden, rest = split_parameters(model)
@@ -183,7 +183,7 @@ CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
 """By name: how to build it, and its grid."""
 
 
-def build_contender(name: str, work: Work) -> Contender:
+def build_contender(name: str, work: Workload) -> Contender:
     """The contender of that name on this rank. All ranks must call."""
     build, grid = CONTENDERS[name]
     return build(work, LiveWorld(build_mesh(grid)))
@@ -197,7 +197,7 @@ def _stepping(world: LiveWorld, model: nn.Module, optimizers: list[Optimizer]) -
     return Contender(world, model, optimizers, finish)
 
 
-def _ddp(work: Work, world: LiveWorld) -> DistributedDataParallel:
+def _ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
     """Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it."""
     model = build_gpt(work.shape, work.seed)
     buffers = [name for name, _ in model.named_buffers()]
@@ -207,7 +207,7 @@ def _ddp(work: Work, world: LiveWorld) -> DistributedDataParallel:
     return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
 
 
-def _sharded(work: Work, world: LiveWorld) -> GPT:
+def _sharded(work: Workload, world: LiveWorld) -> GPT:
     model = build_gpt(work.shape, work.seed)
     for block in model.blocks:
         fully_shard(block, mesh=world.mesh)
@@ -215,7 +215,7 @@ def _sharded(work: Work, world: LiveWorld) -> GPT:
     return model
 
 
-def _cut(work: Work, world: LiveWorld) -> GPT:
+def _cut(work: Workload, world: LiveWorld) -> GPT:
     model = build_gpt(work.shape, work.seed)
     parallelize(model, world.mesh["tp"])
     return model

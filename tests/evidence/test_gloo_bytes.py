@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -17,13 +16,13 @@ from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
 from muon_tutorial.benchmarks.contender_costs import settled_tcp, tcp_after
-from muon_tutorial.benchmarks.measured import Counters, errors
+from muon_tutorial.benchmarks.measured import errors
 from muon_tutorial.benchmarks.predicted import KINDS, sample_request
 from muon_tutorial.engine.collective import Kind, Walk
-from muon_tutorial.evidence.bytes_sent import gloo_barrier, gloo_sent
+from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
 from muon_tutorial.evidence.kernel_counters import interface_sent, tcp_sent
 from muon_tutorial.evidence.ledger import entry_of
-from scripts.measure import seen
+from scripts.measure import read_counts
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -114,8 +113,7 @@ def test_interface_counters_agree_within_two_percent() -> None:
         text=True,
         check=True,
     )
-    found = json.loads(run.stdout.splitlines()[-1])
-    counters = Counters(*(tuple(seen(row) for row in found[part]) for part in ("fit", "steps")))
+    counters = read_counts(run.stdout.splitlines()[-1])
     assert {reading.name for reading in counters.steps} == set(names)
     assert all(reading.counted for reading in counters.steps)
     assert max(map(abs, errors(counters))) < 0.02

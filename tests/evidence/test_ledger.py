@@ -23,7 +23,8 @@ from muon_tutorial import (
     launch,
 )
 from muon_tutorial.engine.collective import Collective, Label
-from muon_tutorial.evidence.ledger import Row, ring_bytes
+from muon_tutorial.evidence.ledger import LedgerRow
+from muon_tutorial.evidence.ring_bytes import ring_bytes
 from muon_tutorial.plan.bucket import Bucket, BucketEntry
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
@@ -45,7 +46,7 @@ every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, Row]]]:
+def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, LedgerRow]]]:
     """The plan, and each rank's rows of one step by phase."""
     ledger = Ledger()
     world = LocalWorld(grid, observers=[ledger])
@@ -58,11 +59,11 @@ def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[s
     return plan, [{row.phase: row for row in ledger.rows(rank)} for rank in grid.ranks]
 
 
-def ring(rows: dict[str, Row], phase: str) -> int:
+def ring(rows: dict[str, LedgerRow], phase: str) -> int:
     return rows[phase].ring if phase in rows else 0
 
 
-def received(rows: dict[str, Row], phase: str) -> int:
+def received(rows: dict[str, LedgerRow], phase: str) -> int:
     return rows[phase].received if phase in rows else 0
 
 
@@ -240,7 +241,7 @@ GRID = Grid.of(dp=2, tp=2)
 EVERY = {name: partial(builder, bucket_bytes=400) for name, builder in STRATEGIES.items()}
 
 
-def on_one_of_four(rank: int) -> dict[str, list[Row]]:
+def on_one_of_four(rank: int) -> dict[str, list[LedgerRow]]:
     """What this real rank's steps asked for, by strategy."""
     mesh, found = build_mesh(GRID), {}
     for name, builder in EVERY.items():
@@ -258,14 +259,14 @@ def step(params: Sequence[torch.Tensor], muon: Muon, at: Coordinate) -> None:
 
 
 @pytest.fixture(scope="module")
-def four() -> list[dict[str, list[Row]]]:
+def four() -> list[dict[str, list[LedgerRow]]]:
     return launch(on_one_of_four, 4)
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("name", EVERY)
 def test_real_ranks_ask_for_the_same_bytes_as_ranks_in_one_process(
-    four: list[dict[str, list[Row]]], name: str
+    four: list[dict[str, list[LedgerRow]]], name: str
 ) -> None:
     _, ranks = counted(UNEVEN, EVERY[name], GRID)
     for rank, rows in enumerate(ranks):
