@@ -1,4 +1,4 @@
-"""The split of wall time, the merged document, and the picture: pure functions of a timeline."""
+"""The split of wall time and its picture: pure functions of a timeline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_tutorial.traces.perfetto import check_document, lanes, merge_documents
-from muon_tutorial.traces.profiler_trace import parse_trace
 from muon_tutorial.traces.time_intervals import intersect, union
 from muon_tutorial.traces.time_split import (
     STATES,
@@ -20,11 +18,8 @@ from muon_tutorial.traces.time_split import (
     paint,
     split,
     split_markdown,
-    timeline_of,
 )
 from muon_tutorial.traces.timeline_picture import describe_timeline, draw_timeline
-
-from . import traps
 
 MS = 1_000_000
 
@@ -116,115 +111,10 @@ def test_beyond_flights_known_from_all_sides_a_blocked_rank_communicates() -> No
     assert (row.waiting, row.communication, row.unsplit) == (20 * MS, 8 * MS, 0)
 
 
-def test_two_ranks_traces_show_the_spinning_that_one_hides() -> None:
-    overlapped, plain = (parse_trace(traps.spinning(overlapped)) for overlapped in (True, False))
-    alone, _ = split(timeline_of({0: overlapped, 5: plain}))
-    spinning, punctual = split(timeline_of({0: overlapped, 1: plain}))
-    assert alone.unsplit == 5 * MS  # the rest of the 25 ms runs under compute
-    assert (spinning.compute, spinning.communication, spinning.overlapped) == (20 * MS, 5 * MS, 20 * MS)
-    assert (punctual.communication, punctual.waiting) == (10 * MS, 0)
-
-
 def test_split_markdown_has_a_row_for_each_rank() -> None:
     lines = split_markdown(split(late_peer())).splitlines()
     assert len(lines) == 4
     assert lines[2] == "| 0 | 40.00 | 25.0% | 12.5% | 50.0% | 0.0% | 12.5% | 0.0% |"
-
-
-def test_flights_that_overlap_get_lanes_of_their_own() -> None:
-    flights = [flight(0, 0, 10), flight(0, 5, 8, 1), flight(0, 8, 12, 2), flight(0, 10, 11, 3)]
-    assert [[f.turn for f in row] for row in lanes(flights)] == [[0, 3], [1, 2]]
-
-
-def merged() -> dict[str, object]:
-    document = traps.counted_four_times()
-    document["traceEvents"] += [
-        {"ph": "M", "name": "process_name", "pid": 100, "tid": 0, "ts": 0, "args": {"name": "python"}},
-        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 100, "ts": 0, "args": {"name": "main"}},
-        {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 100, "tid": 100, "ts": 900},
-        {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 0, "tid": 7, "ts": 1000, "bp": "e"},
-        {
-            "ph": "X",
-            "cat": "Trace",
-            "name": "PyTorch Profiler (0)",
-            "pid": "Spans",
-            "tid": "",
-            "ts": 0,
-            "dur": 9,
-        },
-    ]
-    return merge_documents({0: document, 1: document}, {0: 0, 1: 5 * MS}, late_peer())
-
-
-def test_a_merged_document_keeps_to_the_format() -> None:
-    assert check_document(merged()) == []
-
-
-def test_each_rank_gets_processes_and_flows_of_its_own_on_one_clock() -> None:
-    events = merged()["traceEvents"]
-    assert isinstance(events, list)
-    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert sorted(names.values()) == ["rank 0", "rank 0 · GPU 0", "rank 1", "rank 1 · GPU 0"]
-    assert (names[0], names[1]) == ("rank 0", "rank 1")
-    kernels = {names[e["pid"]]: e["ts"] for e in events if e.get("cat") == "kernel"}
-    assert kernels == {"rank 0 · GPU 0": 5200.0, "rank 1 · GPU 0": 200.0}
-    assert {e["id"] for e in events if "id" in e} == {"0.7", "1.7"}
-
-
-def test_events_of_the_profiler_that_cross_are_set_aside() -> None:
-    crossing = [GOOD | {"cat": "cpu_op", "ts": 1.0 * start, "dur": 1.5} for start in range(3)]
-    document = merge_documents(
-        {0: {"traceEvents": crossing}, 1: {"traceEvents": []}}, {0: 0, 1: 0}, late_peer()
-    )
-    assert check_document(document) == []
-    tracks = [e["tid"] for e in document["traceEvents"] if e["ph"] == "X" and e["name"] == "a"]
-    assert sorted(track != 0 for track in tracks) == [False, False, True]
-
-
-def test_collectives_carry_phase_bucket_and_bytes() -> None:
-    events = merged()["traceEvents"]
-    assert isinstance(events, list)
-    first = next(event for event in events if event.get("cat") == "collective")
-    assert first["name"] == "all_gather: dp gather of bucket 0"
-    assert first["args"]["payload bytes"] == 64
-    assert first["args"]["ring bytes"] == 32
-    assert first["args"]["group"] == [0, 1]
-    assert first["args"]["waited for the last member, us"] == 20_000.0
-
-
-GOOD = {"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 0.0, "dur": 2.0, "args": {}}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"name": 3}, "name is no text"),
-        ({"ph": "?"}, "unknown ph"),
-        ({"pid": "0"}, "pid is no whole number"),
-        ({"tid": True}, "tid is no whole number"),
-        ({"ts": "0"}, "ts is no time"),
-        ({"ts": float("nan")}, "ts is no time"),
-        ({"dur": -1}, "dur is no time"),
-        ({"ts": -1}, "ts is no time"),
-        ({"dur": None}, "dur is no time"),
-        ({"args": []}, "args is no object"),
-        ({"ph": "M"}, "unknown metadata"),
-        ({"ph": "M", "name": "process_name"}, "needs args.name"),
-        ({"ph": "s"}, "without id"),
-    ],
-)
-def test_what_breaks_the_format_is_named(change: dict[str, object], said: str) -> None:
-    assert check_document({"traceEvents": [GOOD]}) == []
-    (found,) = check_document({"traceEvents": [GOOD, GOOD | change]})
-    assert found.startswith("event 1: ")
-    assert said in found
-
-
-def test_events_that_cross_on_one_track_are_named() -> None:
-    nested = {"traceEvents": [GOOD, GOOD | {"ts": 0.5, "dur": 1.0}, GOOD | {"ts": 2.0}]}
-    assert check_document(nested) == []
-    assert "events cross" in check_document({"traceEvents": [GOOD, GOOD | {"ts": 1.0}]})[0]
-    assert check_document([GOOD]) != []
 
 
 def test_the_picture_follows_from_the_timeline_alone() -> None:
