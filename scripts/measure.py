@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ import torch  # noqa: E402
 from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa: E402
 from muon_tutorial.benchmarks.contender_costs import InterfaceCount  # noqa: E402
 from muon_tutorial.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
-from muon_tutorial.benchmarks.measured import InterfaceCounts  # noqa: E402
+from muon_tutorial.benchmarks.measured import InterfaceFit  # noqa: E402
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.plan.grid import Grid  # noqa: E402
@@ -84,11 +85,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def unfit(asked: argparse.Namespace) -> str | None:
     """What is wrong with the options, before anything is measured; None where nothing is."""
     ranks = measured.RANKS
-    sizes = {
-        name: getattr(asked, name) for name in ("rounds", "layers", "width", "context", "batch", "heads")
-    }
-    for name, size in sizes.items():
-        if size < 1:
+    for name in ("rounds", "layers", "width", "context", "batch", "heads"):
+        if (size := getattr(asked, name)) < 1:
             return f"--{name} must be at least 1; got {size}"
     if asked.batch % ranks:
         return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
@@ -138,7 +136,7 @@ def matrices(shape: GPTShape) -> list[Matrix]:
     return [Matrix(i, *row) for i, row in enumerate(rows)]
 
 
-def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceCounts | None, str]:
+def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | None, str]:
     """Interface counters of the same work where nobody else sends; or None, and why not."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None, "this machine has no `unshare` and `ip`"
@@ -154,13 +152,13 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceCounts | 
     return read_counts(run.stdout.splitlines()[-1]), ""
 
 
-def read_counts(text: str) -> InterfaceCounts:
+def read_counts(text: str) -> InterfaceFit:
     """What ``--counters-only`` printed."""
     counts = {
         part: tuple(InterfaceCount(**{**row, "wire": GlooTraffic(**row["wire"])}) for row in rows)
         for part, rows in json.loads(text).items()
     }
-    return InterfaceCounts(**counts)
+    return InterfaceFit(**counts)
 
 
 def no_counters(why: str, command: str) -> Table:
@@ -189,9 +187,8 @@ def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
 def processor() -> str:
     """The processor's name, where the system tells."""
     listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    found = re.search(r"^model name\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a contender's step costs, read by several instruments on one rank. All ranks must call alike.
+"""Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must call alike.
 
 Bytes by what was asked for, by the kernel's TCP counters of this process, and by an interface's
 counter where the ranks are alone on it. Seconds for learning (forward and backward), for finishing (all that
@@ -29,10 +29,10 @@ PATIENCE = 2.0  # seconds until bytes that are not there will not come
 
 
 @dataclass(frozen=True, slots=True)
-class StepBytes:
+class ContenderBytes:
     """One step of one rank. ``learn`` and ``finish`` are what was asked for before and after backward's end.
 
-    ``wire`` is what Gloo sends for both; ``tcp`` is what the kernel counted, None where nobody counts.
+    ``wire`` is what Gloo sends for both; ``tcp`` is what the kernel counted, None where it keeps no count.
     """
 
     learn: LedgerRow
@@ -42,7 +42,7 @@ class StepBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class StepMemory:
+class ContenderMemory:
     """Bytes that one rank holds between steps, and the most that ``finish`` adds to them."""
 
     parameters: int
@@ -53,7 +53,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeconds:
+class ContenderSeconds:
     """Each step's seconds on one rank."""
 
     learn: tuple[float, ...]
@@ -66,9 +66,9 @@ class ContenderCost:
     """All that one rank read of one contender."""
 
     name: str
-    bytes: StepBytes
-    memory: StepMemory
-    seconds: StepSeconds
+    bytes: ContenderBytes
+    memory: ContenderMemory
+    seconds: ContenderSeconds
 
 
 def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
@@ -156,7 +156,7 @@ def _wire(asked: TorchCollectives) -> GlooTraffic:
     return sum((entry.wire for entry in asked.ledger.entries), GlooTraffic())
 
 
-def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -> StepBytes:
+def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -> ContenderBytes:
     wire = _wire(asked)
     before = settled_tcp()
     _step(contender, work, 0)
@@ -165,7 +165,7 @@ def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -
     learn, finish = (
         total(e for e in asked.ledger.entries if e.phase == phase) for phase in ("learn", "finish")
     )
-    return StepBytes(learn, finish, wire, None if tcp is None else tcp - _barriers().tcp)
+    return ContenderBytes(learn, finish, wire, None if tcp is None else tcp - _barriers().tcp)
 
 
 def settled_tcp() -> int | None:
@@ -191,13 +191,13 @@ def tcp_after(before: int | None, due: int) -> int | None:
     return (tcp_sent() or 0) - before
 
 
-def _read_memory(contender: Contender, work: Workload) -> StepMemory:
+def _read_memory(contender: Contender, work: Workload) -> ContenderMemory:
     contender.learn(work, 0)
     params = list(contender.model.parameters())
     gradients = tensor_bytes(param.grad for param in params if param.grad is not None)
     with PeakMemory() as peak:
         contender.finish()
-    return StepMemory(
+    return ContenderMemory(
         parameters=tensor_bytes(params),
         gradients=gradients,
         state=tensor_bytes(contender.state),
@@ -246,6 +246,6 @@ def _barriers() -> GlooTraffic:
     return gloo_barrier(dist.get_world_size())
 
 
-def _columns(rows: Sequence[tuple[float, float, float]]) -> StepSeconds:
+def _columns(rows: Sequence[tuple[float, float, float]]) -> ContenderSeconds:
     learn, finish, collectives = (tuple(column) for column in zip(*rows, strict=True))
-    return StepSeconds(learn, finish, collectives)
+    return ContenderSeconds(learn, finish, collectives)

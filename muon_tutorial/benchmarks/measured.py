@@ -280,18 +280,18 @@ def _memory_row(
 
 
 @dataclass(frozen=True, slots=True)
-class InterfaceCounts:
+class InterfaceFit:
     """Of all ranks together: what was fitted, and what the fit was then held against."""
 
     fit: tuple[InterfaceCount, ...]
     steps: tuple[InterfaceCount, ...]
 
 
-def read_counters(work: Workload, names: Sequence[str], steps: int = 3) -> InterfaceCounts:
+def read_counters(work: Workload, names: Sequence[str], steps: int = 3) -> InterfaceFit:
     """Fit sizes on 2 and 4 ranks, then steps of contenders. Only where nobody else uses the interface."""
     fit = [one for ranks in (2, RANKS) for one in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
     runs = launch(read_interface, RANKS, args=(list(names), work, steps), timeout=PATIENCE)
-    return InterfaceCounts(tuple(fit), tuple(_together(runs)))
+    return InterfaceFit(tuple(fit), tuple(_together(runs)))
 
 
 def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
@@ -301,7 +301,7 @@ def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
     ]
 
 
-def counters_table(counters: InterfaceCounts, command: str) -> Table:
+def counters_table(counters: InterfaceFit, command: str) -> Table:
     """Predicted bytes on the interface against counted ones, with an overhead fitted elsewhere."""
     a, b = overhead(counters)
     rows: tuple[TableRow, ...] = tuple(
@@ -323,12 +323,12 @@ def counters_table(counters: InterfaceCounts, command: str) -> Table:
     return Table("Interface counters", rows, command, notes)
 
 
-def overhead(counters: InterfaceCounts) -> tuple[float, float]:
+def overhead(counters: InterfaceFit) -> tuple[float, float]:
     """What the fit says a TCP byte and a message cost on the interface."""
     return fitted_overhead([(one.counted or 0, one.wire.tcp, one.wire.writes) for one in counters.fit])
 
 
-def errors(counters: InterfaceCounts) -> list[float]:
+def errors(counters: InterfaceFit) -> list[float]:
     """How far the prediction is off for each contender, as a part of what was counted."""
     a, b = overhead(counters)
     return [(a * c.wire.tcp + b * c.wire.writes) / c.counted - 1 for c in counters.steps if c.counted]

@@ -107,7 +107,7 @@ def _strategy_rows(D: int) -> Iterator[TableRow]:
             "ZeRO-1 AdamW": formulas.zero1_adamw(D, N, g, p),
             "FSDP2 AdamW": formulas.fsdp2_adamw(D, N, g, p),
         }
-        for name, formula, due, before, counted in _strategies_of(D, N, g, p):
+        for name, formula, due, before, counted in _strategies_of(D, N, g, p, *adamw.values()):
             whole = float(due + before)
             yield {
                 "strategy": name,
@@ -122,14 +122,9 @@ def _strategy_rows(D: int) -> Iterator[TableRow]:
 
 
 def _strategies_of(
-    D: int, N: int, g: int, p: int
+    D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
 ) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
     """Name, formula, what the step sends by it, what was sent before, and the step by the plan's ledger."""
-    ddp, zero, fsdp2 = (
-        formulas.ddp_adamw(D, N, g),
-        formulas.zero1_adamw(D, N, g, p),
-        formulas.fsdp2_adamw(D, N, g, p),
-    )
     nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
     yield "AdamW, DDP", "2ρNg", ddp, nothing, None
     yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None

@@ -1,4 +1,4 @@
-"""Counts what any PyTorch program asks of torch.distributed, seen from outside: a ledger of what is not ours.
+"""Counts the collectives that any PyTorch program asks for, seen from outside: a ledger of what is not ours.
 
 DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor issue their collectives through the dispatcher, where a
 ``TorchDispatchMode`` sees each with its tensors and its group. Knows those operators and sizes alone.

@@ -87,7 +87,7 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One process' trace: its complete events in order of begin, and what the profiler said about the job."""
+    """The trace of one process: its complete events in order, and what the profiler said about the job."""
 
     source: str
     events: tuple[TraceEvent, ...]

@@ -43,7 +43,7 @@ from ..worlds.live import Follow, Moment
 from .perfetto import merge_documents
 from .profiler_trace import Trace, TraceEvent, nanoseconds, parse_trace
 from .time_intervals import Intervals, clip, union
-from .time_split import Flight, RankTimes, Split, Timeline, split, split_markdown
+from .time_split import Flight, RankTimes, Timeline, TimeSplit, split, split_markdown
 from .timeline_picture import draw_timeline
 
 SPAN = "recorded"
@@ -167,7 +167,7 @@ class RecordedRun:
     """A recorded run: its timeline, how each rank's time is split, and where its files lie."""
 
     timeline: Timeline
-    splits: tuple[Split, ...]
+    splits: tuple[TimeSplit, ...]
     folder: Path
 
     @property

@@ -79,7 +79,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeSplit:
     """A rank's span in nanoseconds: its five parts sum to it.
 
     ``compute`` is all time in which the rank computed, also between a collective's request and its end: that
@@ -103,7 +103,7 @@ class Split:
         return part / self.span if self.span else 0.0
 
 
-def split(timeline: Timeline) -> tuple[Split, ...]:
+def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
     """The wall time of each rank, taken apart."""
     return tuple(
         _measured(times, states)
@@ -111,9 +111,9 @@ def split(timeline: Timeline) -> tuple[Split, ...]:
     )
 
 
-def _measured(times: RankTimes, states: Mapping[State, Intervals]) -> Split:
+def _measured(times: RankTimes, states: Mapping[State, Intervals]) -> TimeSplit:
     moving = union((flight.issued, flight.done) for flight in times.flights)
-    return Split(
+    return TimeSplit(
         rank=times.rank,
         span=times.end - times.begin,
         **{state: measure(states[state]) for state in STATES},
@@ -162,7 +162,7 @@ def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, in
     return [("waiting", (flight.issued, asked)), ("communication", (asked, flight.done))]
 
 
-def split_markdown(splits: Sequence[Split]) -> str:
+def split_markdown(splits: Sequence[TimeSplit]) -> str:
     """A table with a row for each rank: milliseconds and shares of its span."""
     head = "| rank | span, ms | " + " | ".join(STATES) + " | compute during a collective |"
     lines = [head, "|---" * (len(STATES) + 3) + "|"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from muon_tutorial.benchmarks.contender_costs import StepSeconds
+from muon_tutorial.benchmarks.contender_costs import ContenderSeconds
 from muon_tutorial.benchmarks.contenders import Workload
 from muon_tutorial.benchmarks.larger_batches import batches_table, read_batches
 from muon_tutorial.benchmarks.measured import AGAINST, Costs
@@ -38,8 +38,8 @@ def test_ratios_are_of_the_slowest_rank_within_a_round(found: dict[int, Costs]) 
     """Known seconds in place of read ones: 2, 9 and 4 against 1, 3 and 1."""
 
     def timed(costs: Costs, name: str, slow: tuple[float, ...]) -> Costs:
-        fast = StepSeconds((0.25,) * 3, (0.25,) * 3, (0.0,) * 3)
-        late = StepSeconds(tuple(s / 4 for s in slow), tuple(s * 3 / 4 for s in slow), (0.0,) * 3)
+        fast = ContenderSeconds((0.25,) * 3, (0.25,) * 3, (0.0,) * 3)
+        late = ContenderSeconds(tuple(s / 4 for s in slow), tuple(s * 3 / 4 for s in slow), (0.0,) * 3)
         ranks = [replace(r, seconds=late if i == 1 else fast) for i, r in enumerate(costs[name])]
         return {**costs, name: ranks}
 

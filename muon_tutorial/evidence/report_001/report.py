@@ -17,6 +17,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from ...traces.profiler_trace import (
     sums_by_name,
 )
 from ...traces.time_intervals import measure
+from .. import formulas
 
 SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
 WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over
@@ -107,7 +109,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PublishedFigure:
     """A published figure, the same reproduced by the published method, and what stands beside it."""
 
     claim: str
@@ -203,28 +205,25 @@ class StepSizes:
     ranks: int
     straddling: int
 
-    def all_reduced(self) -> float:
+    def all_reduced(self) -> Fraction:
         """Bytes a rank sends when DDP all-reduces fp32 gradients of the whole model on a ring."""
-        return 2 * (self.world - 1) / self.world * self.whole * 4
+        return formulas.ddp_adamw(self.world, self.whole, 4)
 
-    def zero1_adamw(self) -> float:
-        """ZeRO-1 AdamW: ρN(g + p), a reduce_scatter and an all_gather in fp32."""
-        return self._share() * self.shard * (4 + 4)
+    def zero1_adamw(self) -> Fraction:
+        """ZeRO-1 AdamW, gradients and parameters in fp32."""
+        return formulas.zero1_adamw(self.ranks, self.shard, 4, 4)
 
-    def zero1_muon(self) -> float:
-        """The same for Muon, with the momentum gathered in bf16: ρN(g + p + 2)."""
-        return self._share() * self.shard * (4 + 4 + 2)
+    def zero1_muon(self) -> Fraction:
+        """The same for Muon, with the momentum gathered in bf16."""
+        return formulas.zero1_gather_all(self.ranks, self.shard, 4, 4)
 
-    def tp_gather(self) -> float:
+    def tp_gather(self) -> int:
         """Bytes received over tensor parallelism, in bf16."""
-        return self.straddling * 2.0
+        return self.straddling * 2
 
-    def momentum_gather(self) -> float:
+    def momentum_gather(self) -> Fraction:
         """Bytes received over data parallelism, in bf16: the part of Muon's bytes that the trace shows."""
-        return self._share() * self.shard * 2
-
-    def _share(self) -> float:
-        return (self.ranks - 1) / self.ranks
+        return formulas.rho(self.ranks) * self.shard * 2
 
 
 def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
@@ -239,7 +238,7 @@ def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
     )
 
 
-def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[Figure, ...]:
+def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
     """The published figures, reproduced, each with what stands beside it.
 
     ``summaries`` as ``read_summaries`` gives them; the packaged ones unless given.
@@ -266,11 +265,11 @@ def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[F
     )
 
 
-def _communication(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Figure:
+def _communication(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
     zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
     moved = sizes.momentum_gather() + sizes.tp_gather()
     counted = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
-    return Figure(
+    return PublishedFigure(
         "communication of Muon (DP2×TP2) against AdamW: a sum over names, in time",
         "0.57×",
         _times("every event whose name matches, summed", muon.sum_over_names, adamw.sum_over_names, 2),
@@ -284,10 +283,10 @@ def _communication(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) ->
     )
 
 
-def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Figure:
+def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
     names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
-    more = (sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1
-    return Figure(
+    more = float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1)
+    return PublishedFigure(
         "communication that Muon saves",
         "43%",
         Ratio(
@@ -302,9 +301,9 @@ def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Figure:
     )
 
 
-def _overhead(adamw: TraceSummary, muon: TraceSummary) -> Figure:
+def _overhead(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
     bare = muon.optimizer.total - muon.kernels
-    return Figure(
+    return PublishedFigure(
         "the optimizer's share of the step: its launch on the CPU",
         "1.1%",
         _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
@@ -322,10 +321,10 @@ def _overhead(adamw: TraceSummary, muon: TraceSummary) -> Figure:
     )
 
 
-def _slower(adamw: TraceSummary, muon: TraceSummary) -> Figure:
+def _slower(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
     ratio = muon.full_step.total / adamw.full_step.total
     how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
-    return Figure(
+    return PublishedFigure(
         "Muon's step is slower",
         "15%",
         Ratio("the CPU's annotation of five steps", f"{ratio - 1:.0%}", how),
@@ -337,10 +336,10 @@ def _slower(adamw: TraceSummary, muon: TraceSummary) -> Figure:
     )
 
 
-def _async(summaries: Mapping[str, TraceSummary]) -> Figure:
+def _async(summaries: Mapping[str, TraceSummary]) -> PublishedFigure:
     adamw, muon = summaries["adamw"], summaries["muon"]
     adamw_async, muon_async = summaries["adamw_async"], summaries["muon_async"]
-    return Figure(
+    return PublishedFigure(
         'Muon with async_op=True is "slower": summed event time',
         "2.1×",
         _times("every event whose name matches, summed", muon_async.sum_over_names, muon.sum_over_names, 1),
@@ -354,11 +353,11 @@ def _async(summaries: Mapping[str, TraceSummary]) -> Figure:
     )
 
 
-def _state(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Figure:
+def _state(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
     slices, straddling = muon.collectives
     kept = sizes.shard / sizes.ranks * 4
     buffers = slices.received * BYTES[slices.dtype] + straddling.received * BYTES[straddling.dtype]
-    return Figure(
+    return PublishedFigure(
         "optimizer state of Muon against AdamW, in fp32",
         "50%",
         _held("one momentum against two moments, an element", sizes.whole * 4, sizes.whole * 8),
@@ -373,8 +372,8 @@ def _times(what: str, one: float, other: float, digits: int) -> Ratio:
     return Ratio(what, f"{one / other:.{digits}f}×", f"{one / MS:.2f} / {other / MS:.2f} ms")
 
 
-def _bytes(what: str, one: float, other: float) -> Ratio:
-    return Ratio(what, f"{one / other:.2f}×", f"{one / MB:.1f} / {other / MB:.1f} MB")
+def _bytes(what: str, one: Fraction, other: Fraction) -> Ratio:
+    return Ratio(what, f"{float(one / other):.2f}×", f"{float(one) / MB:.1f} / {float(other) / MB:.1f} MB")
 
 
 def _share(what: str, part: float, whole: float, digits: int) -> Ratio:
@@ -385,7 +384,7 @@ def _held(what: str, one: float, other: float) -> Ratio:
     return Ratio(what, f"{one / other:.0%}", f"{one / MB:.2f} / {other / MB:.2f} MB")
 
 
-def as_markdown(figures: Sequence[Figure]) -> str:
+def as_markdown(figures: Sequence[PublishedFigure]) -> str:
     """The figures as one table: a row for each as published and reproduced, and one for each that stands
     beside it."""
     lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
