@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,10 +31,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # noqa: E402
 
-from muon_tutorial.benchmarks import batches, measured, predicted  # noqa: E402
-from muon_tutorial.benchmarks.baselines import CONTENDERS, Work  # noqa: E402
-from muon_tutorial.benchmarks.measured import Counters, Seen  # noqa: E402
-from muon_tutorial.evidence.bytes_sent import Sent  # noqa: E402
+from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa: E402
+from muon_tutorial.benchmarks.contender_costs import InterfaceCount  # noqa: E402
+from muon_tutorial.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
+from muon_tutorial.benchmarks.measured import InterfaceFit  # noqa: E402
+from muon_tutorial.evidence.gloo_bytes import GlooTraffic  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.plan.grid import Grid  # noqa: E402
 from muon_tutorial.plan.layout import Shard  # noqa: E402
@@ -47,7 +49,7 @@ NAMESPACE = "ip link set lo up && exec "
 def main(arguments: list[str] | None = None) -> int:
     """Read the arguments, measure, and write."""
     asked = parse(arguments)
-    work = Work(GPTShape(asked.layers, asked.width, asked.heads, asked.context), asked.batch)
+    work = Workload(GPTShape(asked.layers, asked.width, asked.heads, asked.context), asked.batch)
     if asked.counters_only:
         json.dump(asdict(measured.read_counters(work, asked.contender)), sys.stdout)
         return 0
@@ -83,11 +85,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def unfit(asked: argparse.Namespace) -> str | None:
     """What is wrong with the options, before anything is measured; None where nothing is."""
     ranks = measured.RANKS
-    sizes = {
-        name: getattr(asked, name) for name in ("rounds", "layers", "width", "context", "batch", "heads")
-    }
-    for name, size in sizes.items():
-        if size < 1:
+    for name in ("rounds", "layers", "width", "context", "batch", "heads"):
+        if (size := getattr(asked, name)) < 1:
             return f"--{name} must be at least 1; got {size}"
     if asked.batch % ranks:
         return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
@@ -97,18 +96,18 @@ def unfit(asked: argparse.Namespace) -> str | None:
     return f"cannot write to {asked.out}: {reason}" if reason else None
 
 
-def all_tables(asked: argparse.Namespace, work: Work, command: str) -> list[Table]:
+def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
     """Every table, in the order in which they are read."""
     say("real ranks: fifteen contenders")
     readings = measured.read_all(work, asked.rounds)
     say("larger batches")
-    larger = batches.read_batches(work, max(3, asked.rounds // 2))
+    larger = larger_batches.read_batches(work, max(3, asked.rounds // 2))
     say("interface counters")
     counters, why = counters_in_namespace(asked)
     makers: list[Callable[[str], Table]] = [
         lambda c: measured.ratios_table(readings, c),
         lambda c: measured.seconds_table(readings, c),
-        lambda c: batches.batches_table(larger, work.shape.context, c),
+        lambda c: larger_batches.batches_table(larger, work.shape.context, c),
         lambda c: measured.bytes_table(readings, c),
         lambda c: measured.state_table(readings, c),
         lambda c: measured.counters_table(counters, c) if counters else no_counters(why, c),
@@ -137,7 +136,7 @@ def matrices(shape: GPTShape) -> list[Matrix]:
     return [Matrix(i, *row) for i, row in enumerate(rows)]
 
 
-def counters_in_namespace(asked: argparse.Namespace) -> tuple[Counters | None, str]:
+def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | None, str]:
     """Interface counters of the same work where nobody else sends; or None, and why not."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None, "this machine has no `unshare` and `ip`"
@@ -150,22 +149,24 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[Counters | None, s
     )
     if run.returncode:
         return None, (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    found = json.loads(run.stdout.splitlines()[-1])
-    fit, steps = (tuple(seen(row) for row in found[part]) for part in ("fit", "steps"))
-    return Counters(fit, steps), ""
+    return read_counts(run.stdout.splitlines()[-1]), ""
 
 
-def seen(row: dict[str, Any]) -> Seen:
-    """A reading from its JSON."""
-    return Seen(row["name"], Sent(**row["wire"]), row["counted"])
+def read_counts(text: str) -> InterfaceFit:
+    """What ``--counters-only`` printed."""
+    counts = {
+        part: tuple(InterfaceCount(**{**row, "wire": GlooTraffic(**row["wire"])}) for row in rows)
+        for part, rows in json.loads(text).items()
+    }
+    return InterfaceFit(**counts)
 
 
 def no_counters(why: str, command: str) -> Table:
     """What stands in for the table of counters where there is no namespace."""
-    return Table("Interface counters", ("left out because",), ((why,),), command)
+    return Table("Interface counters", ({"left out because": why},), command)
 
 
-def machine(command: str, work: Work, rounds: int) -> dict[str, Any]:
+def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
     """What the figures were read on. No paths, no names."""
     return {
         "command": command,
@@ -186,9 +187,8 @@ def machine(command: str, work: Work, rounds: int) -> dict[str, Any]:
 def processor() -> str:
     """The processor's name, where the system tells."""
     listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    found = re.search(r"^model name\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:
@@ -237,9 +237,9 @@ def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
     drawn = {}
     for stem, title, columns, unit, label in PLOTS:
         table = next(table for table in tables if table.title == title)
-        cells: dict[str, Any] = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-        series = {said: [unit * cell for cell in cells[column]] for column, said in columns.items()}
-        bars(folder / f"{stem}.svg", cells["contender"], series, label)
+        rows: Sequence[dict[str, Any]] = table.rows
+        series = {said: [unit * row[column] for row in rows] for column, said in columns.items()}
+        bars(folder / f"{stem}.svg", [row["contender"] for row in rows], series, label)
         drawn[f"{stem}.svg"] = f"{label}, as bars; the numbers stand under *{title}*"
     return drawn
 
@@ -247,16 +247,7 @@ def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
 def read_tables(path: Path) -> list[Table]:
     """The tables of a ``measure.json``, to draw or write them anew without measuring."""
     kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
-    return [
-        Table(
-            one["title"],
-            tuple(one["rows"][0]),
-            tuple(tuple(row.values()) for row in one["rows"]),
-            one["command"],
-            tuple(one["notes"]),
-        )
-        for one in kept
-    ]
+    return [Table(one["title"], tuple(one["rows"]), one["command"], tuple(one["notes"])) for one in kept]
 
 
 def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:

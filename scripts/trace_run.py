@@ -14,24 +14,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from torch.profiler import record_function
+
 from muon_tutorial.errors import TutorialError
-from muon_tutorial.traces.recording import Tape, record
+from muon_tutorial.traces.recording import RankRecorder, record
 from muon_tutorial.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
 
 
-def steps(rank: int, tape: Tape, settings: TrainSettings, warmup: int) -> None:
+def steps(rank: int, recorder: RankRecorder, settings: TrainSettings, warmup: int) -> None:
     """Train ``warmup`` steps, then record the rest. Must be called by all ranks."""
     trainer = build_trainer(settings)
     for step in range(warmup):
         train_step(trainer, step, checked=False)
-    trainer.world.observers.append(tape)
-    trainer.counted.observers.append(tape)
-    tape.others = trainer.world.at.group("tp")
-    with tape:
+    trainer.world.observers.append(recorder)
+    trainer.counted.observers.append(recorder)
+    recorder.others = trainer.world.at.group("tp")
+    with recorder:
         for step in range(warmup, settings.steps):
-            with tape.label(f"step {step}"):
+            with record_function(f"step {step}"):
                 train_step(trainer, step, checked=False)
 
 
@@ -53,11 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     folder, warmup = chosen.pop("folder"), chosen.pop("warmup")
     try:
         settings = TrainSettings(**{**chosen, "steps": chosen["steps"] + warmup})
-        recording = record(steps, settings.world_size, folder, args=(settings, warmup))
+        run = record(steps, settings.world_size, folder, args=(settings, warmup))
     except TutorialError as error:
         print(error, file=sys.stderr)
         return 2
-    print(recording.markdown, describe_timeline(recording.timeline), f"Open {recording.merged}", sep="\n\n")
+    print(run.markdown, describe_timeline(run.timeline), f"Open {run.merged}", sep="\n\n")
     return 0
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ..engine.collective import Walk
-from ..evidence.bytes_sent import NOTHING, Sent
+from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.memory import PeakMemory, plan_memory
 from ..evidence.predict import step_over_ones
-from ..evidence.tables import Cell, Table, fitted_overhead, median_and_spread
+from ..evidence.tables import Table, TableRow, fitted_overhead, median_and_spread
 from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
@@ -20,8 +20,8 @@ from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zer
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
-from .baselines import CONTENDERS, Work
-from .readings import Interface, Reading, read_contenders, read_interface, read_sizes
+from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
+from .contenders import CONTENDERS, Workload
 
 RANKS = 4
 PATIENCE = 120.0
@@ -42,168 +42,141 @@ AGAINST = {
 }
 """Which AdamW does the same work on the same grid. With g = p = 4 DDP's bytes are also ZeRO-1's, ρN(g+p)."""
 
-Readings = dict[str, list[Reading]]
+Costs = dict[str, list[ContenderCost]]
+"""By contender, what each rank measured."""
 
 
-def read_all(work: Work, rounds: int) -> Readings:
+def read_all(work: Workload, rounds: int, names: Sequence[str] = tuple(CONTENDERS)) -> Costs:
     """What each of four real ranks reads of each contender, in one run."""
-    names = list(CONTENDERS)
-    by_rank = launch(read_contenders, RANKS, args=(names, work, rounds), timeout=PATIENCE)
+    by_rank = launch(read_contenders, RANKS, args=(list(names), work, rounds), timeout=PATIENCE)
     return {name: [ranks[i] for ranks in by_rank] for i, name in enumerate(names)}
 
 
-def bytes_table(readings: Readings, command: str) -> Table:
+def bytes_table(costs: Costs, command: str) -> Table:
     """Three columns of bytes, and the kernel's."""
-    rows = tuple(_bytes_row(name, ranks) for name, ranks in readings.items())
-    columns = (
-        "contender",
-        "collectives",
-        "payload",
-        "ring",
-        "Gloo data",
-        "Gloo with preambles",
-        "counted by the kernel",
-    )
+    rows = tuple(_bytes_row(name, ranks) for name, ranks in costs.items())
     notes = (
         "Bytes of one step, forward and backward included, at the rank that sends most. The last two columns "
         "are predicted from what was asked for, and counted on the rank's own TCP sockets; they agree on "
         "every rank to the byte.",
     )
-    return Table("Bytes of a step: fifteen contenders on the same work", columns, rows, command, notes)
+    return Table("Bytes of a step: fifteen contenders on the same work", rows, command, notes)
 
 
-def _bytes_row(name: str, ranks: Sequence[Reading]) -> tuple[Cell, ...]:
-    reading = max(ranks, key=lambda one: one.bytes.wire.tcp)
-    both = (reading.bytes.learn, reading.bytes.finish)
-    return (
-        name,
-        sum(row.collectives for row in both),
-        sum(row.payload for row in both),
-        sum(row.ring for row in both),
-        reading.bytes.wire.data,
-        reading.bytes.wire.tcp,
-        reading.bytes.tcp,
-    )
+def _bytes_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
+    most = max((rank.bytes for rank in ranks), key=lambda one: one.wire.tcp)
+    return {
+        "contender": name,
+        "collectives": most.learn.collectives + most.finish.collectives,
+        "payload": most.learn.payload + most.finish.payload,
+        "ring": most.learn.ring + most.finish.ring,
+        "Gloo data": most.wire.data,
+        "Gloo with preambles": most.wire.tcp,
+        "counted by the kernel": most.tcp,
+    }
 
 
-def ratios_table(readings: Readings, command: str) -> Table:
+def ratios_table(costs: Costs, command: str) -> Table:
     """Muon against the AdamW that does the same work: bytes in three columns, seconds, state."""
-    rows = tuple(_ratio_row(name, readings[name], readings[other]) for name, other in AGAINST.items())
-    columns = (
-        "contender",
-        "against",
-        "payload",
-        "ring",
-        "Gloo data",
-        "collectives alone",
-        "whole step",
-        "a quarter below",
-        "a quarter above",
-        "state of the matrices",
-    )
+    rows = tuple(_ratio_row(name, costs[name], costs[other]) for name, other in AGAINST.items())
     notes = (
         "Ratios; above 1 Muon costs more. Bytes and state are summed over ranks. Seconds are of the slowest "
         "rank, each round's ratio taken within the round, then the median over rounds; the two columns after "
         "it hold the ratio's quartiles. `collectives alone` asks for a step's collectives again with nothing "
         "to compute in between. With tensor parallelism the bytes hold the activations that both move.",
     )
-    return Table("Muon against AdamW", columns, rows, command, notes)
+    return Table("Muon against AdamW", rows, command, notes)
 
 
-def _ratio_row(name: str, mine: Sequence[Reading], its: Sequence[Reading]) -> tuple[Cell, ...]:
+def _ratio_row(name: str, mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> TableRow:
     step = [a / b for a, b in zip(steps_of(mine), steps_of(its), strict=True)]
     alone = [a / b for a, b in zip(_slowest(mine, "collectives"), _slowest(its, "collectives"), strict=True)]
     median, low, high = median_and_spread(step)
-    state = sum(r.memory.matrix_state for r in mine) / sum(r.memory.matrix_state for r in its)
-    return (
-        name,
-        AGAINST[name],
-        _sum(mine, "payload") / _sum(its, "payload"),
-        _sum(mine, "ring") / _sum(its, "ring"),
-        sum(r.bytes.wire.data for r in mine) / sum(r.bytes.wire.data for r in its),
-        _middle(alone),
-        median,
-        low,
-        high,
-        state,
-    )
+    return {
+        "contender": name,
+        "against": AGAINST[name],
+        "payload": _sum(mine, "payload") / _sum(its, "payload"),
+        "ring": _sum(mine, "ring") / _sum(its, "ring"),
+        "Gloo data": _sum(mine, "gloo") / _sum(its, "gloo"),
+        "collectives alone": _middle(alone),
+        "whole step": median,
+        "a quarter below": low,
+        "a quarter above": high,
+        "state of the matrices": sum(r.memory.matrix_state for r in mine)
+        / sum(r.memory.matrix_state for r in its),
+    }
 
 
-def _sum(ranks: Sequence[Reading], column: str) -> int:
+def _sum(ranks: Sequence[ContenderCost], column: str) -> int:
     return sum(getattr(r.bytes.learn, column) + getattr(r.bytes.finish, column) for r in ranks)
 
 
-def steps_of(ranks: Sequence[Reading]) -> list[float]:
+def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
     """Each round's seconds at the rank that takes longest."""
     both = [[a + b for a, b in zip(r.seconds.learn, r.seconds.finish, strict=True)] for r in ranks]
     return [max(row) for row in zip(*both, strict=True)]
 
 
-def shares_of(ranks: Sequence[Reading]) -> list[float]:
+def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
     """Each round's share of what follows backward, each part at the rank that takes longest with it."""
     return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
 
 
-def _slowest(ranks: Sequence[Reading], part: str) -> list[float]:
+def _slowest(ranks: Sequence[ContenderCost], part: str) -> list[float]:
     """Each round's seconds of one part, at the rank that takes longest with it."""
     return [max(row) for row in zip(*(getattr(r.seconds, part) for r in ranks), strict=True)]
 
 
-def seconds_table(readings: Readings, command: str) -> Table:
+def seconds_table(costs: Costs, command: str) -> Table:
     """Milliseconds of a step, and the optimizer's share of it."""
-    rows = tuple(_seconds_row(name, ranks) for name, ranks in readings.items())
-    columns = (
-        "contender",
-        "step ms",
-        "a quarter below",
-        "a quarter above",
-        "forward and backward ms",
-        "optimizer ms",
-        "optimizer's share",
-        "collectives alone ms",
-    )
+    rows = tuple(_seconds_row(name, ranks) for name, ranks in costs.items())
     notes = (
         "Medians over rounds of the slowest rank; four ranks of one thread each on two shared cores, so read "
         "ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, the "
         "others in the optimizer's part.",
     )
-    return Table("Seconds of a step", columns, rows, command, notes)
+    return Table("Seconds of a step", rows, command, notes)
 
 
-def _seconds_row(name: str, ranks: Sequence[Reading]) -> tuple[Cell, ...]:
-    milli = [1e3 * value for value in median_and_spread(steps_of(ranks))]
-    learn, finish, alone = (1e3 * _middle(_slowest(ranks, p)) for p in ("learn", "finish", "collectives"))
-    return name, *milli, learn, finish, _middle(shares_of(ranks)), alone
+def _seconds_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
+    median, low, high = (1e3 * value for value in median_and_spread(steps_of(ranks)))
+    return {
+        "contender": name,
+        "step ms": median,
+        "a quarter below": low,
+        "a quarter above": high,
+        "forward and backward ms": 1e3 * _middle(_slowest(ranks, "learn")),
+        "optimizer ms": 1e3 * _middle(_slowest(ranks, "finish")),
+        "optimizer's share": _middle(shares_of(ranks)),
+        "collectives alone ms": 1e3 * _middle(_slowest(ranks, "collectives")),
+    }
 
 
 def _middle(values: Sequence[float]) -> float:
     return median_and_spread(values)[0]
 
 
-def state_table(readings: Readings, command: str) -> Table:
+def state_table(costs: Costs, command: str) -> Table:
     """What each contender keeps between steps, and the most that its optimizer adds while it steps."""
-    columns = (
-        "contender",
-        "parameters",
-        "gradients",
-        "state",
-        "state of the matrices",
-        "matrices' state, all ranks",
-        "peak in the optimizer",
-    )
-    rows = tuple(_state_row(name, ranks) for name, ranks in readings.items())
+    rows = tuple(_state_row(name, ranks) for name, ranks in costs.items())
     notes = (
         "Bytes, at the rank that holds most; the peak counts every tensor that PyTorch makes after backward "
         "and before the step's end, which leaves out what DDP keeps in C++.",
     )
-    return Table("Memory of the contenders", columns, rows, command, notes)
+    return Table("Memory of the contenders", rows, command, notes)
 
 
-def _state_row(name: str, ranks: Sequence[Reading]) -> tuple[Cell, ...]:
-    memory = [reading.memory for reading in ranks]
-    kinds = ("parameters", "gradients", "state", "matrix_state")
-    most = [max(getattr(one, kind) for one in memory) for kind in kinds]
-    return name, *most, sum(one.matrix_state for one in memory), max(one.peak for one in memory)
+def _state_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
+    memory = [rank.memory for rank in ranks]
+    return {
+        "contender": name,
+        "parameters": max(one.parameters for one in memory),
+        "gradients": max(one.gradients for one in memory),
+        "state": max(one.state for one in memory),
+        "state of the matrices": max(one.matrix_state for one in memory),
+        "matrices' state, all ranks": sum(one.matrix_state for one in memory),
+        "peak in the optimizer": max(one.peak for one in memory),
+    }
 
 
 # Memory of the strategies: predicted by the plan, and measured
@@ -256,18 +229,6 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, bucket_by
     """Per kind from the plan, and the peak both ways."""
     peaks = launch(read_peaks, grid.world_size, args=(list(matrices), grid, bucket_bytes), timeout=PATIENCE)
     rows = tuple(_memory_row(name, matrices, grid, bucket_bytes, peaks) for name in VARIANTS)
-    columns = (
-        "strategy",
-        "parameters",
-        "gradients",
-        "momentum",
-        "AdamW's moments",
-        "flat gradients",
-        "gather buffer",
-        "whole matrix",
-        "peak, predicted",
-        "peak, measured",
-    )
     notes = (
         f"Bytes, at the rank that holds most, buckets of at most {bucket_bytes:,} bytes of gradients, five "
         "Newton–Schulz steps. Momentum is one number an element where AdamW keeps two in fp32; `zero1` cuts "
@@ -275,93 +236,82 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, bucket_by
         "step over the meta device; a backend may keep a buffer a moment longer.",
     )
     title = f"Memory of the strategies: {grid}, buckets of {bucket_bytes / 1e6:g} MB"
-    return Table(title, columns, rows, command, notes)
+    return Table(title, rows, command, notes)
 
 
 def _memory_row(
     name: str, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: int, peaks: list[dict[str, Peak]]
-) -> tuple[Cell, ...]:
+) -> TableRow:
     plan = VARIANTS[name](matrices, grid, bucket_bytes=bucket_bytes)
     held = [plan_memory(plan, grid.at(rank)) for rank in grid.ranks]
-
-    def most(kind: str) -> int:
-        return max(getattr(one, kind) for one in held)
-
-    return (
-        name,
-        most("parameters"),
-        most("gradients"),
-        most("momentum"),
-        2 * most("parameters"),
-        most("flat_gradient"),
-        most("gathered"),
-        most("whole"),
-        max(ranks[name].predicted for ranks in peaks),
-        max(ranks[name].measured for ranks in peaks),
-    )
+    parameters = max(one.parameters for one in held)
+    return {
+        "strategy": name,
+        "parameters": parameters,
+        "gradients": max(one.gradients for one in held),
+        "momentum": max(one.momentum for one in held),
+        "AdamW's moments": 2 * parameters,
+        "flat gradients": max(one.flat_gradient for one in held),
+        "gather buffer": max(one.gathered for one in held),
+        "whole matrix": max(one.whole for one in held),
+        "peak, predicted": max(ranks[name].predicted for ranks in peaks),
+        "peak, measured": max(ranks[name].measured for ranks in peaks),
+    }
 
 
 # An interface of one's own
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """All ranks together: what was sent by prediction, and what the interface counted."""
+class InterfaceFit:
+    """Of all ranks together: what was fitted, and what the fit was then held against."""
 
-    name: str
-    wire: Sent
-    counted: int | None
-
-    @property
-    def writes(self) -> int:
-        """Messages and notices: each has a header and an acknowledgement."""
-        return 2 * self.wire.messages_out + self.wire.messages_in
+    fit: tuple[InterfaceCount, ...]
+    steps: tuple[InterfaceCount, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What was fitted, and what the fit was then held against."""
-
-    fit: tuple[Seen, ...]
-    steps: tuple[Seen, ...]
-
-
-def read_counters(work: Work, names: Sequence[str], steps: int = 3) -> Counters:
+def read_counters(work: Workload, names: Sequence[str], steps: int = 3) -> InterfaceFit:
     """Fit sizes on 2 and 4 ranks, then steps of contenders. Only where nobody else uses the interface."""
-    fit = [seen for ranks in (2, RANKS) for seen in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
+    fit = [one for ranks in (2, RANKS) for one in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
     runs = launch(read_interface, RANKS, args=(list(names), work, steps), timeout=PATIENCE)
-    return Counters(tuple(fit), tuple(_together(runs)))
+    return InterfaceFit(tuple(fit), tuple(_together(runs)))
 
 
-def _together(runs: Sequence[Sequence[Interface]]) -> list[Seen]:
+def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
     return [
-        Seen(ranks[0].name, sum((rank.wire for rank in ranks), NOTHING), ranks[0].counted)
+        replace(ranks[0], wire=sum((rank.wire for rank in ranks), GlooTraffic()))
         for ranks in zip(*runs, strict=True)
     ]
 
 
-def counters_table(counters: Counters, command: str) -> Table:
+def counters_table(counters: InterfaceFit, command: str) -> Table:
     """Predicted bytes on the interface against counted ones, with an overhead fitted elsewhere."""
     a, b = overhead(counters)
-    rows = tuple(
-        (seen.name, seen.wire.data, seen.wire.tcp, a * seen.wire.tcp + b * seen.writes, seen.counted, off)
-        for seen, off in zip(counters.steps, errors(counters), strict=True)
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "steps of": one.name,
+            "data": one.wire.data,
+            "with preambles": one.wire.tcp,
+            "predicted on the interface": a * one.wire.tcp + b * one.wire.writes,
+            "counted": one.counted,
+            "off by": off,
+        }
+        for one, off in zip(counters.steps, errors(counters), strict=True)
     )
-    columns = ("steps of", "data", "with preambles", "predicted on the interface", "counted", "off by")
     notes = (
         "All four ranks and three steps, loopback in a network namespace of its own. Overhead fitted on "
         f"all_reduces of {', '.join(f'{size:,}' for size in FIT_SIZES)} elements on 2 and 4 ranks, then "
         f"fixed: {a:.4f} × TCP bytes + {b:.1f} bytes a message or notice (headers and acknowledgements).",
     )
-    return Table("Interface counters", columns, rows, command, notes)
+    return Table("Interface counters", rows, command, notes)
 
 
-def overhead(counters: Counters) -> tuple[float, float]:
+def overhead(counters: InterfaceFit) -> tuple[float, float]:
     """What the fit says a TCP byte and a message cost on the interface."""
-    return fitted_overhead([(seen.counted or 0, seen.wire.tcp, seen.writes) for seen in counters.fit])
+    return fitted_overhead([(one.counted or 0, one.wire.tcp, one.wire.writes) for one in counters.fit])
 
 
-def errors(counters: Counters) -> list[float]:
+def errors(counters: InterfaceFit) -> list[float]:
     """How far the prediction is off for each contender, as a part of what was counted."""
     a, b = overhead(counters)
-    return [(a * s.wire.tcp + b * s.writes) / s.counted - 1 for s in counters.steps if s.counted]
+    return [(a * c.wire.tcp + b * c.wire.writes) / c.counted - 1 for c in counters.steps if c.counted]

@@ -14,11 +14,11 @@ from ..engine.collective import Collective, Kind, Label
 from ..evidence import formulas
 from ..evidence.ledger import LedgerEntry, entry_of
 from ..evidence.predict import predict
-from ..evidence.tables import Cell, Table
+from ..evidence.tables import Table, TableRow
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import Builder, owner, round_robin, zero1
+from ..plan.strategies import Builder, Plan, owner, round_robin, zero1
 
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
@@ -46,18 +46,23 @@ def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
     rows = [_gloo_row(kind, parts) for kind in KINDS for parts in sizes]
     notes = (
         "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
-        "byte once its 48-byte preambles are added (`tests/evidence/test_wire.py`).",
+        "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
     )
-    columns = ("collective", "ranks", "ring, most", "Gloo, least", "Gloo, most")
-    return Table("One collective: ring and Gloo", columns, tuple(rows), command, notes)
+    return Table("One collective: ring and Gloo", tuple(rows), command, notes)
 
 
-def _gloo_row(kind: Kind, parts: int) -> tuple[Cell, ...]:
+def _gloo_row(kind: Kind, parts: int) -> TableRow:
     grid, each = Grid.of(dp=parts), 840 * 1024
     entries = [entry_of(sample_request(kind, grid.at(rank), each), grid.at(rank)) for rank in grid.ranks]
     whole = each * parts * 4
     gloo = [entry.gloo / whole for entry in entries]
-    return kind, parts, max(entry.ring for entry in entries) / whole, min(gloo), max(gloo)
+    return {
+        "collective": kind,
+        "ranks": parts,
+        "ring, most": max(entry.ring for entry in entries) / whole,
+        "Gloo, least": min(gloo),
+        "Gloo, most": max(gloo),
+    }
 
 
 def sample_request(
@@ -83,18 +88,6 @@ def sample_request(
 def strategies_table(command: str, D: int = 4) -> Table:
     """Every strategy of the table of formulas, as its formula says and as the plan's ledger does."""
     rows = tuple(_strategy_rows(D))
-    columns = (
-        "strategy",
-        "formula",
-        "g",
-        "p",
-        "by formula",
-        "by ledger",
-        "whole step",
-        "over DDP AdamW",
-        "over ZeRO-1 AdamW",
-        "over FSDP2 AdamW",
-    )
     notes = (
         f"Bytes a rank sends in a step as rings do, {D} ranks, {_count(_even()):,} elements in Muon's "
         "matrices, no tensor parallelism; the agreement on which gradients exist (8 bytes a parameter) left "
@@ -103,32 +96,35 @@ def strategies_table(command: str, D: int = 4) -> Table:
         "(1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. Over DDP, with "
         "p = 2, the sign turns round: `zero1, boundary` sends less, as does ZeRO-1 AdamW.",
     )
-    return Table("The strategies: formula and ledger", columns, rows, command, notes)
+    return Table("The strategies: formula and ledger", rows, command, notes)
 
 
-def _strategy_rows(D: int) -> Iterator[tuple[Cell, ...]]:
+def _strategy_rows(D: int) -> Iterator[TableRow]:
     for g, p in ((4, 4), (4, 2), (2, 2)):
         N = _count(_even())
-        adamw = (
-            formulas.ddp_adamw(D, N, g),
-            formulas.zero1_adamw(D, N, g, p),
-            formulas.fsdp2_adamw(D, N, g, p),
-        )
-        for name, formula, due, before, counted in _strategies_of(D, N, g, p):
+        adamw = {
+            "DDP AdamW": formulas.ddp_adamw(D, N, g),
+            "ZeRO-1 AdamW": formulas.zero1_adamw(D, N, g, p),
+            "FSDP2 AdamW": formulas.fsdp2_adamw(D, N, g, p),
+        }
+        for name, formula, due, before, counted in _strategies_of(D, N, g, p, *adamw.values()):
             whole = float(due + before)
-            ratios = (whole / float(one) for one in adamw)
-            yield name, formula, g, p, float(due), counted, whole, *ratios
+            yield {
+                "strategy": name,
+                "formula": formula,
+                "g": g,
+                "p": p,
+                "by formula": float(due),
+                "by ledger": counted,
+                "whole step": whole,
+                **{f"over {other}": whole / float(cost) for other, cost in adamw.items()},
+            }
 
 
 def _strategies_of(
-    D: int, N: int, g: int, p: int
+    D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
 ) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
     """Name, formula, what the step sends by it, what was sent before, and the step by the plan's ledger."""
-    ddp, zero, fsdp2 = (
-        formulas.ddp_adamw(D, N, g),
-        formulas.zero1_adamw(D, N, g, p),
-        formulas.fsdp2_adamw(D, N, g, p),
-    )
     nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
     yield "AdamW, DDP", "2ρNg", ddp, nothing, None
     yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None
@@ -196,7 +192,6 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
     boundary = partial(zero1, gather="boundary", bucket_bytes=4_000_000_000)
     rows.append(_thousands_row("zero1 boundary, buckets of 4 GB", boundary, grid, adamw))
     rows.append(_thousands_row("owner over FSDP2's shards", owner, grid, adamw, sharded=True))
-    columns = ("plan", "buckets", "GB, rank 0", "GB, middle rank", "over ZeRO-1 AdamW", "CPU seconds")
     notes = (
         f"Ring model, {_count(llama_70b()):,} elements in 560 matrices, grid {grid}, fp32 gradients, bf16 "
         f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. Where a bucket is no longer "
@@ -204,19 +199,25 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
         "them all: buckets must grow with the number of ranks. `owner` moves O(N/D), on top of what FSDP2 "
         "moves; the rank that owns a matrix sends and receives all of it.",
     )
-    return Table("16,384 ranks, 70 billion parameters", columns, tuple(rows), command, notes)
+    return Table("16,384 ranks, 70 billion parameters", tuple(rows), command, notes)
 
 
 def _thousands_row(
-    name: str, builder: Builder, grid: Grid, adamw: object, sharded: bool = False
-) -> tuple[Cell, ...]:
+    name: str, builder: Builder, grid: Grid, adamw: Fraction, sharded: bool = False
+) -> TableRow:
     start = time.process_time()
     plan = builder(llama_70b(sharded), grid)
     ranks = (0, grid.world_size // 2)
     first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
     seconds = time.process_time() - start
-    ratio = middle / float(adamw)  # type: ignore[arg-type]
-    return name, len(plan.buckets), first / 1e9, middle / 1e9, ratio, seconds
+    return {
+        "plan": name,
+        "buckets": len(plan.buckets),
+        "GB, rank 0": first / 1e9,
+        "GB, middle rank": middle / 1e9,
+        "over ZeRO-1 AdamW": middle / float(adamw),
+        "CPU seconds": seconds,
+    }
 
 
 def regimes_table(command: str) -> Table:
@@ -227,39 +228,37 @@ def regimes_table(command: str) -> Table:
         for g, p in ((4, 4), (4, 2), (2, 2))
         for size in (25_000_000, 1_000_000_000)
     ]
-    columns = (
-        "dp",
-        "tp",
-        "g",
-        "p",
-        "bucket MB",
-        "all, over ZeRO-1",
-        "boundary, over ZeRO-1",
-        "of it, tp gathers",
-    )
     notes = (
         "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. The "
         "bound of 1.25 holds in the first rows alone: without tensor parallelism, with g = p = 4. The last "
         'column is of `gather="all"`.',
     )
-    return Table("Where the gain vanishes: grids, dtypes, buckets", columns, tuple(rows), command, notes)
+    return Table("Where the gain vanishes: grids, dtypes, buckets", tuple(rows), command, notes)
 
 
-def _regime_row(dp: int, tp: int, g: int, p: int, size: int) -> tuple[Cell, ...]:
+def _regime_row(dp: int, tp: int, g: int, p: int, size: int) -> TableRow:
     grid = Grid.of(dp=dp, tp=tp)
     matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
     adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
     whole = _by_phase(zero1(matrices, grid, bucket_bytes=size), grid)
     edges = _by_phase(zero1(matrices, grid, gather="boundary", bucket_bytes=size), grid)
-    gathers = whole.get("tp gather", 0.0)
     total = sum(whole.values())
-    return dp, tp, g, p, size // 10**6, total / adamw, sum(edges.values()) / adamw, gathers / total
+    return {
+        "dp": dp,
+        "tp": tp,
+        "g": g,
+        "p": p,
+        "bucket MB": size // 10**6,
+        "all, over ZeRO-1": total / adamw,
+        "boundary, over ZeRO-1": sum(edges.values()) / adamw,
+        "of it, tp gathers": whole.get("tp gather", 0.0) / total,
+    }
 
 
-def _by_phase(plan: object, grid: Grid) -> dict[str, float]:
+def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:
     """Mean bytes over one rank of each dp position, by phase: tp positions send alike."""
     found: dict[str, float] = {}
     for place in range(grid.size("dp")):
-        for entry in predict(plan, grid.at(grid.rank({"dp": place}))).entries:  # type: ignore[arg-type]
+        for entry in predict(plan, grid.at(grid.rank({"dp": place}))).entries:
             found[entry.phase] = found.get(entry.phase, 0.0) + entry.ring / grid.size("dp")
     return found

@@ -1,4 +1,4 @@
-"""Bytes per rank and step in closed form, and the paper's bound: the table every ledger is held against.
+"""Formulas for the bytes that a rank sends in a step, strategy by strategy, and the paper's bound.
 
 Symbols: D ranks of data parallelism, T of tensor parallelism, N Muon elements per tensor-parallel rank, g and
 p bytes per gradient and parameter element, b per element on the wire of the momentum (2: Newton–Schulz runs
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import accumulate
 
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
@@ -68,11 +69,6 @@ def owner_both_ways(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
     return 2 * rho(D) * Fraction(N, D) * b
 
 
-def naive_full_tensor(D: int, N: int, b: int) -> Fraction:
-    """``full_tensor()`` on every rank, and D times the Newton–Schulz: ρNb."""
-    return rho(D) * N * b
-
-
 def to_adamw(g: int, p: int, b: int = WIRE_BYTES, gathered: Fraction | int = 1) -> Fraction:
     """Distributed Muon over ZeRO-1 AdamW, without tensor parallelism: (g + b·gathered + p)/(g + p).
 
@@ -82,15 +78,6 @@ def to_adamw(g: int, p: int, b: int = WIRE_BYTES, gathered: Fraction | int = 1) 
     ['5/4', '4/3', '3/2']
     """
     return 1 + Fraction(b) * gathered / (g + p)
-
-
-def gloo_factor(kind: str, P: int) -> Fraction:
-    """What Gloo sends per rank for a tensor of one byte in all, where the ring's share would be ρ.
-
-    >>> [str(gloo_factor(kind, 4)) for kind in ("all_reduce", "reduce_scatter", "all_gather")]
-    ['3/2', '3/2', '3/4']
-    """
-    return rho(P) * (2 if kind in ("all_reduce", "reduce_scatter") else 1)
 
 
 def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
@@ -116,40 +103,27 @@ def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
 def zero1_by_rank(plan: Plan) -> list[int]:
     """Bytes that each rank of a ``zero1`` plan with whole buckets gathered sends, all ranks at once.
 
-    What all ranks send alike is summed once, and each matrix' tensor-parallel gather is added to its workers
-    as one range, so that thousands of ranks cost no more than a few.
+    What all ranks send alike is summed once, and the tensor-parallel gather of each matrix is added to its
+    workers as one range, so that thousands of ranks cost no more than a few.
     """
-    grid, common = plan.grid, _alike(plan)
+    grid = plan.grid
     D, T = grid.size("dp"), grid.size("tp")
-    steps = [0] * (D + 1)
+    steps = [_alike(plan)] + [0] * D
     for bucket in plan.buckets:
         for entry in bucket.entries:
             if entry.route.hops:
                 cost = tp_gathers(T, [entry.size])
                 steps[entry.workers.start] += cost
                 steps[min(entry.workers.stop, D)] -= cost
-    by_dp = [common + cost for cost in _running(steps[:D])]
+    by_dp = list(accumulate(steps))
     return [by_dp[grid.at(rank)["dp"]] for rank in grid.ranks]
 
 
 def _alike(plan: Plan) -> int:
-    first = plan.grid.at(0)
     D, params = plan.grid.size("dp"), {e.matrix.param for b in plan.buckets for e in b.entries}
     flags = 2 * len(params) * 4
-    both = sum(2 * (size - 1) * flags // size for size in plan.grid.sizes if size > 1)
-    if D == 1:
-        return both
-    sizes = [(bucket, bucket.length(bucket.model_layout, first)) for bucket in plan.buckets]
-    return both + sum(int(zero1_gather_all(D, size, *_bytes(bucket))) for bucket, size in sizes)
-
-
-def _bytes(bucket: object) -> tuple[int, int]:
-    return bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize  # type: ignore[attr-defined]
-
-
-def _running(steps: list[int]) -> list[int]:
-    sums, here = [], 0
-    for step in steps:
-        here += step
-        sums.append(here)
-    return sums
+    total = sum(2 * (size - 1) * flags // size for size in plan.grid.sizes if size > 1)
+    for bucket in plan.buckets if D > 1 else ():
+        g, p = bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize
+        total += int(zero1_gather_all(D, bucket.length(bucket.model_layout, plan.grid.at(0)), g, p))
+    return total

@@ -1,22 +1,21 @@
-"""What was asked for, in bytes. Observes requests on any world; never touches the engine.
+"""Counts what was asked for, in bytes: an observer of any world, which never touches the engine.
 
 Three columns, because they differ: ``payload`` is what a rank hands to a collective; ``ring`` is what it
-sends when the collective runs as a ring (NCCL's usual algorithm); ``gloo`` is the data it sends when Gloo
-runs it.
-``received`` is what arrives in the ring's model. ``wire`` holds the formulas.
+sends when the collective runs as a ring (``ring_bytes.py``); ``gloo`` is the data it sends when Gloo runs it
+(``gloo_bytes.py``). ``received`` is what arrives in the ring's model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..engine.collective import Collective
 from ..plan.grid import Coordinate
-from .bytes_sent import NOTHING, Sent, gloo_sent, ring_bytes, ring_received
-
-__all__ = ["Ledger", "LedgerEntry", "Row", "entry_of", "ring_bytes", "total"]
+from .gloo_bytes import GlooTraffic, gloo_sent
+from .ring_bytes import ring_bytes as ring_bytes
+from .ring_bytes import ring_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +29,9 @@ class LedgerEntry:
     axis: str
     payload: int
     ring: int
-    dtype: str = ""
-    received: int = 0
-    wire: Sent = NOTHING
+    dtype: str
+    received: int
+    wire: GlooTraffic
 
     @property
     def gloo(self) -> int:
@@ -41,7 +40,7 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LedgerRow:
     """Collectives on one rank, or on all together, summed. Bytes.
 
     ``subject``, ``kind`` and ``dtype`` are filled where all of them share one.
@@ -58,6 +57,10 @@ class Row:
     dtype: str = ""
 
 
+Row = LedgerRow
+"""The name under which lesson 04 imports it."""
+
+
 @dataclass(slots=True, eq=False)
 class Ledger:
     """An observer for a world: ``world.observers.append(ledger)``. ``clear`` it to count a single step."""
@@ -71,18 +74,22 @@ class Ledger:
         """Forget everything."""
         self.entries.clear()
 
-    def rows(self, rank: int | None = None, by: Literal["phase", "subject"] = "phase") -> list[Row]:
+    def rows(self, rank: int | None = None, by: Literal["phase", "subject"] = "phase") -> list[LedgerRow]:
         """One row a phase, or one a phase and matrix or bucket, in the order in which they first appear.
 
         Of one rank, or of all together.
         """
-        entries = [entry for entry in self.entries if rank is None or entry.rank == rank]
-        keys = {"phase": _phase, "subject": _subject}
-        return [total(group) for group in _grouped(entries, keys[by])]
+        names = ("phase",) if by == "phase" else ("phase", "subject", "kind", "dtype")
+        groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
+        for entry in self.entries:
+            if rank is None or entry.rank == rank:
+                groups.setdefault(tuple(getattr(entry, name) for name in names), []).append(entry)
+        return [total(group) for group in groups.values()]
 
 
 def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
     """What one rank's request costs that rank."""
+    ring, received = ring_traffic(request, at)
     return LedgerEntry(
         rank=at.rank,
         phase=request.label.phase,
@@ -90,46 +97,19 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
         kind=request.kind,
         axis="×".join(request.axes),
         payload=0 if request.send is None else request.send.numel() * request.dtype.itemsize,
-        ring=ring_bytes(request, at),
+        ring=ring,
         dtype=str(request.dtype).removeprefix("torch."),
-        received=ring_received(request, at),
+        received=received,
         wire=gloo_sent(request, at),
     )
 
 
-def total(entries: Iterable[LedgerEntry]) -> Row:
+def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
     """Entries, summed; a name that they do not all share is left out."""
     found = list(entries)
-    return Row(
-        phase=_shared(entry.phase for entry in found),
-        collectives=len(found),
-        payload=sum(entry.payload for entry in found),
-        ring=sum(entry.ring for entry in found),
-        gloo=sum(entry.gloo for entry in found),
-        received=sum(entry.received for entry in found),
-        subject=_shared(entry.subject for entry in found),
-        kind=_shared(entry.kind for entry in found),
-        dtype=_shared(entry.dtype for entry in found),
-    )
-
-
-def _phase(entry: LedgerEntry) -> tuple[str, ...]:
-    return (entry.phase,)
-
-
-def _subject(entry: LedgerEntry) -> tuple[str, ...]:
-    return entry.phase, entry.subject, entry.kind, entry.dtype
-
-
-def _grouped(
-    entries: list[LedgerEntry], key: Callable[[LedgerEntry], tuple[str, ...]]
-) -> Iterable[list[LedgerEntry]]:
-    groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
-    for entry in entries:
-        groups.setdefault(key(entry), []).append(entry)
-    return groups.values()
-
-
-def _shared(names: Iterable[str]) -> str:
-    distinct = set(names)
-    return distinct.pop() if len(distinct) == 1 else ""
+    sums = {name: sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received")}
+    names = {name: {getattr(e, name) for e in found} for name in ("phase", "subject", "kind", "dtype")}
+    shared: dict[str, Any] = {
+        name: values.pop() if len(values) == 1 else "" for name, values in names.items()
+    }
+    return LedgerRow(collectives=len(found), **sums, **shared)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Cell = str | int | float | None
+TableRow = dict[str, Cell]  # by column, the same columns in every row of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,27 +17,30 @@ class Table:
     """Rows under a title. ``notes`` say what the numbers mean; ``command`` makes the table again."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[TableRow, ...]
     command: str
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert all(len(row) == len(self.columns) for row in self.rows), self.title
+        assert all([*row] == [*self.rows[0]] for row in self.rows), self.title
 
     def markdown(self) -> str:
         """The table as GitHub shows it, numbers to the right."""
-        numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
-        rule = ["---:" if right else "---" for right in numeric]
-        lines = [self.columns, rule, *([_text(cell) for cell in row] for row in self.rows)]
+        columns = [*self.rows[0]]
+        rule = ["---" if any(isinstance(row[name], str) for row in self.rows) else "---:" for name in columns]
+        lines = [columns, rule, *([_text(cell) for cell in row.values()] for row in self.rows)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "".join(f"\n\n{note}" for note in self.notes)
         return f"## {self.title}\n\n`{self.command}`\n\n{body}{notes}\n"
 
     def data(self) -> dict[str, object]:
         """The table as JSON can hold it."""
-        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-        return {"title": self.title, "command": self.command, "rows": rows, "notes": list(self.notes)}
+        return {
+            "title": self.title,
+            "command": self.command,
+            "rows": list(self.rows),
+            "notes": list(self.notes),
+        }
 
 
 def fitted_overhead(readings: Iterable[tuple[int, int, int]]) -> tuple[float, float]:

@@ -1,14 +1,14 @@
-"""Records a real run, rank by rank: torch.profiler, and our own labels for what is asked of the world.
+"""Records a real run, rank by rank, with torch.profiler and our own labels for what is asked of the world.
 
-A rank hands its ``Tape`` to its world as an observer and records what it likes:
+A rank hands its ``RankRecorder`` to its world as an observer and records what it likes:
 
-    def steps(rank, tape):
+    def steps(rank, recorder):
         muon = Muon(..., mesh=build_mesh({"dp": 2}))
-        muon.world.observers.append(tape)
-        with tape:
+        muon.world.observers.append(recorder)
+        with recorder:
             ...
 
-    recording = record(steps, 2, "runs/trace")
+    recorded = record(steps, 2, "runs/trace")
 
 Every request gets a label on the profiler's track (kind, sizes, phase, matrix or bucket, bytes), and a flight
 on one clock that all ranks of a machine share. Writes a file for each rank, one merged file for Perfetto and
@@ -20,15 +20,14 @@ label where a group's kernels are as many as its requests.
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,24 +35,25 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..engine.collective import Collective
 from ..errors import TraceError
-from ..evidence.ledger import ring_bytes
+from ..evidence.ring_bytes import ring_bytes
 from ..launching.launch import launch
 from ..launching.output import print_line
 from ..plan.grid import Coordinate
 from ..worlds.live import Follow, Moment
-from .chrome import merge_documents
-from .kineto import Event, Trace, nanoseconds, parse_trace
-from .spans import Intervals, clip, union
-from .timeline import Flight, RankTimes, Split, Timeline, flights_of, split, split_markdown
+from .perfetto import merge_documents
+from .profiler_trace import Trace, TraceEvent, nanoseconds, parse_trace
+from .time_intervals import Intervals, clip, union
+from .time_split import Flight, RankTimes, Timeline, TimeSplit, split, split_markdown
 from .timeline_picture import draw_timeline
 
 SPAN = "recorded"
 UNASKED = "not asked of a world"
 MERGED = "trace.json.gz"
+ITEM_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1}
 
 
 @dataclass(slots=True, eq=False)
-class Tape:
+class RankRecorder:
     """Records one rank while its ``with`` block runs, and then writes ``rank_N.json.gz`` into ``folder``.
 
     An observer for a live world. The file is a Chrome trace of its own, with the flights beside its events.
@@ -66,62 +66,58 @@ class Tape:
     rank: int
     folder: Path
     others: tuple[int, ...] = ()
-    _flights: list[_Draft] = field(default_factory=list)
-    _turns: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _flights: list[tuple[dict[str, Any], dict[Moment, int]]] = field(default_factory=list)
+    _turns: Counter[tuple[int, ...]] = field(default_factory=Counter)
     _stamps: dict[str, int] = field(default_factory=dict)
     _profile: Any = None
     _whole: Any = None
 
-    def __enter__(self) -> Tape:
+    def __enter__(self) -> RankRecorder:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._flights, self._turns, self._stamps = [], {}, {}
+        self._flights, self._turns, self._stamps = [], Counter(), {}
         self._profile = profile(activities=activities)
         self._profile.__enter__()
         self._whole = self._mark(SPAN)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _finish_gpu()
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._whole.__exit__(None, None, None)
         end = perf_counter_ns()
         profiler, self._profile = self._profile, None
-        profiler.__exit__(kind, error, traceback)
-        if error is None:
+        profiler.__exit__(kind, *error)
+        if kind is None:
             self._write(profiler, end)
-
-    @contextmanager
-    def label(self, name: str) -> Iterator[None]:
-        """Label part of a step of one's own, such as ``"backward"``."""
-        with record_function(name):
-            yield
 
     def __call__(self, request: Collective, at: Coordinate) -> Follow | None:
         if self._profile is None:
             return None
         group = at.group(*request.axes)
-        turn = self._turns.get(group, 0)
-        self._turns[group] = turn + 1
-        sent = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
-        draft = _Draft(request, group, turn, sent, ring_bytes(request, at), perf_counter_ns())
-        self._flights.append(draft)
+        flight: dict[str, Any] = {
+            "kind": request.kind,
+            "phase": request.label.phase,
+            "subject": request.label.subject,
+            "group": group,
+            "turn": self._turns[group],
+            "payload": 0 if request.send is None else request.send.numel() * request.dtype.itemsize,
+            "ring": ring_bytes(request, at),
+            "issued": perf_counter_ns(),
+        }
+        self._turns[group] += 1
+        moments: dict[Moment, int] = {}
+        self._flights.append((flight, moments))
         number = len(self._flights)
-        marks = [self._mark(f"{request}, {sent} bytes #{number}")]
+        marks = [self._mark(f"{request}, {flight['payload']} bytes #{number}")]
 
         def follow(moment: Moment) -> None:
-            if moment == "done":
-                draft.done = perf_counter_ns()
-            elif moment == "waiting":
+            if moment == "waiting":
                 marks.append(self._mark(f"wait for {request.label} #{number}"))
-            else:
+            elif moment != "done":
                 marks.pop().__exit__(None, None, None)
-                draft.returned = perf_counter_ns()
+            moments[moment] = perf_counter_ns()
 
         return follow
 
@@ -140,13 +136,13 @@ class Tape:
         profiler.export_chrome_trace(str(path))
         document = json.loads(path.read_text(encoding="utf-8"))
         path.unlink()
-        document["taped"] = {
+        document["recorder"] = {
             "rank": self.rank,
             "begin": self._stamps[SPAN],
             "end": end,
             "ahead": self._ahead(document),
-            "others": list(self.others),
-            "flights": [draft.as_entry(end) for draft in self._flights],
+            "others": self.others,
+            "flights": [{**flight, "done": _done(moments, end)} for flight, moments in self._flights],
         }
         _write_json(path.with_suffix(".json.gz"), document)
 
@@ -160,43 +156,18 @@ class Tape:
         return min(late)
 
 
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """A flight that may not have ended yet."""
-
-    request: Collective
-    group: tuple[int, ...]
-    turn: int
-    payload: int
-    ring: int
-    issued: int
-    done: int | None = None
-    returned: int | None = None
-
-    def as_entry(self, end: int) -> dict[str, Any]:
-        """Plain data. The backend's word on when it was done may come late; nothing is done after the rank
-        went on with the answer, or after the recording's end."""
-        label = self.request.label
-        waited = self.returned if self.done is None else self.done
-        return {
-            "kind": self.request.kind,
-            "phase": label.phase,
-            "subject": label.subject,
-            "group": list(self.group),
-            "turn": self.turn,
-            "issued": self.issued,
-            "done": min(end, end if waited is None else waited),
-            "payload": self.payload,
-            "ring": self.ring,
-        }
+def _done(moments: Mapping[Moment, int], end: int) -> int:
+    """When the backend says it was done, else when the rank went on; at the latest the recording's end."""
+    told: tuple[Moment, ...] = ("done", "answered", "issued")
+    return min(end, next((moments[moment] for moment in told if moment in moments), end))
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedRun:
     """A recorded run: its timeline, how each rank's time is split, and where its files lie."""
 
     timeline: Timeline
-    splits: tuple[Split, ...]
+    splits: tuple[TimeSplit, ...]
     folder: Path
 
     @property
@@ -211,40 +182,30 @@ class Recording:
 
 
 def record(
-    fn: Callable[..., Any],
-    world_size: int,
-    folder: str | Path,
-    *,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Recording:
-    """Run ``fn(rank, tape, *args, **kwargs)`` on real ranks, and merge what their tapes recorded.
+    fn: Callable[..., Any], world_size: int, folder: str | Path, *, args: tuple[Any, ...] = (), **options: Any
+) -> RecordedRun:
+    """Run ``fn(rank, recorder, *args)`` on real ranks, and merge what their recorders wrote.
 
-    ``options`` go to ``launch``. Must not run on a rank.
+    ``options`` go to ``launch``, ``kwargs`` for ``fn`` among them. Must not run on a rank.
 
     Raises:
-        TraceError: a rank never entered its tape.
+        TraceError: a rank never entered its recorder.
         LaunchError: a rank failed.
     """
     folder = Path(folder).resolve()
     for stale in folder.glob("rank_*.json*"):
         stale.unlink()
-    given = (fn, str(folder), args, dict(kwargs or {}))
-    launch(_taped, world_size, args=given, **{"output": _without_profiler, **options})
-    paths = [folder / f"rank_{rank}.json.gz" for rank in range(world_size)]
-    silent = [rank for rank, path in enumerate(paths) if not path.exists()]
-    if silent:
-        raise TraceError(
-            f"rank {silent[0]} recorded nothing: its function must enter its tape (`with tape:`)"
-        )
+    launch(_with_recorder, world_size, args=(fn, folder, *args), **{"output": _without_profiler, **options})
+    for rank in range(world_size):
+        if not (folder / f"rank_{rank}.json.gz").exists():
+            raise TraceError(
+                f"rank {rank} recorded nothing: its function must enter its recorder (`with recorder:`)"
+            )
     return merge(folder)
 
 
-def _taped(
-    rank: int, fn: Callable[..., Any], folder: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    return fn(rank, Tape(rank, Path(folder)), *args, **kwargs)
+def _with_recorder(rank: int, fn: Callable[..., Any], folder: Path, /, *args: Any, **kwargs: Any) -> Any:
+    return fn(rank, RankRecorder(rank, folder), *args, **kwargs)
 
 
 def _without_profiler(rank: int, line: str) -> None:
@@ -253,51 +214,42 @@ def _without_profiler(rank: int, line: str) -> None:
         print_line(rank, line)
 
 
-def merge(folder: str | Path) -> Recording:
+def merge(folder: str | Path) -> RecordedRun:
     """Merge the ranks' files of a folder into ``trace.json.gz``, beside ``split.md`` and ``timeline.svg``.
 
     Raises:
-        TraceError: there are none, or one was not written by a ``Tape``.
+        TraceError: there are none, or one was not written by a ``RankRecorder``.
     """
-    folder = Path(folder)
-    documents = {}
-    for path in sorted(folder.glob("rank_*.json.gz")):
+    folder, documents = Path(folder), {}
+    for path in folder.glob("rank_*.json.gz"):
         document = json.loads(gzip.decompress(path.read_bytes()))
-        if "taped" not in document:
-            raise TraceError(f"{path} was not written by a Tape")
-        documents[document["taped"]["rank"]] = document
+        if "recorder" not in document:
+            raise TraceError(f"{path} was not written by a RankRecorder")
+        documents[document["recorder"]["rank"]] = document
     if not documents:
         raise TraceError(f"there is no recording in {folder}")
     documents = dict(sorted(documents.items()))
     timeline = Timeline(tuple(_times_of(document) for document in documents.values()))
-    ahead = {rank: document["taped"]["ahead"] for rank, document in documents.items()}
+    ahead = {rank: document["recorder"]["ahead"] for rank, document in documents.items()}
     _write_json(folder / MERGED, merge_documents(documents, ahead, timeline))
-    recording = Recording(timeline, split(timeline), folder)
-    (folder / "split.md").write_text(recording.markdown + "\n", encoding="utf-8")
+    run = RecordedRun(timeline, split(timeline), folder)
+    (folder / "split.md").write_text(run.markdown + "\n", encoding="utf-8")
     (folder / "timeline.svg").write_text(draw_timeline(timeline), encoding="utf-8")
-    return recording
+    return run
 
 
 def _times_of(document: Mapping[str, Any]) -> RankTimes:
-    taped = document["taped"]
-    trace = parse_trace(dict(document))
+    noted, trace = document["recorder"], parse_trace(dict(document))
+    rank, ahead, others = noted["rank"], noted["ahead"], tuple(noted.get("others", ()))
     flights = [
-        Flight(rank=taped["rank"], **{**entry, "group": tuple(entry["group"])}) for entry in taped["flights"]
+        Flight(rank=rank, **{**flight, "group": tuple(flight["group"])}) for flight in noted["flights"]
     ]
     if trace.executed:
-        flights = list(_on_device(trace, taped["rank"], taped["ahead"], flights))
+        flights = list(_on_device(trace, rank, ahead, flights))
     else:
-        others = tuple(taped.get("others", ()))
-        flights += _unasked(trace, taped["rank"], taped["ahead"], flights, others)
-        flights = _in_turn(flights)
-    return RankTimes(
-        rank=taped["rank"],
-        begin=taped["begin"],
-        end=taped["end"],
-        compute=_shifted(trace.compute, taped["ahead"]),
-        flights=tuple(flights),
-        blocked=_shifted(trace.blocked, taped["ahead"]),
-    )
+        flights = _in_turn([*flights, *_unasked(trace, rank, ahead, flights, others)])
+    compute, blocked = (_shifted(intervals, ahead) for intervals in (trace.compute, trace.blocked))
+    return RankTimes(rank, noted["begin"], noted["end"], compute, tuple(flights), blocked)
 
 
 def _shifted(intervals: Intervals, ahead: int) -> Intervals:
@@ -311,7 +263,7 @@ def _unasked(
     events that begin in none of our flights, each from the call that asked for it."""
     asked = union((flight.issued, flight.done) for flight in flights)
 
-    def apart(events: Iterable[Event]) -> list[Event]:
+    def apart(events: Iterable[TraceEvent]) -> list[TraceEvent]:
         return [e for e in events if not clip(asked, e.begin - ahead, e.begin - ahead + 1)]
 
     ran = apart(trace.collectives)
@@ -333,7 +285,7 @@ def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
     """What the kernels executed, on the machine's clock, with our labels where they fit one to one."""
-    ran = list(flights_of(rank, trace))
+    ran = _in_turn(_kernel_flight(rank, event) for event in trace.collectives)
     asked = {(flight.group, flight.turn): flight for flight in flights}
     kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)
     for flight in ran:
@@ -342,9 +294,16 @@ def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> It
         yield replace(label, issued=flight.issued - ahead, done=flight.done - ahead)
 
 
-def _finish_gpu() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def _kernel_flight(rank: int, event: TraceEvent) -> Flight:
+    """A collective as its kernel ran it, on the profiler's clock. Kineto prints the group's ranks, but
+    shortens long lists with dots: then nobody can say which they are."""
+    try:
+        group = tuple(int(one) for one in ast.literal_eval(event.args.get("Process Group Ranks", "")))
+    except (SyntaxError, TypeError, ValueError):
+        group = ()
+    size = ITEM_BYTES.get(str(event.args.get("dtype", "")), 0)
+    payload = int(event.args.get("In msg nelems", 0)) * size
+    return Flight(rank, event.kind, event.kind, "", group, 0, event.begin, event.end, payload)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A timeline as a static picture: a function of the timeline alone, to the byte.
+"""Draws a timeline as a static picture: a function of the timeline alone, to the byte.
 
 For each rank one band of states over the wall time, and its collectives below it. A column of the band shows
 the state that fills most of it, so the picture's size does not grow with the run's length.
@@ -7,7 +7,8 @@ the state that fills most of it, so the picture's size does not grow with the ru
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 import matplotlib as mpl
@@ -16,9 +17,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .chrome import lanes
-from .spans import Intervals, clip, measure
-from .timeline import STATES, RankTimes, State, Timeline, paint
+from .perfetto import lanes
+from .time_intervals import Intervals, clip, measure
+from .time_split import STATES, RankTimes, State, Timeline, paint
 
 COLUMNS = 800
 FILLS: dict[State, str] = {
@@ -48,8 +49,11 @@ def draw_timeline(timeline: Timeline, title: str = "") -> str:
         figure = Figure(figsize=(10, 1.2 + 0.62 * len(timeline.ranks)), dpi=96, facecolor="#ffffff")
         FigureCanvasSVG(figure)
         axes = figure.add_axes((0.07, 0.55 / figure.get_figheight(), 0.91, 1 - 1.05 / figure.get_figheight()))
-        _draw_ranks(axes, timeline)
-        _label(axes, timeline, title)
+        states = paint(timeline)
+        for row, times in enumerate(timeline.ranks):
+            _draw_rank(axes, row, times, states[times.rank], timeline)
+        used = [state for state in STATES if any(painted[state] for painted in states.values())]
+        _label(axes, timeline, title, used)
         target = io.StringIO()
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
     svg = target.getvalue()
@@ -68,64 +72,51 @@ def describe_timeline(timeline: Timeline) -> str:
     return " ".join(lines)
 
 
-def _draw_ranks(axes: Axes, timeline: Timeline) -> None:
-    states = paint(timeline)
-    column = max(1, (timeline.end - timeline.begin) // COLUMNS)
-    for row, times in enumerate(timeline.ranks):
-        for state, bars in _bars(states[times.rank], times, column).items():
-            shown = [((begin - timeline.begin) / 1e6, (end - begin) / 1e6) for begin, end in bars]
-            axes.broken_barh(
-                shown,
-                (row, 0.6),
-                facecolor=FILLS[state],
-                hatch=HATCHES.get(state),
-                edgecolor="#8a8a8a",
-                linewidth=0,
-            )
-        _draw_flights(axes, times, row + 0.64, timeline.begin)
-
-
-def _bars(
-    states: Mapping[State, Intervals], times: RankTimes, column: int
-) -> dict[State, list[tuple[int, int]]]:
+def _draw_rank(
+    axes: Axes, row: int, times: RankTimes, states: Mapping[State, Intervals], timeline: Timeline
+) -> None:
+    """One band of states, and the rank's collectives in lanes below it."""
     bars: dict[State, list[tuple[int, int]]] = {}
-    for begin, end, state in _columns(states, times, column):
-        row = bars.setdefault(state, [])
-        if row and row[-1][1] == begin:
-            row[-1] = (row[-1][0], end)
-        else:
-            row.append((begin, end))
-    return bars
-
-
-def _columns(
-    states: Mapping[State, Intervals], times: RankTimes, column: int
-) -> Iterator[tuple[int, int, State]]:
-    for begin in range(times.begin, times.end, column):
-        end = min(times.end, begin + column)
-        yield begin, end, max(STATES, key=lambda state: measure(clip(states[state], begin, end)))
-
-
-def _draw_flights(axes: Axes, times: RankTimes, top: float, begin: int) -> None:
+    column = max(1, (timeline.end - timeline.begin) // COLUMNS)
+    columns = [(begin, min(times.end, begin + column)) for begin in range(times.begin, times.end, column)]
+    for state, run in groupby(columns, lambda edges: _fullest(states, *edges)):
+        alike = list(run)
+        bars.setdefault(state, []).append((alike[0][0], alike[-1][1]))
+    for state, shown in bars.items():
+        axes.broken_barh(
+            _milliseconds(shown, timeline.begin),
+            (row, 0.6),
+            facecolor=FILLS[state],
+            hatch=HATCHES.get(state),
+            edgecolor="#8a8a8a",
+            linewidth=0,
+        )
     rows = lanes(times.flights)
     height = 0.26 / max(1, len(rows))
     for lane, flights in enumerate(rows):
-        shown = [((f.issued - begin) / 1e6, (f.done - f.issued) / 1e6) for f in flights]
+        shown = [(flight.issued, flight.done) for flight in flights]
         axes.broken_barh(
-            shown,
-            (top + lane * height, height * 0.8),
+            _milliseconds(shown, timeline.begin),
+            (row + 0.64 + lane * height, height * 0.8),
             facecolor=FILLS["communication"],
             edgecolor="#7a4a12",
             linewidth=0.4,
         )
 
 
-def _label(axes: Axes, timeline: Timeline, title: str) -> None:
-    used = paint(timeline)
-    shown = [state for state in STATES if any(states[state] for states in used.values())]
+def _fullest(states: Mapping[State, Intervals], begin: int, end: int) -> State:
+    return max(STATES, key=lambda state: measure(clip(states[state], begin, end)))
+
+
+def _milliseconds(bars: Iterable[tuple[int, int]], zero: int) -> list[tuple[float, float]]:
+    """Begin and length, as ``broken_barh`` wants them."""
+    return [((begin - zero) / 1e6, (end - begin) / 1e6) for begin, end in bars]
+
+
+def _label(axes: Axes, timeline: Timeline, title: str, used: Iterable[State]) -> None:
     handles = [
         Patch(facecolor=FILLS[s], hatch=HATCHES.get(s), edgecolor="#8a8a8a", label=WORDS.get(s, s))
-        for s in shown
+        for s in used
     ]
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=8)
     axes.set_yticks([row + 0.3 for row in range(len(timeline.ranks))])

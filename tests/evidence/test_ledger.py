@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,14 +15,14 @@ from muon_tutorial import (
     Ledger,
     LiveWorld,
     LocalWorld,
-    Muon,
     Plan,
     Shard,
     build_mesh,
     launch,
 )
 from muon_tutorial.engine.collective import Collective, Label
-from muon_tutorial.evidence.ledger import Row, ring_bytes
+from muon_tutorial.evidence.ledger import LedgerRow
+from muon_tutorial.evidence.ring_bytes import ring_bytes
 from muon_tutorial.plan.bucket import Bucket, BucketEntry
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
@@ -45,7 +44,7 @@ every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, Row]]]:
+def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, LedgerRow]]]:
     """The plan, and each rank's rows of one step by phase."""
     ledger = Ledger()
     world = LocalWorld(grid, observers=[ledger])
@@ -58,39 +57,31 @@ def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[s
     return plan, [{row.phase: row for row in ledger.rows(rank)} for rank in grid.ranks]
 
 
-def ring(rows: dict[str, Row], phase: str) -> int:
+def ring(rows: dict[str, LedgerRow], phase: str) -> int:
     return rows[phase].ring if phase in rows else 0
 
 
-def received(rows: dict[str, Row], phase: str) -> int:
+def received(rows: dict[str, LedgerRow], phase: str) -> int:
     return rows[phase].received if phase in rows else 0
-
-
-def held_by_a_tp_rank(case: Case, grid: Grid) -> int:
-    """N: the matrices' elements on one tensor-parallel rank."""
-    return sum(rows * columns for rows, columns in case.shapes) // grid.size("tp")
 
 
 @both_dtypes
 @every_grid
 def test_zero1_moves_what_the_formulas_say(grid: Grid, dtype: torch.dtype) -> None:
-    """ρN·g for the gradients, 2ρN for the momentum on the wire, ρN·p for the parameters; ρ = (D − 1)/D."""
+    """ρN·g for the gradients, 2ρN for the momentum on the wire, ρN·p for the parameters; ρ = (D − 1)/D.
+
+    In fp32 that is the paper's 1.25 = (4 + 2 + 4)/(4 + 4), without tensor parallelism's own gather.
+    """
     _, ranks = counted(replace(EVEN, dtype=dtype), zero1, grid)
-    dp, n, size = grid.size("dp"), held_by_a_tp_rank(EVEN, grid), dtype.itemsize
-    share = (dp - 1) * n // dp
+    held_by_a_tp_rank = sum(rows * columns for rows, columns in EVEN.shapes) // grid.size("tp")
+    dp, size = grid.size("dp"), dtype.itemsize
+    share = (dp - 1) * held_by_a_tp_rank // dp
     for rows in ranks:
         assert ring(rows, "gradient reduce_scatter") == share * size
         assert ring(rows, "dp gather") == share * WIRE
         assert ring(rows, "parameter all_gather") == share * size
-
-
-@every_grid
-def test_like_for_like_muon_moves_a_quarter_more_than_zero1_adamw(grid: Grid) -> None:
-    """The paper's 1.25 = (4 + 2 + 4)/(4 + 4), without tensor parallelism's own gather."""
-    _, ranks = counted(EVEN, zero1, grid)
-    for rows in ranks:
         adamw = ring(rows, "gradient reduce_scatter") + ring(rows, "parameter all_gather")
-        assert adamw + ring(rows, "dp gather") == 1.25 * adamw
+        assert size == WIRE or adamw + ring(rows, "dp gather") == 1.25 * adamw
 
 
 @pytest.mark.parametrize("bucket_bytes", [400, 25_000_000])
@@ -128,11 +119,12 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
     """
     plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", bucket_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
-        missing = 0
-        for bucket in plan.buckets:
-            for held in bucket.stored_shards(at):
-                if bucket.works_on(held.entry, at):
-                    missing += held.entry.matrix.box(at).numel - held.numel
+        missing = sum(
+            held.entry.matrix.box(at).numel - held.numel
+            for bucket in plan.buckets
+            for held in bucket.stored_shards(at)
+            if bucket.works_on(held.entry, at)
+        )
         assert received(rows, "dp gather") == missing * WIRE
 
 
@@ -159,10 +151,9 @@ def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
         pieces = [entry.matrix.box(at).numel for at in places(grid)]
         out += entry.matrix.numel - pieces[home.rank]
         back += sum(pieces) - pieces[home.rank]
-    assert sum(received(rows, "gather to owners") for rows in ranks) == out * WIRE
-    assert sum(received(rows, "scatter from owners") for rows in ranks) == back * WIRE
-    assert sum(ring(rows, "gather to owners") for rows in ranks) == out * WIRE
-    assert sum(ring(rows, "scatter from owners") for rows in ranks) == back * WIRE
+    for column in (ring, received):
+        assert sum(column(rows, "gather to owners") for rows in ranks) == out * WIRE
+        assert sum(column(rows, "scatter from owners") for rows in ranks) == back * WIRE
 
 
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
@@ -240,32 +231,28 @@ GRID = Grid.of(dp=2, tp=2)
 EVERY = {name: partial(builder, bucket_bytes=400) for name, builder in STRATEGIES.items()}
 
 
-def on_one_of_four(rank: int) -> dict[str, list[Row]]:
+def on_one_of_four(rank: int) -> dict[str, list[LedgerRow]]:
     """What this real rank's steps asked for, by strategy."""
     mesh, found = build_mesh(GRID), {}
     for name, builder in EVERY.items():
         ledger = Ledger()
         world = LiveWorld(mesh, observers=[ledger])
         params, muon = one_rank(UNEVEN, builder, world)
-        step(params, muon, world.at)
+        give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, world.at)
         muon.step()
         found[name] = ledger.rows()
     return found
 
 
-def step(params: Sequence[torch.Tensor], muon: Muon, at: Coordinate) -> None:
-    give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, at)
-
-
 @pytest.fixture(scope="module")
-def four() -> list[dict[str, list[Row]]]:
+def four() -> list[dict[str, list[LedgerRow]]]:
     return launch(on_one_of_four, 4)
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("name", EVERY)
 def test_real_ranks_ask_for_the_same_bytes_as_ranks_in_one_process(
-    four: list[dict[str, list[Row]]], name: str
+    four: list[dict[str, list[LedgerRow]]], name: str
 ) -> None:
     _, ranks = counted(UNEVEN, EVERY[name], GRID)
     for rank, rows in enumerate(ranks):
@@ -279,7 +266,7 @@ def test_a_rank_without_data_asks_for_the_same_bytes(name: str) -> None:
     for at, rows in zip(places(GRID), ranks, strict=True):
         ledger = Ledger()
         params, muon = one_rank(UNEVEN, EVERY[name], world.mesh(at.rank))
-        step(params, muon, at)
+        give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, at)
         for request in requests_of(muon.program()):
             ledger(request, at)
         assert ledger.rows() == list(rows.values())

@@ -3,12 +3,12 @@
 The report ("Reproducing and Validating Distributed Muon") published what few do: its traces
 (huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``). That is
 why its headline numbers can be followed to the event. Each figure here stands as published, as reproduced,
-and beside what like is to like. ``data/report_001.json`` holds what was read from four of the traces, so that
-none is needed:
+and beside a comparison of like with like. ``data/report_001.json`` holds what was read from four of the
+traces, so that none is needed:
 
-    python -m muon_tutorial.evidence.report_001.report             the table, from the packaged figures
-    python -m muon_tutorial.evidence.report_001.report FOLDER      the same, read from the traces in FOLDER
-    python -m muon_tutorial.evidence.report_001.report FOLDER --write FILE      and keep what was read
+    python -m muon_tutorial.evidence.report_001             the table, from the packaged figures
+    python -m muon_tutorial.evidence.report_001 FOLDER      the same, read from the traces in FOLDER
+    python -m muon_tutorial.evidence.report_001 FOLDER --write FILE      and keep what was read
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ...errors import TraceError
-from ...traces.kineto import (
+from ...traces.profiler_trace import (
     CollectiveSum,
-    Event,
     NameSum,
     Trace,
+    TraceEvent,
     covered,
     read_trace,
     span,
     sum_collectives,
     sums_by_name,
 )
-from ...traces.spans import measure
+from ...traces.time_intervals import measure
+from .. import formulas
 
 SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
 WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over
@@ -57,7 +59,7 @@ BYTES = {"Float": 4, "BFloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class TraceSummary:
     """What one trace says, each collective counted once. Times in nanoseconds, over all ``steps`` together.
 
     ``matched`` is every name that contains one of ``WORDS``; ``full_step`` and ``launch`` are annotations on
@@ -98,26 +100,25 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One number: what it measures, its value, how it is shown, and what it was made from."""
+class Ratio:
+    """One number: what it measures, how it is shown, and what it was made from."""
 
     what: str
-    value: float
     shown: str
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PublishedFigure:
     """A published figure, the same reproduced by the published method, and what stands beside it."""
 
     claim: str
     published: str
-    reproduced: Reading
-    beside: tuple[Reading, ...]
+    reproduced: Ratio
+    beside: tuple[Ratio, ...]
 
 
-def digest(trace: Trace) -> Digest:
+def summarize(trace: Trace) -> TraceSummary:
     """Read what the figures need from one trace.
 
     Raises:
@@ -125,7 +126,7 @@ def digest(trace: Trace) -> Digest:
     """
     launch = _only(trace.of("cpu annotation"), "Muon_Step", "AdamW_Step")
     begin, end = span(trace.executed)
-    return Digest(
+    return TraceSummary(
         file=trace.source.removesuffix(".gz"),
         devices=int(trace.job.get("world_size", 0)),
         device=trace.devices[0] if trace.devices else "",
@@ -143,54 +144,54 @@ def digest(trace: Trace) -> Digest:
     )
 
 
-def _only(events: Sequence[Event], *names: str) -> NameSum:
+def _only(events: Sequence[TraceEvent], *names: str) -> NameSum:
     found = [row for row in sums_by_name(events, names) if row.name in names]
     if len(found) != 1:
         raise TraceError(f"expected annotations of one name among {', '.join(names)}; found {len(found)}")
     return found[0]
 
 
-def read_digests(folder: str | Path) -> dict[str, Digest]:
+def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
     """The four traces of a folder, gzipped or not.
 
     Raises:
         TraceError: one is missing or is not such a trace.
     """
-    return {key: digest(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
+    return {key: summarize(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
 
 
 def _there(folder: Path, name: str) -> Path:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), folder / name)
 
 
-def packaged_digests() -> dict[str, Digest]:
+def packaged_summaries() -> dict[str, TraceSummary]:
     """What was read from the four traces, without them."""
     data = json.loads(files(__package__).joinpath("data/report_001.json").read_text(encoding="utf-8"))
-    return {key: _digest_from(entry) for key, entry in data["traces"].items()}
+    return {key: _summary_from(entry) for key, entry in data["traces"].items()}
 
 
-def write_digests(digests: Mapping[str, Digest], target: Path) -> None:
+def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None:
     """Keep what was read, with its source, as JSON."""
     data = {
         "source": SOURCE,
         "units": "nanoseconds, elements",
         "words": WORDS,
-        "traces": {key: asdict(entry) for key, entry in digests.items()},
+        "traces": {key: asdict(entry) for key, entry in summaries.items()},
     }
     target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def _digest_from(entry: Mapping[str, Any]) -> Digest:
+def _summary_from(entry: Mapping[str, Any]) -> TraceSummary:
     rows = {
         "matched": tuple(NameSum(**row) for row in entry["matched"]),
         "collectives": tuple(CollectiveSum(**row) for row in entry["collectives"]),
         **{name: NameSum(**entry[name]) for name in ("full_step", "launch", "optimizer")},
     }
-    return Digest(**{**entry, **rows})
+    return TraceSummary(**{**entry, **rows})
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepSizes:
     """What one rank has to move in a step, from the sizes in the traces. Elements.
 
     ``whole`` is the model, ``shard`` this rank's share of it by tensor parallelism, ``ranks`` how many ranks
@@ -204,34 +205,31 @@ class Work:
     ranks: int
     straddling: int
 
-    def all_reduced(self) -> float:
+    def all_reduced(self) -> Fraction:
         """Bytes a rank sends when DDP all-reduces fp32 gradients of the whole model on a ring."""
-        return 2 * (self.world - 1) / self.world * self.whole * 4
+        return formulas.ddp_adamw(self.world, self.whole, 4)
 
-    def zero1_adamw(self) -> float:
-        """ZeRO-1 AdamW: ρN(g + p), a reduce_scatter and an all_gather in fp32."""
-        return self._share() * self.shard * (4 + 4)
+    def zero1_adamw(self) -> Fraction:
+        """ZeRO-1 AdamW, gradients and parameters in fp32."""
+        return formulas.zero1_adamw(self.ranks, self.shard, 4, 4)
 
-    def zero1_muon(self) -> float:
-        """The same for Muon, with the momentum gathered in bf16: ρN(g + p + 2)."""
-        return self._share() * self.shard * (4 + 4 + 2)
+    def zero1_muon(self) -> Fraction:
+        """The same for Muon, with the momentum gathered in bf16."""
+        return formulas.zero1_gather_all(self.ranks, self.shard, 4, 4)
 
-    def tp_gather(self) -> float:
+    def tp_gather(self) -> int:
         """Bytes received over tensor parallelism, in bf16."""
-        return self.straddling * 2.0
+        return self.straddling * 2
 
-    def momentum_gather(self) -> float:
+    def momentum_gather(self) -> Fraction:
         """Bytes received over data parallelism, in bf16: the part of Muon's bytes that the trace shows."""
-        return self._share() * self.shard * 2
-
-    def _share(self) -> float:
-        return (self.ranks - 1) / self.ranks
+        return formulas.rho(self.ranks) * self.shard * 2
 
 
-def work_of(adamw: Digest, muon: Digest) -> Work:
+def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
     """The sizes, as the traces' own collectives state them."""
     slices, straddling = muon.collectives
-    return Work(
+    return StepSizes(
         world=adamw.devices,
         whole=sum(row.sent * row.count for row in adamw.collectives) // adamw.steps,
         shard=slices.received,
@@ -240,10 +238,10 @@ def work_of(adamw: Digest, muon: Digest) -> Work:
     )
 
 
-def check_report(digests: Mapping[str, Digest] | None = None) -> tuple[Figure, ...]:
+def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
     """The published figures, reproduced, each with what stands beside it.
 
-    ``digests`` as ``read_digests`` gives them; the packaged ones unless given.
+    ``summaries`` as ``read_summaries`` gives them; the packaged ones unless given.
 
     >>> for figure in check_report():
     ...     print(f"{figure.published:8}{figure.reproduced.shown:8}{figure.reproduced.how}")
@@ -254,58 +252,58 @@ def check_report(digests: Mapping[str, Digest] | None = None) -> tuple[Figure, .
     2.1×    2.1×    294.09 / 139.53 ms
     50%     50%     72.74 / 145.48 MB
     """
-    digests = packaged_digests() if digests is None else digests
-    adamw, muon = digests["adamw"], digests["muon"]
-    work = work_of(adamw, muon)
+    summaries = packaged_summaries() if summaries is None else summaries
+    adamw, muon = summaries["adamw"], summaries["muon"]
+    sizes = step_sizes(adamw, muon)
     return (
-        _communication(adamw, muon, work),
-        _saved(adamw, muon, work),
+        _communication(adamw, muon, sizes),
+        _saved(adamw, muon, sizes),
         _overhead(adamw, muon),
         _slower(adamw, muon),
-        _async(digests),
-        _state(adamw, muon, work),
+        _async(summaries),
+        _state(adamw, muon, sizes),
     )
 
 
-def _communication(adamw: Digest, muon: Digest, work: Work) -> Figure:
-    zero1, with_tp = work.zero1_muon(), work.zero1_muon() + work.tp_gather()
-    moved = work.momentum_gather() + work.tp_gather()
-    return Figure(
+def _communication(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
+    zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
+    moved = sizes.momentum_gather() + sizes.tp_gather()
+    counted = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
+    return PublishedFigure(
         "communication of Muon (DP2×TP2) against AdamW: a sum over names, in time",
         "0.57×",
         _times("every event whose name matches, summed", muon.sum_over_names, adamw.sum_over_names, 2),
         (
-            _counted(adamw, muon),
+            Ratio("events summed for each collective", counted, "Muon and AdamW"),
             _times("each collective once: kernels alone, waiting included", muon.kernels, adamw.kernels, 3),
-            _bytes("what these two runs moved, a step: not the same work", moved, work.all_reduced()),
-            _bytes("like for like, bytes: ZeRO-1 both, DP2×TP2", zero1, work.zero1_adamw()),
-            _bytes("and with Muon's gather over tp", with_tp, work.zero1_adamw()),
+            _bytes("what these two runs moved, a step: not the same work", moved, sizes.all_reduced()),
+            _bytes("like for like, bytes: ZeRO-1 both, DP2×TP2", zero1, sizes.zero1_adamw()),
+            _bytes("and with Muon's gather over tp", with_tp, sizes.zero1_adamw()),
         ),
     )
 
 
-def _saved(adamw: Digest, muon: Digest, work: Work) -> Figure:
+def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
     names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
-    more = (work.zero1_muon() + work.tp_gather()) / work.zero1_adamw() - 1
-    return Figure(
+    more = float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1)
+    return PublishedFigure(
         "communication that Muon saves",
         "43%",
-        Reading(
+        Ratio(
             "the same sums",
-            1 - names,
             f"{1 - names:.0%}",
             f"1 - {muon.sum_over_names / MS:.2f} / {adamw.sum_over_names / MS:.2f}",
         ),
         (
-            Reading("kernels alone", 1 - kernels, f"{1 - kernels:.1%}", "1 - the kernels' ratio"),
-            Reading("like for like, bytes", -more, f"{-more:.0%}", "nothing is saved: 1.70× is 70% more"),
+            Ratio("kernels alone", f"{1 - kernels:.1%}", "1 - the kernels' ratio"),
+            Ratio("like for like, bytes", f"{-more:.0%}", "nothing is saved: 1.70× is 70% more"),
         ),
     )
 
 
-def _overhead(adamw: Digest, muon: Digest) -> Figure:
+def _overhead(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
     bare = muon.optimizer.total - muon.kernels
-    return Figure(
+    return PublishedFigure(
         "the optimizer's share of the step: its launch on the CPU",
         "1.1%",
         _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
@@ -323,13 +321,13 @@ def _overhead(adamw: Digest, muon: Digest) -> Figure:
     )
 
 
-def _slower(adamw: Digest, muon: Digest) -> Figure:
+def _slower(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
     ratio = muon.full_step.total / adamw.full_step.total
     how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
-    return Figure(
+    return PublishedFigure(
         "Muon's step is slower",
         "15%",
-        Reading("the CPU's annotation of five steps", ratio - 1, f"{ratio - 1:.0%}", how),
+        Ratio("the CPU's annotation of five steps", f"{ratio - 1:.0%}", how),
         (
             _times("the GPU's span", muon.gpu_span, adamw.gpu_span, 2),
             _times("time in which the GPU did anything: AdamW's idles more", muon.busy, adamw.busy, 2),
@@ -338,10 +336,10 @@ def _slower(adamw: Digest, muon: Digest) -> Figure:
     )
 
 
-def _async(digests: Mapping[str, Digest]) -> Figure:
-    adamw, muon = digests["adamw"], digests["muon"]
-    adamw_async, muon_async = digests["adamw_async"], digests["muon_async"]
-    return Figure(
+def _async(summaries: Mapping[str, TraceSummary]) -> PublishedFigure:
+    adamw, muon = summaries["adamw"], summaries["muon"]
+    adamw_async, muon_async = summaries["adamw_async"], summaries["muon_async"]
+    return PublishedFigure(
         'Muon with async_op=True is "slower": summed event time',
         "2.1×",
         _times("every event whose name matches, summed", muon_async.sum_over_names, muon.sum_over_names, 1),
@@ -355,14 +353,14 @@ def _async(digests: Mapping[str, Digest]) -> Figure:
     )
 
 
-def _state(adamw: Digest, muon: Digest, work: Work) -> Figure:
+def _state(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
     slices, straddling = muon.collectives
-    kept = work.shard / work.ranks * 4
+    kept = sizes.shard / sizes.ranks * 4
     buffers = slices.received * BYTES[slices.dtype] + straddling.received * BYTES[straddling.dtype]
-    return Figure(
+    return PublishedFigure(
         "optimizer state of Muon against AdamW, in fp32",
         "50%",
-        _held("one momentum against two moments, an element", work.whole * 4, work.whole * 8),
+        _held("one momentum against two moments, an element", sizes.whole * 4, sizes.whole * 8),
         (
             _held("ZeRO-1 both, DP2×TP2, a rank", kept, 2 * kept),
             _held("the same while Muon's gather buffers live", kept + buffers, 2 * kept),
@@ -370,51 +368,44 @@ def _state(adamw: Digest, muon: Digest, work: Work) -> Figure:
     )
 
 
-def _counted(adamw: Digest, muon: Digest) -> Reading:
-    shown = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
-    return Reading("events summed for each collective", muon.times_counted, shown, "Muon and AdamW")
+def _times(what: str, one: float, other: float, digits: int) -> Ratio:
+    return Ratio(what, f"{one / other:.{digits}f}×", f"{one / MS:.2f} / {other / MS:.2f} ms")
 
 
-def _times(what: str, one: float, other: float, digits: int) -> Reading:
-    return Reading(what, one / other, f"{one / other:.{digits}f}×", f"{one / MS:.2f} / {other / MS:.2f} ms")
+def _bytes(what: str, one: Fraction, other: Fraction) -> Ratio:
+    return Ratio(what, f"{float(one / other):.2f}×", f"{float(one) / MB:.1f} / {float(other) / MB:.1f} MB")
 
 
-def _bytes(what: str, one: float, other: float) -> Reading:
-    return Reading(what, one / other, f"{one / other:.2f}×", f"{one / MB:.1f} / {other / MB:.1f} MB")
+def _share(what: str, part: float, whole: float, digits: int) -> Ratio:
+    return Ratio(what, f"{part / whole:.{digits}%}", f"{part / MS:.2f} / {whole / MS:.2f} ms")
 
 
-def _share(what: str, part: float, whole: float, digits: int) -> Reading:
-    how = f"{part / MS:.2f} / {whole / MS:.2f} ms"
-    return Reading(what, part / whole, f"{part / whole:.{digits}%}", how)
+def _held(what: str, one: float, other: float) -> Ratio:
+    return Ratio(what, f"{one / other:.0%}", f"{one / MB:.2f} / {other / MB:.2f} MB")
 
 
-def _held(what: str, one: float, other: float) -> Reading:
-    return Reading(what, one / other, f"{one / other:.0%}", f"{one / MB:.2f} / {other / MB:.2f} MB")
-
-
-def as_records(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """The figures as plain records."""
-    return [asdict(figure) for figure in figures]
-
-
-def as_markdown(figures: Sequence[Figure]) -> str:
+def as_markdown(figures: Sequence[PublishedFigure]) -> str:
     """The figures as one table: a row for each as published and reproduced, and one for each that stands
     beside it."""
     lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
     for figure in figures:
         found = figure.reproduced
         lines.append(f"| **{figure.claim}** | **{figure.published}** | **{found.shown}** | {found.how} |")
-        lines += [f"| {reading.what} | | {reading.shown} | {reading.how} |" for reading in figure.beside]
+        lines += [f"| {ratio.what} | | {ratio.shown} | {ratio.how} |" for ratio in figure.beside]
     return "\n".join([*lines, "", NOTES])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m muon_tutorial.evidence.report_001.report")
+    parser = argparse.ArgumentParser(prog="python -m muon_tutorial.evidence.report_001")
     parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
     parser.add_argument("--write", type=Path, help="also keep what was read from them, as JSON")
     chosen = parser.parse_args(arguments)
-    digests = read_digests(chosen.folder) if chosen.folder else packaged_digests()
+    summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()
     if chosen.write:
-        write_digests(digests, chosen.write)
-    print(as_markdown(check_report(digests)))
+        write_summaries(summaries, chosen.write)
+    print(as_markdown(check_report(summaries)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
-"""What a contender's step costs, read by several instruments on one rank. All ranks must call alike.
+"""Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must call alike.
 
-Bytes by the witness (what was asked for), by the kernel's TCP counters of this process, and by an interface's
+Bytes by what was asked for, by the kernel's TCP counters of this process, and by an interface's
 counter where the ranks are alone on it. Seconds for learning (forward and backward), for finishing (all that
 follows), and for the step's collectives alone, asked again with nothing to compute in between.
 """
@@ -8,40 +8,41 @@ follows), and for the step's collectives alone, asked again with nothing to comp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ..engine.collective import Collective, Label, Walk
-from ..evidence.bytes_sent import NOTHING, Sent, gloo_barrier
-from ..evidence.ledger import Row, total
+from ..evidence.gloo_bytes import GlooTraffic, gloo_barrier, gloo_sent
+from ..evidence.kernel_counters import interface_sent, tcp_sent
+from ..evidence.ledger import LedgerRow, total
 from ..evidence.memory import PeakMemory, tensor_bytes
-from ..evidence.sockets import interface_sent, tcp_sent
-from ..evidence.witness import Witness
+from ..evidence.torch_collectives import TorchCollectives
 from ..worlds.live import LiveWorld, build_mesh
-from .baselines import Contender, Work, build_contender
+from .contenders import Contender, Workload, build_contender
 
 SETTLE = 0.05  # seconds in which what is under way goes on
 PATIENCE = 2.0  # seconds until bytes that are not there will not come
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class ContenderBytes:
     """One step of one rank. ``learn`` and ``finish`` are what was asked for before and after backward's end.
 
-    ``wire`` is what Gloo sends for both; ``tcp`` is what the kernel counted, None where nobody counts.
+    ``wire`` is what Gloo sends for both; ``tcp`` is what the kernel counted, None where it keeps no count.
     """
 
-    learn: Row
-    finish: Row
-    wire: Sent
+    learn: LedgerRow
+    finish: LedgerRow
+    wire: GlooTraffic
     tcp: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ContenderMemory:
     """Bytes that one rank holds between steps, and the most that ``finish`` adds to them."""
 
     parameters: int
@@ -52,7 +53,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
+class ContenderSeconds:
     """Each step's seconds on one rank."""
 
     learn: tuple[float, ...]
@@ -61,75 +62,74 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ContenderCost:
     """All that one rank read of one contender."""
 
     name: str
-    bytes: Bytes
-    memory: Memory
-    seconds: Seconds
+    bytes: ContenderBytes
+    memory: ContenderMemory
+    seconds: ContenderSeconds
 
 
-def read_contenders(rank: int, names: Sequence[str], work: Work, rounds: int) -> list[Reading]:
+def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
     """Read every contender, timing them in turn within one run, so that a busy machine meets all alike."""
     contenders = {name: _warm(name, work) for name in names}
-    seen = {name: _asked(contender, work) for name, contender in contenders.items()}
-    found = {name: _read_bytes(contenders[name], work, seen[name]) for name in names}
+    asked = {name: _asked(contender, work) for name, contender in contenders.items()}
+    found = {name: _read_bytes(contenders[name], work, asked[name]) for name in names}
     memory = {name: _read_memory(contender, work) for name, contender in contenders.items()}
     times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
     for step in range(rounds):
         for name in names:
-            times[name].append(_read_seconds(contenders[name], work, seen[name], step))
-    return [Reading(name, found[name], memory[name], _columns(times[name])) for name in names]
+            times[name].append(_read_seconds(contenders[name], work, asked[name], step))
+    return [ContenderCost(name, found[name], memory[name], _columns(times[name])) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
-    """All ranks' bytes of ``steps`` steps on an interface, and what one rank says it sent of them."""
+class InterfaceCount:
+    """Bytes on an interface: ``wire`` as predicted for one rank or all, ``counted`` always of all ranks."""
 
     name: str
-    steps: int
+    wire: GlooTraffic
     counted: int | None
-    wire: Sent
 
 
-def read_interface(rank: int, names: Sequence[str], work: Work, steps: int) -> list[Interface]:
+def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) -> list[InterfaceCount]:
     """Steps of each contender, by the interface's counter; means something only where ranks are alone."""
     found = []
     for name in names:
         contender = _warm(name, work)
-        wire = sum((entry.wire for entry in _asked(contender, work).ledger.entries), NOTHING)
-        before = _settled_interface()
-        for step in range(steps):
-            _step(contender, work, step)
-        after = _settled_interface()
-        counted = None if before is None or after is None else after - before
-        found.append(Interface(name, steps, counted, _times(wire, steps) + _barriers()))
+        wire = _wire(_asked(contender, work))
+        found.append(_count(name, wire, steps, partial(_step, contender, work)))
     return found
 
 
-def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[Interface]:
+def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceCount]:
     """All_reduces of other sizes, in elements: what the interface's overhead is fitted on."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     found = []
     for size in sizes:
         send = torch.ones(size)
         request = Collective("all_reduce", ("dp",), send.dtype, send, size, Label("fit"))
-        seen = Witness(world.at)
-        with seen:
+
+        def reduce(_: int, request: Collective = request) -> None:
             world.run(_ask_all([request]))
-        wire = sum((entry.wire for entry in seen.ledger.entries), NOTHING)
-        before = _settled_interface()
-        for _ in range(repeats):
-            world.run(_ask_all([request]))
-        after = _settled_interface()
-        counted = None if before is None or after is None else after - before
-        wire = _times(wire, repeats) + _barriers()
-        found.append(Interface(f"all_reduce of {size}", repeats, counted, wire))
+
+        reduce(0)  # connections are made when first used
+        found.append(_count(f"all_reduce of {size}", gloo_sent(request, world.at), repeats, reduce))
     return found
 
 
-def _warm(name: str, work: Work) -> Contender:
+def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
+    """Some steps, each of which sends ``wire`` on this rank, between two readings of the interface."""
+    before = _settled_interface()
+    for index in range(repeats):
+        step(index)
+    after = _settled_interface()
+    counted = None if before is None or after is None else after - before
+    return InterfaceCount(name, wire * repeats + _barriers(), counted)
+
+
+def _warm(name: str, work: Workload) -> Contender:
     """After two steps state is filled, buckets are settled and connections are made."""
     contender = build_contender(name, work)
     for step in range(2):
@@ -137,31 +137,35 @@ def _warm(name: str, work: Work) -> Contender:
     return contender
 
 
-def _step(contender: Contender, work: Work, step: int) -> None:
+def _step(contender: Contender, work: Workload, step: int) -> None:
     contender.learn(work, step)
     contender.finish()
 
 
-def _asked(contender: Contender, work: Work) -> Witness:
+def _asked(contender: Contender, work: Workload) -> TorchCollectives:
     """The requests of one step, those of learning filed apart from those of finishing."""
-    seen = Witness(contender.world.at, "learn")
-    with seen:
+    asked = TorchCollectives(contender.world.at, "learn")
+    with asked:
         contender.learn(work, 0)
-        seen.phase = "finish"
+        asked.phase = "finish"
         contender.finish()
-    return seen
+    return asked
 
 
-def _read_bytes(contender: Contender, work: Work, seen: Witness) -> Bytes:
-    entries = seen.ledger.entries
-    wire = sum((entry.wire for entry in entries), NOTHING)
+def _wire(asked: TorchCollectives) -> GlooTraffic:
+    return sum((entry.wire for entry in asked.ledger.entries), GlooTraffic())
+
+
+def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -> ContenderBytes:
+    wire = _wire(asked)
     before = settled_tcp()
     _step(contender, work, 0)
     dist.barrier()
     tcp = tcp_after(before, wire.tcp + _barriers().tcp)
-    learn, finish = ([e for e in entries if e.phase == phase] for phase in ("learn", "finish"))
-    counted = None if tcp is None else tcp - _barriers().tcp
-    return Bytes(total(learn), total(finish), wire, counted)
+    learn, finish = (
+        total(e for e in asked.ledger.entries if e.phase == phase) for phase in ("learn", "finish")
+    )
+    return ContenderBytes(learn, finish, wire, None if tcp is None else tcp - _barriers().tcp)
 
 
 def settled_tcp() -> int | None:
@@ -171,10 +175,10 @@ def settled_tcp() -> int | None:
         time.sleep(SETTLE)
         last, found = found, tcp_sent()
     dist.barrier()
-    return None if found is None else tcp_after(found, _barriers().tcp, since=0)
+    return None if found is None else found + (tcp_after(found, _barriers().tcp) or 0)
 
 
-def tcp_after(before: int | None, due: int, since: int | None = None) -> int | None:
+def tcp_after(before: int | None, due: int) -> int | None:
     """TCP bytes since ``before``, read once they are what is due, or are not after all this time.
 
     A notice may follow its message; a busy machine may take its time.
@@ -184,16 +188,16 @@ def tcp_after(before: int | None, due: int, since: int | None = None) -> int | N
     deadline = time.monotonic() + PATIENCE
     while (tcp_sent() or 0) - before != due and time.monotonic() < deadline:
         time.sleep(0.002)
-    return (tcp_sent() or 0) - (before if since is None else since)
+    return (tcp_sent() or 0) - before
 
 
-def _read_memory(contender: Contender, work: Work) -> Memory:
+def _read_memory(contender: Contender, work: Workload) -> ContenderMemory:
     contender.learn(work, 0)
     params = list(contender.model.parameters())
     gradients = tensor_bytes(param.grad for param in params if param.grad is not None)
     with PeakMemory() as peak:
         contender.finish()
-    return Memory(
+    return ContenderMemory(
         parameters=tensor_bytes(params),
         gradients=gradients,
         state=tensor_bytes(contender.state),
@@ -202,14 +206,16 @@ def _read_memory(contender: Contender, work: Work) -> Memory:
     )
 
 
-def _read_seconds(contender: Contender, work: Work, seen: Witness, step: int) -> tuple[float, float, float]:
+def _read_seconds(
+    contender: Contender, work: Workload, asked: TorchCollectives, step: int
+) -> tuple[float, float, float]:
     dist.barrier()
     start = time.perf_counter()
     contender.learn(work, step)
     learnt = time.perf_counter()
     contender.finish()
     finished = time.perf_counter()
-    requests = [_filled(request) for request in seen.requests]
+    requests = [_filled(request) for request in asked.requests]
     dist.barrier()
     again = time.perf_counter()
     contender.world.run(_ask_all(requests))
@@ -235,15 +241,11 @@ def _settled_interface() -> int | None:
     return interface_sent()
 
 
-def _barriers() -> Sent:
+def _barriers() -> GlooTraffic:
     """What the barrier between two readings sends."""
     return gloo_barrier(dist.get_world_size())
 
 
-def _times(wire: Sent, repeats: int) -> Sent:
-    return Sent(wire.data * repeats, wire.messages_out * repeats, wire.messages_in * repeats)
-
-
-def _columns(rows: Sequence[tuple[float, float, float]]) -> Seconds:
+def _columns(rows: Sequence[tuple[float, float, float]]) -> ContenderSeconds:
     learn, finish, collectives = (tuple(column) for column in zip(*rows, strict=True))
-    return Seconds(learn, finish, collectives)
+    return ContenderSeconds(learn, finish, collectives)

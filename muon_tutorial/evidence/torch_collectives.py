@@ -1,4 +1,4 @@
-"""What any PyTorch program asks of torch.distributed, seen from outside: the ledger of what is not ours.
+"""Counts the collectives that any PyTorch program asks for, seen from outside: a ledger of what is not ours.
 
 DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor issue their collectives through the dispatcher, where a
 ``TorchDispatchMode`` sees each with its tensors and its group. Knows those operators and sizes alone.
@@ -25,8 +25,8 @@ from .ledger import Ledger, entry_of
 
 
 @dataclass(eq=False)
-class Witness(TorchDispatchMode):
-    """Keeps in order what happens while it is entered: ``with Witness(at) as seen: step()``.
+class TorchCollectives(TorchDispatchMode):
+    """Keeps in order what happens while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
     ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Threads other than
     the one that entered are not seen. ``phase`` is what requests are filed under.
@@ -49,7 +49,7 @@ class Witness(TorchDispatchMode):
             return NotImplemented  # let DTensor turn it into what its ranks do, and see that
         if func.namespace in _NAMESPACES and func._opname not in _QUIET:
             if func._opname not in _READ:
-                raise RequestError(f"{func} moves data in a way that nobody taught this witness to count")
+                raise RequestError(f"{func} moves data, and TorchCollectives does not know how to count it")
             self.requests += _READ[func._opname](self, *args)
         return func(*args, **(kwargs or {}))
 
@@ -77,74 +77,44 @@ def _process_group(group: Any) -> dist.ProcessGroup:
     return _resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)  # type: ignore[arg-type]
 
 
-def _allreduce(seen: Witness, tensors: list[Tensor], group: Any, *_: Any) -> list[Collective]:
-    return [seen.ask("all_reduce", group, tensor, tensor.numel()) for tensor in tensors]
-
-
-def _functional_all_reduce(seen: Witness, tensor: Tensor, _: str, group: str) -> list[Collective]:
-    return [seen.ask("all_reduce", group, tensor, tensor.numel())]
-
-
-def _allgather_base(seen: Witness, out: Tensor, mine: Tensor, group: Any, *_: Any) -> list[Collective]:
-    return [seen.ask("all_gather", group, mine, out.numel())]
-
-
-def _functional_all_gather(seen: Witness, mine: Tensor, size: int, group: str) -> list[Collective]:
-    return [seen.ask("all_gather", group, mine, mine.numel() * size)]
-
-
-def _allgather(seen: Witness, outs: Any, mine: list[Tensor], group: Any, *_: Any) -> list[Collective]:
-    return [seen.ask("all_gather", group, one, one.numel() * len(outs[0])) for one in mine]
-
-
-def _reduce_scatter_base(seen: Witness, out: Tensor, whole: Tensor, group: Any, *_: Any) -> list[Collective]:
-    return [seen.ask("reduce_scatter", group, whole, out.numel())]
-
-
-def _functional_reduce_scatter(
-    seen: Witness, whole: Tensor, _: str, size: int, group: str
+def _all_to_all(
+    log: TorchCollectives, group: Any, mine: Tensor, receive: int, sends: list[int], receives: list[int]
 ) -> list[Collective]:
-    return [seen.ask("reduce_scatter", group, whole, whole.numel() // size)]
-
-
-def _broadcast(seen: Witness, tensors: list[Tensor], group: Any, root: int, *_: Any) -> list[Collective]:
-    return [seen.ask("broadcast", group, tensor, tensor.numel(), root) for tensor in tensors]
-
-
-def _alltoall_base(
-    seen: Witness, out: Tensor, mine: Tensor, group: Any, receives: list[int], sends: list[int], *_: Any
-) -> list[Collective]:
-    return [_split(seen, group, mine, out.numel(), sends, receives)]
-
-
-def _functional_all_to_all(
-    seen: Witness, mine: Tensor, receives: list[int], sends: list[int], group: str
-) -> list[Collective]:
-    row = mine.numel() // max(1, mine.shape[0])
-    return [_split(seen, group, mine, sum(receives) * row, sends, receives)]
-
-
-def _split(
-    seen: Witness, group: Any, mine: Tensor, receive: int, sends: list[int], receives: list[int]
-) -> Collective:
     """Splits count rows; none mean equal parts."""
     parts = _process_group(group).size()
     row = mine.numel() // max(1, sum(sends))
     elements = tuple(n * row for n in sends) if sends else (mine.numel() // parts,) * parts
     coming = tuple(n * row for n in receives) if receives else (receive // parts,) * parts
-    return seen.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)
+    return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
 
 
+# What each operator asks for, read from its arguments. The functional ones end in their group's name.
 _READ: dict[str, Callable[..., list[Collective]]] = {
-    "allreduce_": _allreduce,
-    "all_reduce": _functional_all_reduce,
-    "all_reduce_": _functional_all_reduce,
-    "_allgather_base_": _allgather_base,
-    "all_gather_into_tensor": _functional_all_gather,
-    "allgather_": _allgather,
-    "_reduce_scatter_base_": _reduce_scatter_base,
-    "reduce_scatter_tensor": _functional_reduce_scatter,
-    "broadcast_": _broadcast,
-    "alltoall_base_": _alltoall_base,
-    "all_to_all_single": _functional_all_to_all,
+    "allreduce_": lambda log, tensors, group, *_: [
+        log.ask("all_reduce", group, each, each.numel()) for each in tensors
+    ],
+    "all_reduce": lambda log, mine, _, group: [log.ask("all_reduce", group, mine, mine.numel())],
+    "all_reduce_": lambda log, mine, _, group: [log.ask("all_reduce", group, mine, mine.numel())],
+    "_allgather_base_": lambda log, out, mine, group, *_: [log.ask("all_gather", group, mine, out.numel())],
+    "all_gather_into_tensor": lambda log, mine, size, group: [
+        log.ask("all_gather", group, mine, mine.numel() * size)
+    ],
+    "allgather_": lambda log, outs, mine, group, *_: [
+        log.ask("all_gather", group, each, each.numel() * len(outs[0])) for each in mine
+    ],
+    "_reduce_scatter_base_": lambda log, out, whole, group, *_: [
+        log.ask("reduce_scatter", group, whole, out.numel())
+    ],
+    "reduce_scatter_tensor": lambda log, whole, _, size, group: [
+        log.ask("reduce_scatter", group, whole, whole.numel() // size)
+    ],
+    "broadcast_": lambda log, tensors, group, root, *_: [
+        log.ask("broadcast", group, each, each.numel(), root) for each in tensors
+    ],
+    "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
+        log, group, mine, out.numel(), sends, receives
+    ),
+    "all_to_all_single": lambda log, mine, receives, sends, group: _all_to_all(
+        log, group, mine, sum(receives) * (mine.numel() // max(1, mine.shape[0])), sends, receives
+    ),
 }

@@ -30,7 +30,7 @@ BUCKET_MB = BUCKET_BYTES // 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What every contender does in a step: a model, and a global batch of sequences."""
 
     shape: GPTShape
@@ -54,7 +54,7 @@ class Contender:
     optimizers: Sequence[Optimizer]
     finish: Callable[[], None]
 
-    def learn(self, work: Work, step: int) -> Tensor:
+    def learn(self, work: Workload, step: int) -> Tensor:
         """Forward and backward on this rank's share. Where a wrapper reduces gradients, it does so here."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -89,60 +89,93 @@ def _plain(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-Build = Callable[[Work, LiveWorld], Contender]
+Build = Callable[[Workload, LiveWorld], Contender]
 
 
-def adamw_ddp(work: Work, world: LiveWorld) -> Contender:
-    """Whole model and whole state on every rank; DDP averages gradients while backward runs."""
-    model = _ddp(work, world)
-    return _stepping(world, model, [AdamW(model.parameters(), lr=LR)])
+def ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
+    """The whole model on every rank; DDP averages gradients while backward runs.
+
+    Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it.
+    """
+    model = build_gpt(work.shape, work.seed)
+    buffers = [name for name, _ in model.named_buffers()]
+    # The argument for this changes its name in torch 2.13, and either name warns or fails somewhere.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+    group = world.group(("dp",))
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
 
 
-def adamw_zero1(work: Work, world: LiveWorld) -> Contender:
-    """PyTorch's ZeRO-1: DDP averages; each rank steps whole parameters of its own and broadcasts them."""
-    model = _ddp(work, world)
-    return _stepping(world, model, [ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=LR)])
-
-
-def adamw_fsdp2(work: Work, world: LiveWorld) -> Contender:
+def fsdp2(work: Workload, world: LiveWorld) -> GPT:
     """Parameters, gradients and state in shards; gathered for forward, and again for backward."""
-    model = _sharded(work, world)
-    return _stepping(world, model, [AdamW(model.parameters(), lr=LR)])
+    model = build_gpt(work.shape, work.seed)
+    for block in model.blocks:
+        fully_shard(block, mesh=world.mesh)
+    fully_shard(model, mesh=world.mesh)
+    return model
 
 
-def adamw_averaged(work: Work, world: LiveWorld) -> Contender:
+def over_tp(work: Workload, world: LiveWorld) -> GPT:
+    """The model cut over tp, its parameters DTensors."""
+    model = build_gpt(work.shape, work.seed)
+    parallelize(model, world.mesh["tp"])
+    return model
+
+
+def adamw(model: nn.Module) -> list[Optimizer]:
+    """AdamW for everything."""
+    return [AdamW(model.parameters(), lr=LR)]
+
+
+def adamw_zero1(model: nn.Module) -> list[Optimizer]:
+    """PyTorch's ZeRO-1: each rank steps whole parameters of its own and broadcasts them."""
+    return [ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=LR)]
+
+
+def torch_muon(model: nn.Module) -> list[Optimizer]:
+    """The stock Muon: replicated, every rank orthogonalizes everything; of DTensors, a dozen collectives a
+    matrix."""
+    hidden, rest = ([param for _, param in named] for named in split_parameters(_plain(model)))
+    return [torch.optim.Muon(hidden, lr=LR), AdamW(rest, lr=LR)]
+
+
+def owners(model: nn.Module) -> list[Optimizer]:
+    """This package's Muon on FSDP2's shards: each matrix to its owner and back."""
+    hidden, rest = split_parameters(model)
+    return [Muon(hidden, lr=LR), AdamW(rest, lr=LR)]
+
+
+def step_each(
+    make_model: Callable[[Workload, LiveWorld], nn.Module],
+    make_optimizers: Callable[[nn.Module], list[Optimizer]],
+    work: Workload,
+    world: LiveWorld,
+) -> Contender:
+    """A model that gives its optimizers finished gradients, or DTensors that see to them: each just steps."""
+    model = make_model(work, world)
+    optimizers = make_optimizers(model)
+
+    def finish() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return Contender(world, model, optimizers, finish)
+
+
+def adamw_averaged(work: Workload, world: LiveWorld) -> Contender:
     """AdamW on any grid: the model cut over tp, gradients averaged over dp in one buffer after backward."""
-    model = _cut(work, world)
-    adamw = AdamW(model.parameters(), lr=LR)
+    model = over_tp(work, world)
+    optimizers = adamw(model)
 
     def finish() -> None:
         average_gradients(world, list(model.parameters()))
-        adamw.step()
+        optimizers[0].step()
 
-    return Contender(world, model, [adamw], finish)
-
-
-def torch_muon_ddp(work: Work, world: LiveWorld) -> Contender:
-    """The stock Muon, replicated: every rank orthogonalizes everything."""
-    model = _ddp(work, world)
-    return _stepping(world, model, _stock(model.module))
+    return Contender(world, model, optimizers, finish)
 
 
-def torch_muon_fsdp2(work: Work, world: LiveWorld) -> Contender:
-    """The stock Muon handed FSDP2's DTensors: a dozen collectives a matrix."""
-    model = _sharded(work, world)
-    return _stepping(world, model, _stock(model))
-
-
-def torch_muon_tp(work: Work, world: LiveWorld) -> Contender:
-    """The stock Muon handed tensor-parallel DTensors."""
-    model = _cut(work, world)
-    return _stepping(world, model, _stock(model))
-
-
-def our_muon(strategy: str | Builder, work: Work, world: LiveWorld) -> Contender:
+def our_muon(strategy: str | Builder, work: Workload, world: LiveWorld) -> Contender:
     """This package's Muon for the hidden matrices, AdamW for the rest."""
-    model = _cut(work, world)
+    model = over_tp(work, world)
     hidden, rest = split_parameters(model)
     both = MuonWithAdamW(Muon(hidden, lr=LR, strategy=strategy, mesh=world), AdamW(rest, lr=LR))
 
@@ -156,71 +189,27 @@ def our_muon(strategy: str | Builder, work: Work, world: LiveWorld) -> Contender
     return Contender(world, model, [both.muon, both.adamw], finish)
 
 
-def our_muon_fsdp2(work: Work, world: LiveWorld) -> Contender:
-    """This package's Muon on FSDP2's shards: each matrix to its owner and back."""
-    model = _sharded(work, world)
-    hidden, rest = split_parameters(model)
-    return _stepping(world, model, [Muon(hidden, lr=LR), AdamW(rest, lr=LR)])
-
-
 CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
-    "AdamW, DDP, DP=4": (adamw_ddp, {"dp": 4, "tp": 1}),
-    "AdamW, ZeRO-1 (torch), DP=4": (adamw_zero1, {"dp": 4, "tp": 1}),
-    "AdamW, FSDP2, DP=4": (adamw_fsdp2, {"dp": 4}),
+    "AdamW, DDP, DP=4": (partial(step_each, ddp, adamw), {"dp": 4, "tp": 1}),
+    "AdamW, ZeRO-1 (torch), DP=4": (partial(step_each, ddp, adamw_zero1), {"dp": 4, "tp": 1}),
+    "AdamW, FSDP2, DP=4": (partial(step_each, fsdp2, adamw), {"dp": 4}),
     "AdamW, averaged, DP=2×TP=2": (adamw_averaged, {"dp": 2, "tp": 2}),
     "AdamW, averaged, TP=4": (adamw_averaged, {"dp": 1, "tp": 4}),
-    "torch.optim.Muon, DDP, DP=4": (torch_muon_ddp, {"dp": 4, "tp": 1}),
-    "torch.optim.Muon, FSDP2 DTensors, DP=4": (torch_muon_fsdp2, {"dp": 4}),
-    "torch.optim.Muon, DTensors, TP=4": (torch_muon_tp, {"dp": 1, "tp": 4}),
+    "torch.optim.Muon, DDP, DP=4": (partial(step_each, ddp, torch_muon), {"dp": 4, "tp": 1}),
+    "torch.optim.Muon, FSDP2 DTensors, DP=4": (partial(step_each, fsdp2, torch_muon), {"dp": 4}),
+    "torch.optim.Muon, DTensors, TP=4": (partial(step_each, over_tp, torch_muon), {"dp": 1, "tp": 4}),
     "Muon zero1, DP=4": (partial(our_muon, zero1), {"dp": 4, "tp": 1}),
     "Muon zero1 boundary, DP=4": (partial(our_muon, partial(zero1, gather="boundary")), {"dp": 4, "tp": 1}),
     "Muon zero1, DP=2×TP=2": (partial(our_muon, zero1), {"dp": 2, "tp": 2}),
     "Muon zero1, TP=4": (partial(our_muon, zero1), {"dp": 1, "tp": 4}),
     "Muon round_robin, DP=4": (partial(our_muon, round_robin), {"dp": 4, "tp": 1}),
     "Muon owner, DP=4": (partial(our_muon, owner), {"dp": 4, "tp": 1}),
-    "Muon owner, FSDP2, DP=4": (our_muon_fsdp2, {"dp": 4}),
+    "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), {"dp": 4}),
 }
 """By name: how to build it, and its grid."""
 
 
-def build_contender(name: str, work: Work) -> Contender:
+def build_contender(name: str, work: Workload) -> Contender:
     """The contender of that name on this rank. All ranks must call."""
     build, grid = CONTENDERS[name]
     return build(work, LiveWorld(build_mesh(grid)))
-
-
-def _stepping(world: LiveWorld, model: nn.Module, optimizers: list[Optimizer]) -> Contender:
-    def finish() -> None:
-        for optimizer in optimizers:
-            optimizer.step()
-
-    return Contender(world, model, optimizers, finish)
-
-
-def _ddp(work: Work, world: LiveWorld) -> DistributedDataParallel:
-    """Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it."""
-    model = build_gpt(work.shape, work.seed)
-    buffers = [name for name, _ in model.named_buffers()]
-    # The argument for this changes its name in torch 2.13, and either name warns or fails somewhere.
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
-    group = world.group(("dp",))
-    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
-
-
-def _sharded(work: Work, world: LiveWorld) -> GPT:
-    model = build_gpt(work.shape, work.seed)
-    for block in model.blocks:
-        fully_shard(block, mesh=world.mesh)
-    fully_shard(model, mesh=world.mesh)
-    return model
-
-
-def _cut(work: Work, world: LiveWorld) -> GPT:
-    model = build_gpt(work.shape, work.seed)
-    parallelize(model, world.mesh["tp"])
-    return model
-
-
-def _stock(model: nn.Module) -> list[Optimizer]:
-    hidden, rest = ([param for _, param in named] for named in split_parameters(model))
-    return [torch.optim.Muon(hidden, lr=LR), AdamW(rest, lr=LR)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,49 +15,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
-from muon_tutorial.benchmarks.measured import Counters, errors
+from muon_tutorial.benchmarks.contender_costs import settled_tcp, tcp_after
+from muon_tutorial.benchmarks.measured import errors
 from muon_tutorial.benchmarks.predicted import KINDS, sample_request
-from muon_tutorial.benchmarks.readings import settled_tcp, tcp_after
 from muon_tutorial.engine.collective import Kind, Walk
-from muon_tutorial.evidence.bytes_sent import gloo_barrier, gloo_sent
+from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
+from muon_tutorial.evidence.kernel_counters import interface_sent, tcp_sent
 from muon_tutorial.evidence.ledger import entry_of
-from muon_tutorial.evidence.sockets import interface_sent, tcp_sent
-from scripts.measure import seen
+from scripts.measure import read_counts
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """One collective of one rank: TCP bytes by formula, and by the kernel."""
-
-    what: str
-    due: int
-    sent: int
-
-
-def count_collectives(rank: int, elements: tuple[int, ...]) -> list[Count]:
-    """Ask for every kind and size on this real rank, between two readings of its sockets."""
-    parts = dist.get_world_size()
-    world = LiveWorld(build_mesh(Grid.of(dp=parts)))
+def miscounted(rank: int, elements: tuple[int, ...]) -> list[tuple[str, int, int | None]]:
+    """Ask for every kind, size and dtype on this real rank: where the kernel's count is not the formula's."""
+    world = LiveWorld(build_mesh(Grid.of(dp=dist.get_world_size())))
     for kind in KINDS:  # connections are made when first used
-        world.run(ask(kind, world, elements[0], DTYPES[0]))
-    return [count_one(world, kind, size, dtype) for kind in KINDS for size in elements for dtype in DTYPES]
+        ask(kind, world, elements[0], DTYPES[0])
+    wrong = []
+    for kind, each, dtype in product(KINDS, elements, DTYPES):
+        request = sample_request(kind, world.at, each, dtype)
+        due = gloo_sent(request, world.at).tcp + gloo_barrier(world.at.size("dp")).tcp
+        before = settled_tcp()
+        ask(kind, world, each, dtype)
+        dist.barrier()
+        sent = tcp_after(before, due)
+        if sent != due:
+            wrong.append((f"{kind} of {each} {dtype}", due, sent))
+    return wrong
 
 
-def count_one(world: LiveWorld, kind: Kind, each: int, dtype: torch.dtype) -> Count:
-    request = sample_request(kind, world.at, each, dtype)
-    due = gloo_sent(request, world.at).tcp + gloo_barrier(world.at.size("dp")).tcp
-    before = settled_tcp()
-    world.run(ask(kind, world, each, dtype))
-    dist.barrier()
-    return Count(f"{kind} of {each} {dtype}", due, (tcp_after(before, due) or 0))
+def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> None:
+    def walk() -> Walk:
+        yield sample_request(kind, world.at, each, dtype, device="cpu")
 
-
-def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> Walk:
-    request = sample_request(kind, world.at, each, dtype, device="cpu")
-    return (yield request)
+    world.run(walk())
 
 
 @pytest.mark.live
@@ -66,8 +58,7 @@ def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> Walk:
 @pytest.mark.parametrize("parts", [2, 3, 4, 8])
 def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
-    for counts in launch(count_collectives, parts, args=((1, 300_001),)):
-        assert [count for count in counts if count.due != count.sent] == []
+    assert launch(miscounted, parts, args=((1, 300_001),)) == [[]] * parts
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,11 +75,8 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
 def test_a_group_of_one_sends_nothing() -> None:
     at = Grid.of(dp=1).at(0)
     for kind in KINDS:
-        assert (
-            gloo_sent(sample_request(kind, at, 5), at).tcp
-            == entry_of(sample_request(kind, at, 5), at).ring
-            == 0
-        )
+        entry = entry_of(sample_request(kind, at, 5), at)
+        assert entry.wire.tcp == entry.ring == 0
 
 
 def why_no_namespace() -> str:
@@ -114,8 +102,7 @@ def test_interface_counters_agree_within_two_percent() -> None:
         text=True,
         check=True,
     )
-    found = json.loads(run.stdout.splitlines()[-1])
-    counters = Counters(*(tuple(seen(row) for row in found[part]) for part in ("fit", "steps")))
+    counters = read_counts(run.stdout.splitlines()[-1])
     assert {reading.name for reading in counters.steps} == set(names)
     assert all(reading.counted for reading in counters.steps)
     assert max(map(abs, errors(counters))) < 0.02

@@ -1,6 +1,6 @@
-"""Four small traces, made by hand, one for each way in which a trace is misread. Chrome's JSON as plain data.
+"""Small traces, made by hand, one for each way in which a trace is misread. Chrome's JSON as plain data.
 
-Times are in microseconds, as the format wants them. ``read`` them with ``kineto.parse_trace``.
+Times are in microseconds, as the format wants them. ``profiler_trace.parse_trace`` reads them.
 """
 
 from __future__ import annotations
@@ -43,18 +43,6 @@ def spinning(overlapped: bool) -> Document:
         compute,
         *_all_gather(0, 25_000, stream=_SIDE_STREAM),
         *_all_gather(0, 25_000, stream=_SIDE_STREAM + 1),
-    )
-
-
-def different_work(optimizer: str) -> Document:
-    """``"adamw"`` all-reduces a gradient of 1,000,000 fp32 elements; ``"muon"`` starts from a gradient that
-    is averaged already, and gathers 1,000,000 bf16 elements. Fewer milliseconds, of another job."""
-    if optimizer == "muon":
-        return _document(*_all_gather(0, 5_000))
-    sizes = {"Collective name": "allreduce", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000}
-    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    return _document(
-        _event("kernel", name, 0, 15_000, 0, _STREAM, sizes | {"Group size": 2, "dtype": "Float"})
     )
 
 

@@ -1,4 +1,4 @@
-"""What this process has really sent, by the kernel's own counters. Linux only; elsewhere there is none.
+"""Reads the kernel's own counters of the bytes that this process has really sent. Linux alone has them.
 
 ``tcp_sent`` reads TCP's counter of each socket that the process holds: a rank's own bytes, without a
 privilege. ``interface_sent`` reads a network interface: all ranks' bytes with headers and acknowledgements,
@@ -20,7 +20,7 @@ _RETRANSMITTED = 208
 
 
 def tcp_sent() -> int | None:
-    """Bytes that this process' open TCP sockets have sent for the first time, or None where nobody counts."""
+    """Bytes that this process's open TCP sockets have sent for the first time; None without a counter."""
     if not _SOCKETS.is_dir() or not hasattr(socket, "TCP_INFO"):
         return None
     return sum(_sent(int(entry.name)) for entry in _SOCKETS.iterdir() if _is_socket(entry))

@@ -1,4 +1,4 @@
-"""Recording real ranks: what the tape sees, one file that keeps to the format, and spans that sum to 100%."""
+"""Recording real ranks: what is seen, one file that keeps to the format, and spans that sum to 100%."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
+from torch.profiler import record_function
 
 from muon_tutorial import DistributedConfig, Muon
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
@@ -20,23 +21,24 @@ from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Coordinate
-from muon_tutorial.traces import traps
-from muon_tutorial.traces.chrome import check_document
-from muon_tutorial.traces.recording import Recording, Tape, merge, record
+from muon_tutorial.traces.recording import RankRecorder, RecordedRun, merge, record
 from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
+
+from . import traps
+from .chrome_format import assert_keeps_to_the_format
 
 pytestmark = pytest.mark.live
 
 MATRICES = 4
 
 
-def steps(rank: int, tape: Tape, strategy: str) -> None:
+def steps(rank: int, recorder: RankRecorder, strategy: str) -> None:
     torch.manual_seed(0)
     matrices = [torch.nn.Parameter(torch.randn(48, 32)) for _ in range(MATRICES)]
     muon = Muon(matrices, strategy=strategy, mesh=build_mesh({"dp": 2}))
     assert isinstance(muon.world, LiveWorld)
     ledger = Ledger()
-    muon.world.observers += [tape, ledger]
+    muon.world.observers += [recorder, ledger]
     for recorded in (False, True):
         for matrix in matrices:
             matrix.grad = torch.randn_like(matrix)
@@ -44,31 +46,31 @@ def steps(rank: int, tape: Tape, strategy: str) -> None:
             muon.step()
             continue
         ledger.clear()
-        with tape, tape.label("the step"):
+        with recorder, record_function("the step"):
             muon.step()
-    (tape.folder / f"ledger_{rank}.json").write_text(
+    (recorder.folder / f"ledger_{rank}.json").write_text(
         json.dumps([[entry.kind, entry.phase, entry.payload, entry.ring] for entry in ledger.entries])
     )
 
 
 @pytest.fixture(scope="module", params=["zero1", "owner"])
-def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     return record(steps, 2, tmp_path_factory.mktemp(request.param), args=(request.param,), output="quiet")
 
 
 @pytest.fixture
-def document(recording: Recording) -> dict[str, Any]:
+def document(recording: RecordedRun) -> dict[str, Any]:
     return json.loads(gzip.decompress(recording.merged.read_bytes()))
 
 
-def test_flights_are_what_the_ledger_counted(recording: Recording) -> None:
+def test_flights_are_what_the_ledger_counted(recording: RecordedRun) -> None:
     for times in recording.timeline.ranks:
         counted = json.loads((recording.folder / f"ledger_{times.rank}.json").read_text())
         assert counted
         assert [[f.kind, f.phase, f.payload, f.ring] for f in times.flights] == counted
 
 
-def test_all_members_flights_are_matched_and_in_order(recording: Recording) -> None:
+def test_all_members_flights_are_matched_and_in_order(recording: RecordedRun) -> None:
     one, other = (times.flights for times in recording.timeline.ranks)
     assert [(f.kind, f.group, f.turn) for f in one] == [(f.kind, f.group, f.turn) for f in other]
     assert {f.group for f in one} == {(0, 1)}
@@ -77,7 +79,7 @@ def test_all_members_flights_are_matched_and_in_order(recording: Recording) -> N
         assert times.compute
 
 
-def test_the_parts_sum_to_the_whole_span_on_every_rank(recording: Recording) -> None:
+def test_the_parts_sum_to_the_whole_span_on_every_rank(recording: RecordedRun) -> None:
     for row in recording.splits:
         assert row.compute + row.communication + row.waiting + row.unsplit + row.neither == row.span
         assert row.compute > 0
@@ -86,12 +88,12 @@ def test_the_parts_sum_to_the_whole_span_on_every_rank(recording: Recording) -> 
 
 
 def test_the_merged_file_keeps_to_the_format(document: dict[str, Any]) -> None:
-    assert check_document(document) == []
+    assert_keeps_to_the_format(document)
     named = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"]
     assert named == ["rank 0", "rank 1"]
 
 
-def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], recording: Recording) -> None:
+def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], recording: RecordedRun) -> None:
     """A flight begins just before its label on the profiler's track does, and both name the same bytes."""
     events = document["traceEvents"]
     labels = [e for e in events if e.get("cat") == "user_annotation" and " bytes #" in e["name"]]
@@ -103,7 +105,7 @@ def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], re
         assert label["ts"] >= flight["ts"]
 
 
-def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recording: Recording) -> None:
+def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recording: RecordedRun) -> None:
     """Where owners compute, one label a matrix in the whole world; where slices do, one for each holder."""
     names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
     labels = [name for name in names if name.startswith("Newton-Schulz of ")]
@@ -112,7 +114,7 @@ def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recordi
         assert len(labels) == MATRICES
 
 
-def by_hand(rank: int, tape: Tape) -> None:
+def by_hand(rank: int, recorder: RankRecorder) -> None:
     def redistribute(update: Tensor | None, source: int, state: dict[str, Any]) -> Tensor:
         update = torch.empty(state["local_shape"]) if update is None else update.float()
         dist.broadcast(update, source)
@@ -128,7 +130,7 @@ def by_hand(rank: int, tape: Tape) -> None:
     muon = Muon(matrices, distributed_config=config)
     for matrix in matrices:
         matrix.grad = torch.ones_like(matrix)
-    with tape:
+    with recorder:
         muon.step()
 
 
@@ -139,11 +141,11 @@ def test_functions_of_the_users_own_have_labels(tmp_path: Path) -> None:
     assert sum(name.startswith("redistribute_fn of ") for name in names) == 4
 
 
-def beside_torch(rank: int, tape: Tape) -> None:
+def beside_torch(rank: int, recorder: RankRecorder) -> None:
     """Requests of ours, and between them PyTorch's own, over one group of both ranks."""
-    world = LiveWorld(build_mesh({"dp": 2}), [tape])
-    tape.others = world.at.group("dp")
-    with tape:
+    world = LiveWorld(build_mesh({"dp": 2}), [recorder])
+    recorder.others = world.at.group("dp")
+    with recorder:
         for _ in range(3):
             world.run(ask_twice())
             time.sleep(0.05 * rank)
@@ -174,12 +176,12 @@ def by_rank(event: dict[str, Any]) -> tuple[int, float]:
     return event["pid"], event["ts"]
 
 
-def test_beside_the_merged_file_lie_the_split_and_the_picture(recording: Recording) -> None:
+def test_beside_the_merged_file_lie_the_split_and_the_picture(recording: RecordedRun) -> None:
     assert (recording.folder / "split.md").read_text(encoding="utf-8") == recording.markdown + "\n"
     assert (recording.folder / "timeline.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
-def test_merging_again_gives_the_same_bytes(recording: Recording) -> None:
+def test_merging_again_gives_the_same_bytes(recording: RecordedRun) -> None:
     before = recording.merged.read_bytes()
     assert merge(recording.folder).splits == recording.splits
     assert recording.merged.read_bytes() == before
@@ -190,9 +192,9 @@ def test_a_rank_that_never_records_is_named(tmp_path: Path) -> None:
         record(only_rank_0_records, 2, tmp_path, output="quiet")
 
 
-def only_rank_0_records(rank: int, tape: Tape) -> None:
+def only_rank_0_records(rank: int, recorder: RankRecorder) -> None:
     if rank == 0:
-        with tape:
+        with recorder:
             torch.ones(2).sum()
 
 
@@ -200,7 +202,7 @@ def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no recording"):
         merge(tmp_path)
     (tmp_path / "rank_0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
-    with pytest.raises(TraceError, match="not written by a Tape"):
+    with pytest.raises(TraceError, match="not written by a RankRecorder"):
         merge(tmp_path)
 
 
@@ -245,16 +247,11 @@ def test_on_a_gpu_flights_are_the_kernels_with_our_labels(tmp_path: Path) -> Non
         document = traps.counted_four_times()
         kernel = next(event for event in document["traceEvents"] if event["cat"] == "kernel")
         kernel["ts"], kernel["dur"] = start, 31_000 - start
-        asked = {
-            "kind": "all_gather",
-            "phase": "dp gather",
-            "subject": "bucket 0",
-            "group": [0, 1],
-            "turn": 0,
-        }
+        names = {"kind": "all_gather", "phase": "dp gather", "subject": "bucket 0"}
+        asked = names | {"group": [0, 1], "turn": 0}
         enqueued = {"issued": 0, "done": 10_000, "payload": 8, "ring": 8}
-        taped = {"rank": rank, "begin": 0, "end": 40_000_000, "ahead": 500_000, "flights": [asked | enqueued]}
-        packed = gzip.compress(json.dumps(document | {"taped": taped}).encode())
+        noted = {"rank": rank, "begin": 0, "end": 40_000_000, "ahead": 500_000, "flights": [asked | enqueued]}
+        packed = gzip.compress(json.dumps(document | {"recorder": noted}).encode())
         (tmp_path / f"rank_{rank}.json.gz").write_bytes(packed)
     recording = merge(tmp_path)
     flights = [times.flights[0] for times in recording.timeline.ranks]

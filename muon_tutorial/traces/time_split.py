@@ -1,4 +1,4 @@
-"""Where the wall time of a run went, rank by rank: computing, communicating, waiting, or neither.
+"""Splits the wall time of each rank into computing, communicating, waiting and neither.
 
 One clock for all ranks is what tells transfer from waiting: a collective can move nothing before the last
 member of its group has asked for it. Until then a rank waits for that member, whatever its kernel or its call
@@ -8,17 +8,14 @@ that the parts of a span sum to it exactly.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .kineto import Trace, span
-from .spans import Intervals, intersect, measure, subtract, union
+from .time_intervals import Intervals, intersect, measure, subtract, union
 
 State = Literal["compute", "communication", "waiting", "unsplit", "neither"]
 STATES: tuple[State, ...] = ("compute", "communication", "waiting", "unsplit", "neither")
-ITEM_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeSplit:
     """A rank's span in nanoseconds: its five parts sum to it.
 
     ``compute`` is all time in which the rank computed, also between a collective's request and its end: that
@@ -106,10 +103,22 @@ class Split:
         return part / self.span if self.span else 0.0
 
 
-def split(timeline: Timeline) -> tuple[Split, ...]:
+def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
     """The wall time of each rank, taken apart."""
-    asked = last_asked(timeline)
-    return tuple(_split_rank(times, asked) for times in timeline.ranks)
+    return tuple(
+        _measured(times, states)
+        for times, states in zip(timeline.ranks, paint(timeline).values(), strict=True)
+    )
+
+
+def _measured(times: RankTimes, states: Mapping[State, Intervals]) -> TimeSplit:
+    moving = union((flight.issued, flight.done) for flight in times.flights)
+    return TimeSplit(
+        rank=times.rank,
+        span=times.end - times.begin,
+        **{state: measure(states[state]) for state in STATES},
+        overlapped=measure(intersect(states["compute"], moving)),
+    )
 
 
 def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:
@@ -127,24 +136,12 @@ def last_asked(timeline: Timeline) -> Mapping[tuple[tuple[int, ...], int], int]:
     return {key: max(when.values()) for key, when in asked.items() if key[0] and set(key[0]) == set(when)}
 
 
-def _split_rank(times: RankTimes, asked: Mapping[tuple[tuple[int, ...], int], int]) -> Split:
-    states = _paint_rank(times, asked)
-    moving = union((flight.issued, flight.done) for flight in times.flights)
-    return Split(
-        rank=times.rank,
-        span=times.end - times.begin,
-        **{state: measure(states[state]) for state in STATES},
-        overlapped=measure(intersect(states["compute"], moving)),
-    )
-
-
 def _paint_rank(times: RankTimes, asked: Mapping[tuple[tuple[int, ...], int], int]) -> dict[State, Intervals]:
-    parts = [
-        part for flight in times.flights for part in _parts(flight, asked.get((flight.group, flight.turn)))
-    ]
-    wanted: dict[State, Intervals] = {"compute": times.compute}
-    for state in ("communication", "waiting", "unsplit"):
-        wanted[state] = union(part for found, part in parts if found == state)
+    parts: dict[State, list[tuple[int, int]]] = {"communication": [], "waiting": [], "unsplit": []}
+    for flight in times.flights:
+        for state, part in _parts(flight, asked.get((flight.group, flight.turn))):
+            parts[state].append(part)
+    wanted = {"compute": times.compute, **{state: union(pieces) for state, pieces in parts.items()}}
     left: Intervals = union([(times.begin, times.end)])
     painted: dict[State, Intervals] = {}
     for state, intervals in wanted.items():
@@ -165,41 +162,7 @@ def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, in
     return [("waiting", (flight.issued, asked)), ("communication", (asked, flight.done))]
 
 
-def timeline_of(traces: Mapping[int, Trace]) -> Timeline:
-    """A timeline from traces made elsewhere, by rank. Their clocks must agree, as those of one machine do.
-
-    Spans run over what executed: on a GPU from the first to the last thing it did, without one over all
-    events. Collectives are matched by group and order where the profiler noted the group.
-    """
-    return Timeline(tuple(_rank_times(rank, trace) for rank, trace in sorted(traces.items())))
-
-
-def _rank_times(rank: int, trace: Trace) -> RankTimes:
-    begin, end = span(trace.executed or trace.events)
-    return RankTimes(rank, begin, end, trace.compute, tuple(flights_of(rank, trace)), trace.blocked)
-
-
-def flights_of(rank: int, trace: Trace) -> Iterable[Flight]:
-    """The collectives that a trace executed, each once, on the trace's clock."""
-    turns: dict[tuple[int, ...], int] = {}
-    for event in trace.collectives:
-        group = _ranks(event.args.get("Process Group Ranks", ""))
-        turn = turns.get(group, 0)
-        turns[group] = turn + 1
-        elements, item = int(event.args.get("In msg nelems", 0)), event.args.get("dtype", "")
-        payload = elements * ITEM_BYTES.get(str(item), 0)
-        yield Flight(rank, event.kind, event.kind, "", group, turn, event.begin, event.end, payload)
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """The ranks Kineto prints; it shortens long lists with dots, and then nobody can say."""
-    try:
-        return tuple(int(rank) for rank in ast.literal_eval(text))
-    except (SyntaxError, TypeError, ValueError):
-        return ()
-
-
-def split_markdown(splits: Sequence[Split]) -> str:
+def split_markdown(splits: Sequence[TimeSplit]) -> str:
     """A table with a row for each rank: milliseconds and shares of its span."""
     head = "| rank | span, ms | " + " | ".join(STATES) + " | compute during a collective |"
     lines = [head, "|---" * (len(STATES) + 3) + "|"]

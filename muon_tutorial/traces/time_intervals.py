@@ -1,4 +1,4 @@
-"""Stretches of time as sorted, disjoint intervals, in whole nanoseconds. Sums come out exact.
+"""Arithmetic on intervals of time, sorted and disjoint, in whole nanoseconds: sums come out exact.
 
 A sum of durations counts twice what overlaps; the measure of a union does not. Knows nothing of traces.
 """
@@ -8,17 +8,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
-Interval = tuple[int, int]  # begin and end, in nanoseconds
-Intervals = tuple[Interval, ...]  # sorted, disjoint, none empty
+Intervals = tuple[tuple[int, int], ...]  # (begin, end) in nanoseconds; sorted, disjoint, none empty
 
 
-def union(pieces: Iterable[Interval]) -> Intervals:
+def union(pieces: Iterable[tuple[int, int]]) -> Intervals:
     """The time that any of the pieces covers.
 
     >>> union([(5, 9), (0, 2), (1, 3), (4, 4)])
     ((0, 3), (5, 9))
     """
-    joined: list[Interval] = []
+    joined: list[tuple[int, int]] = []
     for begin, end in sorted(piece for piece in pieces if piece[0] < piece[1]):
         if joined and begin <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))

@@ -16,12 +16,12 @@ import gzip
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import TraceError
-from .spans import Interval, Intervals, measure, subtract, union
+from .time_intervals import Intervals, subtract, union
 
 Sort = Literal["kernel", "memory", "launch", "runtime", "gpu annotation", "cpu annotation", "other"]
 
@@ -51,7 +51,7 @@ COMMUNICATION = re.compile(r"^(nccl|rccl|gloo:|_?c10d(_functional)?::)|record_pa
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """One complete event. Nanoseconds; ``process`` and ``thread`` as the trace names them."""
 
     name: str
@@ -68,7 +68,7 @@ class Event:
         return self.begin + self.duration
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> tuple[int, int]:
         """Begin and end."""
         return self.begin, self.end
 
@@ -87,24 +87,24 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One process' trace: its complete events in order of begin, and what the profiler said about the job."""
+    """The trace of one process: its complete events in order, and what the profiler said about the job."""
 
     source: str
-    events: tuple[Event, ...]
+    events: tuple[TraceEvent, ...]
     job: Mapping[str, Any]
     devices: tuple[str, ...]
 
-    def of(self, *sorts: Sort) -> list[Event]:
+    def of(self, *sorts: Sort) -> list[TraceEvent]:
         """The events of some sorts."""
         return [event for event in self.events if event.sort in sorts]
 
     @property
-    def executed(self) -> list[Event]:
+    def executed(self) -> list[TraceEvent]:
         """What ran on the devices: kernels and memory operations. Empty for a trace without a GPU."""
         return self.of("kernel", "memory")
 
     @property
-    def collectives(self) -> list[Event]:
+    def collectives(self) -> list[TraceEvent]:
         """Each collective once, as what executed it: its kernel, or on the CPU the backend's own event.
 
         Gloo's sends and receives are no collectives; they only post, on the caller's thread.
@@ -131,7 +131,7 @@ class Trace:
         return () if self.executed else covered(event for event in self._called if event.communicates)
 
     @property
-    def _called(self) -> list[Event]:
+    def _called(self) -> list[TraceEvent]:
         backend = {event.thread for event in self.collectives}
         return [event for event in self.of("launch") if event.thread not in backend]
 
@@ -192,8 +192,8 @@ def parse_trace(document: object, source: str = "") -> Trace:
     return Trace(source, tuple(events), about.get("distributedInfo", {}), devices)
 
 
-def _event(entry: Mapping[str, Any]) -> Event:
-    return Event(
+def _event(entry: Mapping[str, Any]) -> TraceEvent:
+    return TraceEvent(
         name=str(entry["name"]),
         sort=SORTS.get(str(entry.get("cat", "")).lower(), "other"),
         begin=nanoseconds(entry["ts"]),
@@ -209,7 +209,7 @@ def nanoseconds(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def span(events: Iterable[Event]) -> Interval:
+def span(events: Iterable[TraceEvent]) -> tuple[int, int]:
     """From the first begin to the last end, in nanoseconds; nothing at all gives (0, 0)."""
     events = list(events)
     if not events:
@@ -217,12 +217,12 @@ def span(events: Iterable[Event]) -> Interval:
     return min(event.begin for event in events), max(event.end for event in events)
 
 
-def covered(events: Iterable[Event]) -> Intervals:
+def covered(events: Iterable[TraceEvent]) -> Intervals:
     """The time in which at least one of the events ran."""
     return union(event.interval for event in events)
 
 
-def sums_by_name(events: Iterable[Event], words: Iterable[str]) -> tuple[NameSum, ...]:
+def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[NameSum, ...]:
     """What each name that contains one of the words sums to, whatever its sort: the trap, spelled out.
 
     Words are compared in lower case. The largest sum comes first.
@@ -244,24 +244,3 @@ def sum_collectives(trace: Trace) -> tuple[CollectiveSum, ...]:
         key = (event.kind, int(event.args.get("Group size", 0)), str(event.args.get("dtype", "")), *sizes)
         sums.setdefault(key, []).append(event.duration)
     return tuple(CollectiveSum(*key, len(times), sum(times)) for key, times in sums.items())
-
-
-def differing_work(one: Trace, other: Trace) -> tuple[tuple[CollectiveSum, ...], tuple[CollectiveSum, ...]]:
-    """The collectives of each trace that the other has no like of, in kind, group, sizes and number.
-
-    A ratio of times between traces that differ compares two pieces of work, not two ways to do one.
-    """
-    ours, theirs = sum_collectives(one), sum_collectives(other)
-    return _without_likes(ours, theirs), _without_likes(theirs, ours)
-
-
-def _without_likes(
-    rows: Iterable[CollectiveSum], others: Iterable[CollectiveSum]
-) -> tuple[CollectiveSum, ...]:
-    likes = {replace(row, total=0) for row in others}
-    return tuple(row for row in rows if replace(row, total=0) not in likes)
-
-
-def executed_time(trace: Trace) -> int:
-    """Nanoseconds in which at least one collective ran, each moment counted once."""
-    return measure(covered(trace.collectives))

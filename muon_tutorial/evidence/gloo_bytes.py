@@ -1,0 +1,115 @@
+"""Predicts what Gloo really sends for a collective: bytes of data, messages, and bytes of TCP.
+
+Knows sizes and positions alone. Gloo's bytes are not those of a ring (``ring_bytes``): its reduce_scatter is
+an all_reduce whose answer is cut, and its broadcast a tree in which the root sends log₂ P times. The formulas
+follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``alltoallv.cc``, ``gather.cc``,
+``scatter.cc``, ``broadcast.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
+from either side), and equal the kernel's own TCP counters to the byte (``evidence/kernel_counters.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..engine.collective import Collective
+from ..plan.grid import Coordinate
+from .ring_bytes import ring_bytes
+
+PREAMBLE = 48
+LARGEST_SEGMENT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GlooTraffic:
+    """What one rank puts on the wire for one collective: bytes of data, and messages each way."""
+
+    data: int = 0
+    messages_out: int = 0
+    messages_in: int = 0
+
+    @property
+    def writes(self) -> int:
+        """Messages and notices: a message out has a notice from either side, one that comes in is noticed."""
+        return 2 * self.messages_out + self.messages_in
+
+    @property
+    def tcp(self) -> int:
+        """Bytes handed to TCP: the data, and what Gloo says around it."""
+        return self.data + PREAMBLE * self.writes
+
+    def __add__(self, other: GlooTraffic) -> GlooTraffic:
+        data, out = self.data + other.data, self.messages_out + other.messages_out
+        return GlooTraffic(data, out, self.messages_in + other.messages_in)
+
+    def __mul__(self, times: int) -> GlooTraffic:
+        return GlooTraffic(self.data * times, self.messages_out * times, self.messages_in * times)
+
+
+def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
+    """What this rank puts on the wire for a request when Gloo runs the collective."""
+    parts, here = at.size(*request.axes), at.position(*request.axes)
+    if parts == 1:
+        return GlooTraffic()
+    size = request.dtype.itemsize
+    sent = 0 if request.send is None else request.send.numel()
+    if request.kind in ("all_reduce", "reduce_scatter"):
+        return _segmented_ring(sent * size, size, here, parts)
+    if request.kind == "all_gather":
+        blocks = 2 * (parts - 1) if sent else 0
+        return GlooTraffic((parts - 1) * sent * size, blocks, blocks)
+    if request.kind == "all_to_all":
+        return GlooTraffic(ring_bytes(request, at), parts - 1, parts - 1)
+    assert request.root is not None
+    if request.kind == "broadcast":
+        return _tree(request.receive * size, (here - request.root) % parts, parts)
+    rooted = here == request.root
+    messages = (parts - 1, 0) if rooted == (request.kind == "scatter") else (0, parts - 1)
+    if not rooted:
+        messages = (1, 0) if request.kind == "gather" else (0, 1)
+    return GlooTraffic(ring_bytes(request, at), *messages)
+
+
+def gloo_barrier(parts: int) -> GlooTraffic:
+    """What a rank sends in a barrier: an empty message for each bit of the number of ranks."""
+    rounds = (parts - 1).bit_length()
+    return GlooTraffic(0, rounds, rounds)
+
+
+def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraffic:
+    """Gloo's all_reduce of ``total`` bytes: a chunk a rank, each of two segments or more.
+
+    Out, a rank sends all chunks but its own, then all but its predecessor's. The last chunks may be short.
+    """
+    if not total:
+        return GlooTraffic()
+    largest = element * max(1, LARGEST_SEGMENT // element)
+    segments = _up(max(_ceil(total, largest), 2 * parts), parts)
+    segment = _up(_ceil(total, segments), element)
+    count, filled = segments // parts, _ceil(total, segment)
+
+    def data(chunk: int) -> int:
+        start = chunk % parts * count * segment
+        return max(0, min(count * segment, total - start))
+
+    def messages(chunk: int) -> int:
+        return max(0, min(count, filled - chunk % parts * count))
+
+    return GlooTraffic(
+        2 * total - data(here) - data(here - 1),
+        2 * filled - messages(here) - messages(here - 1),
+        2 * filled - messages(here + 1) - messages(here),
+    )
+
+
+def _tree(total: int, here: int, parts: int) -> GlooTraffic:
+    """Gloo's broadcast: in round i every position below 2^i sends to the one 2^i further on."""
+    sends = sum(1 for i in range((parts - 1).bit_length()) if here < 1 << i and here + (1 << i) < parts)
+    return GlooTraffic(sends * total, sends, int(here > 0))
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _up(number: int, multiple: int) -> int:
+    return _ceil(number, multiple) * multiple

@@ -1,0 +1,35 @@
+"""Bytes that a rank sends and receives when a collective runs as a ring (NCCL's usual algorithm).
+
+Knows sizes and positions alone. gather, scatter and all_to_all are counted point to point, as NCCL runs them;
+broadcast as a chain, in which every rank but the last passes the tensor on: all but the one before the root.
+What Gloo really sends is in ``gloo_bytes``.
+"""
+
+from __future__ import annotations
+
+from ..engine.collective import Collective
+from ..plan.grid import Coordinate
+
+
+def ring_bytes(request: Collective, at: Coordinate) -> int:
+    """Bytes this rank sends for a request."""
+    return ring_traffic(request, at)[0]
+
+
+def ring_traffic(request: Collective, at: Coordinate) -> tuple[int, int]:
+    """Bytes this rank sends for a request, and bytes it receives."""
+    parts, here = at.size(*request.axes), at.position(*request.axes)
+    given, asked = 0 if request.send is None else request.send.numel(), request.receive
+    size, rooted = request.dtype.itemsize, here == request.root
+    if request.kind == "all_reduce":
+        return (around := 2 * (parts - 1) * given * size // parts), around
+    sends, receives = (splits or (0,) * parts for splits in (request.sends, request.receives))
+    sent, received = {
+        "reduce_scatter": ((parts - 1) * asked, (parts - 1) * asked),
+        "all_gather": ((parts - 1) * given, (parts - 1) * given),
+        "broadcast": (0 if (here + 1) % parts == request.root else asked, 0 if rooted else asked),
+        "gather": (0, asked - given) if rooted else (given, 0),
+        "scatter": ((parts - 1) * asked, 0) if rooted else (0, asked),
+        "all_to_all": (sum(sends) - sends[here], sum(receives) - receives[here]),
+    }[request.kind]
+    return sent * size, received * size

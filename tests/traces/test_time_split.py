@@ -1,0 +1,131 @@
+"""The split of wall time and its picture: pure functions of a timeline."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muon_tutorial.traces.time_intervals import intersect, union
+from muon_tutorial.traces.time_split import (
+    STATES,
+    Flight,
+    RankTimes,
+    Timeline,
+    paint,
+    split,
+    split_markdown,
+)
+from muon_tutorial.traces.timeline_picture import describe_timeline, draw_timeline
+
+MS = 1_000_000
+
+
+def flight(rank: int, issued: int, done: int, turn: int = 0, group: tuple[int, ...] = (0, 1)) -> Flight:
+    return Flight(rank, "all_gather", "dp gather", "bucket 0", group, turn, issued, done, 64, 32)
+
+
+def late_peer() -> Timeline:
+    """Rank 0 asks at 10 ms, rank 1 only at 30 ms; both have the answer at 35 ms."""
+    return Timeline(
+        (
+            RankTimes(0, 0, 40 * MS, ((0, 10 * MS),), (flight(0, 10 * MS, 35 * MS),)),
+            RankTimes(1, 0, 40 * MS, ((0, 28 * MS),), (flight(1, 30 * MS, 35 * MS),)),
+        )
+    )
+
+
+def ordered(pair: tuple[int, int]) -> tuple[int, int]:
+    return min(pair), max(pair)
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    instants = st.integers(0, 60)
+    pairs = st.lists(st.tuples(instants, instants).map(ordered), max_size=4)
+    ranks = []
+    for rank in range(draw(st.integers(1, 3))):
+        begin, end = draw(st.tuples(st.integers(0, 20), st.integers(40, 60)))
+        groups = st.sampled_from([(), (0, 1), (0, 1, 2)])
+        flights = [flight(rank, *pair, turn, draw(groups)) for turn, pair in enumerate(draw(pairs))]
+        compute = union(draw(pairs))
+        ranks.append(RankTimes(rank, begin, end, compute, tuple(flights)))
+    return Timeline(tuple(ranks))
+
+
+@given(timelines())
+def test_the_split_sums_to_the_whole_span_on_every_rank(timeline: Timeline) -> None:
+    for times, row in zip(timeline.ranks, split(timeline), strict=True):
+        assert row.span == times.end - times.begin
+        assert row.compute + row.communication + row.waiting + row.unsplit + row.neither == row.span
+        assert sum(row.share(state) for state in STATES) == pytest.approx(1.0)
+        assert 0 <= row.overlapped <= row.compute
+
+
+@given(timelines())
+def test_states_never_hold_together(timeline: Timeline) -> None:
+    for states in paint(timeline).values():
+        for one in STATES:
+            assert all(intersect(states[one], states[other]) == () for other in STATES if other != one)
+
+
+def test_a_rank_waits_until_the_last_member_asks() -> None:
+    early, late = split(late_peer())
+    assert (early.compute, early.waiting, early.communication) == (10 * MS, 20 * MS, 5 * MS)
+    assert (late.compute, late.waiting, late.communication, late.neither) == (28 * MS, 0, 5 * MS, 7 * MS)
+    assert (early.unsplit, late.unsplit) == (0, 0)
+
+
+def test_one_rank_alone_cannot_tell_transfer_from_waiting() -> None:
+    (row,) = split(Timeline(late_peer().ranks[:1]))
+    assert (row.unsplit, row.waiting, row.communication) == (25 * MS, 0, 0)
+
+
+def test_a_sender_that_is_done_before_its_peer_asks_did_not_wait_for_it() -> None:
+    first, second = late_peer().ranks
+    sender = replace(first, flights=(flight(0, 10 * MS, 12 * MS),))
+    row, _ = split(Timeline((sender, second)))
+    assert (row.communication, row.waiting) == (2 * MS, 0)
+
+
+def test_compute_counts_as_compute_while_a_collective_is_under_way() -> None:
+    first, second = late_peer().ranks
+    busy = replace(first, compute=((0, 20 * MS),))
+    row, _ = split(Timeline((busy, second)))
+    assert (row.compute, row.overlapped, row.waiting) == (20 * MS, 10 * MS, 10 * MS)
+
+
+def test_time_blocked_in_an_operator_is_not_told_apart() -> None:
+    times = RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),))
+    (row,) = split(Timeline((times,)))
+    assert (row.compute, row.unsplit, row.neither) == (4, 3, 3)
+
+
+def test_beyond_flights_known_from_all_sides_a_blocked_rank_communicates() -> None:
+    """Blocked from 8 ms, asked at 10, waited for till 30, moved till 35, back at 36: the edges are calls."""
+    first, second = late_peer().ranks
+    row, _ = split(Timeline((replace(first, compute=(), blocked=((8 * MS, 36 * MS),)), second)))
+    assert (row.waiting, row.communication, row.unsplit) == (20 * MS, 8 * MS, 0)
+
+
+def test_split_markdown_has_a_row_for_each_rank() -> None:
+    lines = split_markdown(split(late_peer())).splitlines()
+    assert len(lines) == 4
+    assert lines[2] == "| 0 | 40.00 | 25.0% | 12.5% | 50.0% | 0.0% | 12.5% | 0.0% |"
+
+
+def test_the_picture_follows_from_the_timeline_alone() -> None:
+    svg = draw_timeline(late_peer(), "two ranks")
+    assert svg == draw_timeline(late_peer(), "two ranks")
+    assert svg != draw_timeline(Timeline(late_peer().ranks[:1]), "two ranks")
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert "waiting for the last member 50%" in describe_timeline(late_peer())
+
+
+def test_the_picture_does_not_grow_with_the_run() -> None:
+    many = union((2 * i, 2 * i + 1) for i in range(20_000))
+    timeline = Timeline((RankTimes(0, 0, 40_000, many, ()),))
+    assert len(draw_timeline(timeline)) < 300_000
