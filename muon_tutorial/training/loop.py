@@ -26,7 +26,7 @@ from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from .optimizers import build_optimizer
-from .records import PhaseTraffic, RunResult, StepRecord, TextFacts, CheckVerdict
+from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
 from .settings import TrainSettings, lr_share
 from .text import Batch, Text, batch_at, held_out_batches, load_text, share
 

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from .job import OneProcessRun
-from .records import RunResult, StepRecord, CheckVerdict
+from .records import CheckVerdict, RunResult, StepRecord
 
 OURS, ONE_PROCESS = "#1f6f8b", "#e07a1f"
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from muon_tutorial.training.job import OneProcessRun, describe_result
 from muon_tutorial.training.progress import showing_progress
-from muon_tutorial.training.records import PhaseTraffic, RunResult, StepRecord, TextFacts, CheckVerdict
+from muon_tutorial.training.records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
 from muon_tutorial.training.report import describe_verdict, loss_figure, size, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
 
