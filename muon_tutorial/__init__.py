@@ -15,11 +15,7 @@ The public surface, by floor:
 from __future__ import annotations
 
 from .callbacks.config import DistributedConfig
-from .callbacks.helpers import (
-    create_devicemesh_config,
-    create_dtensor_config,
-    create_processgroup_config,
-)
+from .callbacks.helpers import create_devicemesh_config, create_dtensor_config, create_processgroup_config
 from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import LaunchError, TutorialError, UsageError
 from .evidence.ledger import Ledger

@@ -78,7 +78,7 @@ def draw() -> str:
             corner[room] = left + place * (width + GAP), 20 + (top - floor) * ROW, width
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {40 + top * ROW + BOX}" role="img" '
-        'font-family="sans-serif"><title>The rooms of muon_tutorial, floor by floor; arrows are imports</title>'
+        'font-family="sans-serif"><title>The rooms of muon_tutorial; arrows are imports</title>'
         '<rect width="100%" height="100%" fill="#ffffff"/>'
     ]
     for room, other in direct(below):
@@ -89,10 +89,10 @@ def draw() -> str:
         )
     for room, (x, y, w) in corner.items():
         parts.append(
-            f'<rect x="{x:.0f}" y="{y}" width="{w:.0f}" height="{BOX}" rx="6" fill="#eef3f8" stroke="#33475b"/>'
-            f'<text x="{x + w / 2:.0f}" y="{y + 20}" text-anchor="middle" font-size="15" fill="#16222e">'
-            f'{escape(room)}</text><text x="{x + w / 2:.0f}" y="{y + 37}" text-anchor="middle" font-size="12" '
-            f'fill="#4a5a6a">{lines_in(room):,} lines</text>'
+            f'<rect x="{x:.0f}" y="{y}" width="{w:.0f}" height="{BOX}" rx="6" fill="#eef3f8" stroke="#345"/>'
+            f'<g transform="translate({x + w / 2:.0f} {y})" text-anchor="middle" fill="#16222e">'
+            f'<text y="20" font-size="15">{escape(room)}</text>'
+            f'<text y="37" font-size="12">{lines_in(room):,} lines</text></g>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

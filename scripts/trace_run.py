@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torch.profiler import record_function
 
 from muon_tutorial.errors import TutorialError
-from muon_tutorial.traces.recording import RankRecorder, record
-from muon_tutorial.traces.timeline_picture import describe_timeline
+from muon_tutorial.evidence.traces.recording import RankRecorder, record
+from muon_tutorial.evidence.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
 

@@ -37,7 +37,6 @@ FLOORS = {
     "callbacks": 5,
     "optimizer": 6,
     "evidence": 7,
-    "traces": 7,
     "checkpoint": 7,
     "training": 8,
     "benchmarks": 9,

@@ -22,13 +22,7 @@ from ..callbacks.helpers import create_dtensor_config
 from ..engine.collective import Walk
 from ..errors import NotAMatrixError, StrategyError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
-from ..newton_schulz import (
-    DEFAULT_EPS,
-    DEFAULT_STEPS,
-    KELLER_JORDAN,
-    Coefficients,
-    coefficients_per_step,
-)
+from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
 from ..parameters.describe_matrices import named_params
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes

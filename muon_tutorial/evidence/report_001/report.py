@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TraceError
-from ...traces.profiler_trace import (
+from .. import formulas
+from ..traces.profiler_trace import (
     CollectiveSum,
     NameSum,
     Trace,
@@ -34,8 +35,7 @@ from ...traces.profiler_trace import (
     sum_collectives,
     sums_by_name,
 )
-from ...traces.time_intervals import measure
-from .. import formulas
+from ..traces.time_intervals import measure
 
 SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
 WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over

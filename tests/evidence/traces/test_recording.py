@@ -19,9 +19,9 @@ from muon_tutorial import DistributedConfig, Muon
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence.ledger import Ledger
+from muon_tutorial.evidence.traces.recording import RankRecorder, RecordedRun, merge, record
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Coordinate
-from muon_tutorial.traces.recording import RankRecorder, RecordedRun, merge, record
 from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
 
 from . import traps

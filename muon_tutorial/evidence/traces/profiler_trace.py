@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import TraceError
+from ...errors import TraceError
 from .time_intervals import Intervals, subtract, union
 
 Sort = Literal["kernel", "memory", "launch", "runtime", "gpu annotation", "cpu annotation", "other"]

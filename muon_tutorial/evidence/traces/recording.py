@@ -33,13 +33,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ..engine.collective import Collective
-from ..errors import TraceError
-from ..evidence.ring_bytes import ring_bytes
-from ..launching.launch import launch
-from ..launching.output import print_line
-from ..plan.grid import Coordinate
-from ..worlds.live import Follow, Moment
+from ...engine.collective import Collective
+from ...errors import TraceError
+from ...launching.launch import launch
+from ...launching.output import print_line
+from ...plan.grid import Coordinate
+from ...worlds.live import Follow, Moment
+from ..ring_bytes import ring_bytes
 from .perfetto import merge_documents
 from .profiler_trace import Trace, TraceEvent, nanoseconds, parse_trace
 from .time_intervals import Intervals, clip, union

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial.errors import TraceError
-from muon_tutorial.traces.profiler_trace import (
+from muon_tutorial.evidence.traces.profiler_trace import (
     covered,
     parse_trace,
     read_trace,
@@ -19,7 +19,7 @@ from muon_tutorial.traces.profiler_trace import (
     sum_collectives,
     sums_by_name,
 )
-from muon_tutorial.traces.time_intervals import intersect, measure, subtract, union
+from muon_tutorial.evidence.traces.time_intervals import intersect, measure, subtract, union
 
 from . import traps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muon_tutorial.traces.perfetto import lanes, merge_documents
+from muon_tutorial.evidence.traces.perfetto import lanes, merge_documents
 
 from . import traps
 from .chrome_format import assert_keeps_to_the_format

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_tutorial.traces.time_intervals import intersect, union
-from muon_tutorial.traces.time_split import (
+from muon_tutorial.evidence.traces.time_intervals import intersect, union
+from muon_tutorial.evidence.traces.time_split import (
     STATES,
     Flight,
     RankTimes,
@@ -19,7 +19,7 @@ from muon_tutorial.traces.time_split import (
     split,
     split_markdown,
 )
-from muon_tutorial.traces.timeline_picture import describe_timeline, draw_timeline
+from muon_tutorial.evidence.traces.timeline_picture import describe_timeline, draw_timeline
 
 MS = 1_000_000
 
