@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import Muon, build_mesh
-from muon_tutorial.learn.lesson04 import sharing
+from muon_tutorial.learn.lesson04 import on_ranks as sharing
 
 Parameters = list[torch.nn.Parameter]
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import blank, finish
 from muon_tutorial.learn.widgets.reveal import Reveal
 from muon_tutorial.learn.widgets.shell import Shell, choice, slider, stops

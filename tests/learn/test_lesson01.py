@@ -12,7 +12,7 @@ from torch import Tensor
 from muon_tutorial import split_parameters
 from muon_tutorial.learn import lesson01
 from muon_tutorial.learn.inputs import small_gpt
-from muon_tutorial.learn.inputs.small_gpt import GPT_SHAPE, Run
+from muon_tutorial.learn.inputs.small_gpt import GPT_SHAPE, TrainedGPT
 from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.widgets.shell import Shell
 
@@ -20,7 +20,7 @@ STEPS = (0, 3)
 
 
 @pytest.fixture(scope="module", params=STEPS)
-def run(request: pytest.FixtureRequest) -> Run:
+def run(request: pytest.FixtureRequest) -> TrainedGPT:
     return small_gpt.train(request.param, seed=request.param)
 
 
@@ -91,7 +91,7 @@ def test_the_guess_counts_the_directions_with_half_of_the_energy(
         assert "It takes more: the loudest 1 carry" in lesson01.guess_half(G).check(half - 1).message
 
 
-def test_the_quiz_knows_right_from_wrong(run: Run) -> None:
+def test_the_quiz_knows_right_from_wrong(run: TrainedGPT) -> None:
     G = run.gradients[lesson01.EXAMPLE]
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
@@ -103,7 +103,7 @@ def test_the_quiz_knows_right_from_wrong(run: Run) -> None:
         assert says in verdict.message
 
 
-def test_no_update_promises_more_than_the_exact_one_and_a_small_step_keeps_it(run: Run) -> None:
+def test_no_update_promises_more_than_the_exact_one_and_a_small_step_keeps_it(run: TrainedGPT) -> None:
     drops = lesson01.loss_drops(run, svd_muon)
     best = drops["Muon, exact"].promised
     assert all(drop.promised <= best * (1 + 1e-5) for drop in drops.values())
@@ -120,7 +120,7 @@ def test_training_gives_the_same_bits_again_on_any_number_of_threads() -> None:
     assert all(torch.equal(one.gradients[name], two.gradients[name]) for name in one.gradients)
 
 
-def test_every_position_of_its_widget_can_be_drawn(run: Run) -> None:
+def test_every_position_of_its_widget_can_be_drawn(run: TrainedGPT) -> None:
     shell = lesson01.explore(run, svd_muon)
     assert isinstance(shell, Shell)
     seen = set()
@@ -133,7 +133,7 @@ def test_every_position_of_its_widget_can_be_drawn(run: Run) -> None:
     assert len(seen) == GPT_SHAPE.layers * len(lesson01.KINDS)
 
 
-def test_its_pictures_say_what_they_show(run: Run) -> None:
+def test_its_pictures_say_what_they_show(run: TrainedGPT) -> None:
     G = run.gradients[lesson01.EXAMPLE]
     drawn: list[tuple[Picture, str]] = [
         (lesson01.picture_of_circle(), "both have length 1"),

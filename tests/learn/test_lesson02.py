@@ -151,7 +151,7 @@ def test_its_pictures_say_what_they_show() -> None:
 
 def test_a_fold_holds_its_picture_and_says_it_without_html() -> None:
     picture = Picture("<svg/>", "four curves", 10)
-    fold = lesson02.Fold("Open me", picture)
+    fold = lesson02.FoldedPicture("Open me", picture)
     assert fold._repr_html_() == f"<details><summary>Open me</summary>{picture.html}</details>"
     assert repr(fold) == "four curves"
 

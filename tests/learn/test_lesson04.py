@@ -13,21 +13,23 @@ from muon_tutorial import launch
 from muon_tutorial.errors import GradientError, RankFailedError
 from muon_tutorial.evidence.ledger import Row
 from muon_tutorial.learn import lesson04 as lesson
-from muon_tutorial.learn.lesson04 import buffers, misplaced, sharing
+from muon_tutorial.learn.lesson04 import first_wrong_place as misplaced
+from muon_tutorial.learn.lesson04 import on_ranks as sharing
+from muon_tutorial.learn.lesson04 import pictures as buffers
 from muon_tutorial.learn.widgets.shell import Shell
 from tests.learn import sharings
 
 SIZES = [1, 2, 3, 4]
 
 
-def pretended(ranks: int, lacking: sharing.Lacking = (), skips: bool = True) -> sharing.Run:
+def pretended(ranks: int, lacking: sharing.Lacking = (), skips: bool = True) -> sharing.SharingRun:
     """A run without processes: the same buffers, added up here."""
     filled = []
     for rank in range(ranks):
         absent = [name for lacker, name in lacking if lacker == rank]
         filled.append(sharings.fill(sharing.parameters(0, absent), rank, ranks, skips))
     total = torch.stack(filled).sum(0)
-    return sharing.Run(0, lacking, tuple(sharing.RankReport((flat,), total) for flat in filled))
+    return sharing.SharingRun(0, lacking, tuple(sharing.BufferReport((flat,), total) for flat in filled))
 
 
 def says(function: Callable, ranks: int, timeout: float = 8.0) -> str:
@@ -247,17 +249,17 @@ def test_a_wrong_run_is_told_in_its_picture() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_end_differently_are_drawn_each(ranks: int) -> None:
-    reports = tuple(sharing.RankReport((), pretended(ranks).filled(rank)) for rank in range(ranks))
-    said = buffers.draw_run(sharing.Run(0, (), reports))
+    reports = tuple(sharing.BufferReport((), pretended(ranks).filled(rank)) for rank in range(ranks))
+    said = buffers.draw_run(sharing.SharingRun(0, (), reports))
     assert "The ranks end with different bits" in said.alt
-    nothing = sharing.Run(0, (), (sharing.RankReport((), None),) * ranks)
+    nothing = sharing.SharingRun(0, (), (sharing.BufferReport((), None),) * ranks)
     assert len(nothing.wrong()) == 12
     assert "no answer" in buffers.draw_run(nothing).alt
 
 
-def reported(handed: list[list[torch.Tensor]], returned: list[Any]) -> sharing.Run:
+def reported(handed: list[list[torch.Tensor]], returned: list[Any]) -> sharing.SharingRun:
     pairs = zip(handed, returned, strict=True)
-    return sharing.Run(0, (), tuple(sharing.RankReport(tuple(mine), back) for mine, back in pairs))
+    return sharing.SharingRun(0, (), tuple(sharing.BufferReport(tuple(mine), back) for mine, back in pairs))
 
 
 def test_a_function_that_returns_nothing_is_not_said_to_end_with_bits() -> None:

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from muon_tutorial import Grid, Muon, build_mesh, launch
 from muon_tutorial.errors import MismatchError, RankFailedError
 from muon_tutorial.learn import lesson06 as lesson
-from muon_tutorial.learn.lesson06 import grid_pictures
-from muon_tutorial.learn.lesson06 import grid_work as work
-from muon_tutorial.learn.lesson06.grid_work import KINDS, Kind
+from muon_tutorial.learn.lesson06 import on_ranks as work
+from muon_tutorial.learn.lesson06 import pictures as grid_pictures
+from muon_tutorial.learn.lesson06.on_ranks import KINDS, CutKind
 from muon_tutorial.learn.pictures.picture import EMPTY, holder_colour
 from muon_tutorial.learn.widgets import rank_buttons
 from muon_tutorial.learn.widgets.shell import Shell
@@ -251,7 +251,7 @@ def test_a_pressed_rank_lights_its_row_and_its_column() -> None:
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_picture_says_which_piece_a_rank_keeps(dp: int, tp: int, kind: Kind) -> None:
+def test_the_picture_says_which_piece_a_rank_keeps(dp: int, tp: int, kind: CutKind) -> None:
     grid = Grid.of(dp=dp, tp=tp)
     overview = grid_pictures.draw_overview(grid, lesson.UP).alt
     for rank in grid.ranks:
@@ -330,7 +330,9 @@ def test_a_place_with_nothing_left_is_said_to_hold_nothing() -> None:
     assert "tp 4: a buffer of 28 numbers holds up from 0 to 16, down from 16 to 28; rank 4" in said
     assert "down from 32 to 44, padding elsewhere; rank 2" in lesson.picture_of_buffers(3, 3).alt
     kept = [
-        work.Kept(tuple(work.my_parameters(rank, 7, 0)), (torch.full((2,), rank), torch.full((3,), rank)))
+        work.KeptByRank(
+            tuple(work.my_parameters(rank, 7, 0)), (torch.full((2,), rank), torch.full((3,), rank))
+        )
         for rank in range(7)
     ]
     weight, _ = lesson.picture_of_kept(lesson.plan_of(1, 7), kept).alt.split("up: its momentum")
@@ -413,7 +415,7 @@ def test_another_order_on_one_rank_ends_in_a_named_error_anyhow() -> None:
         launch(_make_all, 4, args=(True, False), timeout=1.5)
 
 
-def _train(rank: int, dp: int, tp: int, steps: int) -> work.Kept:
+def _train(rank: int, dp: int, tp: int, steps: int) -> work.KeptByRank:
     weights = work.my_parameters(rank, tp, 0)
     optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
     for step in range(steps):

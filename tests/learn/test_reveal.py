@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from muon_tutorial.learn import lesson01
-from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.reveal import FoldedAnswer, Reveal, predict
 

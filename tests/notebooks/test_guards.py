@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.checks.guards import (
+from muon_tutorial.learn.course.notebook_guards import (
     Problem,
     declared_parameters,
     find_problems,
@@ -49,8 +49,8 @@ knob.value = 1
 # %% [markdown]
 # # drawing
 # %%
-from muon_tutorial.learn.picture import blank, finish
-from muon_tutorial.learn.widgets import Shell, slider
+from muon_tutorial.learn.pictures.picture import blank, finish
+from muon_tutorial.learn.widgets.shell import Shell, slider
 def draw(size):
     return finish(blank(100 // (3 - size), 10)[0], "card", "a card")
 shell = Shell(draw, size=slider("size", last=3))

@@ -23,7 +23,7 @@ MEMORY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainedGPT:
     """A trained model, its last batch and loss, and for each parameter its gradient and mean square."""
 
     model: GPT
@@ -33,7 +33,7 @@ class Run:
     squares: Mapping[str, Tensor] = field(repr=False)
 
 
-def train(steps: int, seed: int) -> Run:
+def train(steps: int, seed: int) -> TrainedGPT:
     """Train a small GPT for ``steps`` steps, hidden matrices with Muon, and take one more gradient."""
     with measure.one_thread():
         text = load_text(None, GPT_SHAPE.context)
@@ -55,7 +55,7 @@ def train(steps: int, seed: int) -> Run:
                 for optimizer in optimizers:
                     optimizer.step()
         corrected = {name: square / (1 - MEMORY ** (steps + 1)) for name, square in squares.items()}
-        return Run(model, batch, loss.item(), _gradients(model), corrected)
+        return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected)
 
 
 def _tensors(named: list) -> list[Tensor]:

@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from ...plan.layout import Box
-from .holdings import Held, Moment, layers
+from .holdings import HeldBoxes, StepMoment, layers
 from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
 
 _MARGIN, _GAP, _HEADER = 28, 56, 92
 
 
-def draw_holdings(moments: Sequence[Moment], shape: tuple[int, int], name: str = "holdings") -> Picture:
+def draw_holdings(moments: Sequence[StepMoment], shape: tuple[int, int], name: str = "holdings") -> Picture:
     """One matrix, coloured by holder, at each moment: what is held twice shows as copies, a cut as edges."""
     stacks = [layers(moment.held) for moment in moments]
     width, height = _tile_size(shape, len(moments), most=max(map(len, stacks)))
@@ -40,7 +40,7 @@ def _tile_size(shape: tuple[int, int], columns: int, most: int) -> tuple[float, 
     return width, max(height, 48.0)
 
 
-def _write_header(axes: Axes, moment: Moment, left: float, top: float = 0.0) -> None:
+def _write_header(axes: Axes, moment: StepMoment, left: float, top: float = 0.0) -> None:
     axes.text(left, top + 24, moment.title, size=11.5, weight="bold", va="center", color=INK)
     axes.text(left, top + 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
 
@@ -51,7 +51,7 @@ def _write_copy(axes: Axes, left: float, bottom: float, number: int, copies: int
 
 
 def _draw_layer(
-    axes: Axes, layer: Sequence[Held], shape: tuple[int, int], frame: tuple[float, float, float, float]
+    axes: Axes, layer: Sequence[HeldBoxes], shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
     axes.add_patch(
@@ -63,7 +63,7 @@ def _draw_layer(
 
 
 def _draw_box(
-    axes: Axes, held: Held, box: Box, shape: tuple[int, int], frame: tuple[float, float, float, float]
+    axes: Axes, held: HeldBoxes, box: Box, shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
     x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
@@ -83,17 +83,19 @@ def _draw_arrow(axes: Axes, start: float, stop: float, height: float) -> None:
     axes.add_patch(arrow)
 
 
-def draw_one_holder(moment: Moment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:
+def draw_one_holder(moment: StepMoment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:
     """One matrix, with what one rank holds of it in colour and the rest in grey."""
     width, height = 420.0, min(280.0, 420.0 * shape[0] / shape[1])
     figure, axes = blank(round(width) + 2 * _MARGIN, round(_HEADER - 14 + height + _MARGIN))
     mine = [held for held in moment.held if held.rank == rank and held.boxes]
-    _write_header(axes, Moment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
+    _write_header(axes, StepMoment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
     _draw_layer(axes, mine, shape, (_MARGIN, _HEADER - 14, width, height))
     return finish(figure, name, _describe_holder(moment, rank, shape))
 
 
-def draw_strip(moments: Sequence[Moment], rank: int, shape: tuple[int, int], name: str = "strip") -> Picture:
+def draw_strip(
+    moments: Sequence[StepMoment], rank: int, shape: tuple[int, int], name: str = "strip"
+) -> Picture:
     """What one rank holds at every moment, side by side in rows of three."""
     width, height = 230.0, min(170.0, 230.0 * shape[0] / shape[1])
     down, rows = _HEADER - 20 + height + 16, -(-len(moments) // 3)
@@ -106,17 +108,17 @@ def draw_strip(moments: Sequence[Moment], rank: int, shape: tuple[int, int], nam
     return finish(figure, name, " ".join(_describe_holder(moment, rank, shape) for moment in moments))
 
 
-def _describe_holder(moment: Moment, rank: int, shape: tuple[int, int]) -> str:
-    mine = next((held for held in moment.held if held.rank == rank), Held(rank, ()))
+def _describe_holder(moment: StepMoment, rank: int, shape: tuple[int, int]) -> str:
+    mine = next((held for held in moment.held if held.rank == rank), HeldBoxes(rank, ()))
     return f"{moment.title}, {moment.what}: rank {rank} holds {say_held(mine, shape)}."
 
 
-def _describe(moment: Moment, shape: tuple[int, int]) -> str:
+def _describe(moment: StepMoment, shape: tuple[int, int]) -> str:
     said = [f"rank {held.rank} holds {say_held(held, shape)}" for held in moment.held]
     return f"{moment.title}: {moment.what.replace(chr(10), ' ')}. {'; '.join(said)}."
 
 
-def say_held(held: Held, shape: tuple[int, int]) -> str:
+def say_held(held: HeldBoxes, shape: tuple[int, int]) -> str:
     """What a rank holds, in words: rows and columns, and the name of the contents."""
     boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
     content = f" (bytes {held.content})" if held.content and boxes else ""

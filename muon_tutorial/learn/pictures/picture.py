@@ -23,6 +23,7 @@ CARD = "#ffffff"
 INK = "#1b1b1b"
 QUIET = "#595959"
 EMPTY = "#ececec"
+ALARM = "#b00020"
 HOLDERS = ("#8cc9f0", "#f4b95f", "#7fcfb4", "#dda6c6", "#f0e68c", "#f0936a", "#c4c4c4", "#a9b8f4")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",

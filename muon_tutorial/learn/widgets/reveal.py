@@ -16,7 +16,7 @@ import ipywidgets
 from ..pictures.picture import Picture
 from .shell import VIEW, error_card
 
-Judge = Callable[[Any], str]
+Reply = Callable[[Any], str]
 
 
 class Reveal:
@@ -34,7 +34,7 @@ class Reveal:
     (True, True)
     """
 
-    def __init__(self, question: str, control: Any, judge: Judge, answer: Picture) -> None:
+    def __init__(self, question: str, control: Any, judge: Reply, answer: Picture) -> None:
         self.question, self.answer, self.judge = question, answer, judge
         self.controls: Mapping[str, Any] = {"prediction": control}
         self.button = ipywidgets.Button(description="Reveal")
@@ -66,7 +66,7 @@ class Reveal:
 
 
 def predict(
-    question: str, control: Any, judge: Judge, answer: Picture, live: bool = True
+    question: str, control: Any, judge: Reply, answer: Picture, live: bool = True
 ) -> Reveal | FoldedAnswer:
     """The question with its control; with ``live=False``, with its answer folded."""
     return Reveal(question, control, judge, answer) if live else FoldedAnswer(question, answer)
@@ -92,3 +92,16 @@ def folded(question: str, answer: Picture) -> str:
 
 def _paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
+
+
+class FoldedPicture:
+    """A picture behind a line that opens it."""
+
+    def __init__(self, title: str, picture: Picture) -> None:
+        self.title, self.picture = title, picture
+
+    def _repr_html_(self) -> str:
+        return f"<details><summary>{self.title}</summary>{self.picture.html}</details>"
+
+    def __repr__(self) -> str:
+        return repr(self.picture)

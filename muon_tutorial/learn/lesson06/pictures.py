@@ -1,7 +1,6 @@
-"""Pictures of a grid of ranks, of a Linear cut by its tp axis, and of the buffers that its dp axis cuts.
+"""Pictures of lesson 06: a grid of ranks, a Linear cut by its tp axis, and the buffers that its dp axis cuts.
 
-A fill stands for a place along tp: ranks of one column of the grid hold the same piece of a weight. Pure
-functions from sizes, groups and plans to one ``Picture``.
+A fill stands for a tp position: ranks of one column of the grid hold the same piece of a weight.
 """
 
 from __future__ import annotations
@@ -13,19 +12,22 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from ... import Box, Grid, Plan, Replicate, Shard
 from ...plan.bucket import Bucket
-from ...plan.grid import Grid
-from ...plan.layout import Box, Replicate, Shard, shard_box
-from ...plan.strategies import Plan
+from ...plan.layout import shard_box
+from ..pictures import figures
+from ..pictures.holdings import StepMoment, momentum_holdings, weight_holdings, with_letters
 from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
 from ..pictures.spectra import BLUE, ORANGE
-from .grid_work import BATCH, DIM, KINDS, Kind, say_ranks
+from ..widgets.rank_buttons import RankButtons
+from ..widgets.shell import Shell, choice, show
+from .exercises import Groups, read_groups
+from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, groups, letters_of, plan_of, say_ranks
 
 Frame = tuple[float, float, float, float]
-
 _WIDTH, _MARGIN, _SPLIT = 880, 24.0, 340.0
 _UNIT, _SPACE = 14.0, 52.0
-_WHAT: dict[Kind, str] = {
+_WHAT: dict[CutKind, str] = {
     "column": "Cuts dimension 0 of W: its rows. A place needs all of x, and makes some columns of y.",
     "row": "Cuts dimension 1 of W: its columns. A place needs the same columns of x, and makes a part of "
     "every sum in y; an all_reduce over the tp group adds the parts up.",
@@ -33,7 +35,7 @@ _WHAT: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class LinearOperand:
     """One matrix of ``y = x Wᵀ``: its name, its shape, and the dimension that tp cuts, or None.
 
     ``partial`` says that every place has a part of every sum.
@@ -58,14 +60,14 @@ class Operand:
         return f"{run if length else 'nothing'} of {self.name}"
 
 
-def operands(shape: tuple[int, int], kind: Kind) -> tuple[Operand, Operand, Operand]:
+def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, LinearOperand, LinearOperand]:
     """The input, weight and output of a Linear with a weight of ``shape`` (out, in), as tp cuts them."""
     out, into = shape
     x, y = (None, 1) if kind == "column" else (1, None)
     return (
-        Operand("x", (BATCH, into), x),
-        Operand("W", shape, DIM[kind]),
-        Operand("y", (BATCH, out), y, partial=kind == "row"),
+        LinearOperand("x", (BATCH, into), x),
+        LinearOperand("W", shape, DIM[kind]),
+        LinearOperand("y", (BATCH, out), y, partial=kind == "row"),
     )
 
 
@@ -79,7 +81,7 @@ def draw_overview(grid: Grid, shape: tuple[int, int], rank: int = 0) -> Picture:
     return finish(figure, "grid-overview", " ".join([_say_rank(grid, rank), *cuts]))
 
 
-def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> Picture:
+def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
     """One rank: its groups on the grid, and in colour what it holds of a Linear that is cut one way."""
     figure, axes = blank(_WIDTH, 324)
     place, tp = grid.at(rank)["tp"], grid.size("tp")
@@ -91,7 +93,7 @@ def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> Pic
     return finish(figure, f"grid-{rank}-{kind}", said)
 
 
-def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> list[str]:
+def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> list[str]:
     at = grid.at(rank)
     x, w, y = (operand.say(at["tp"], at.size("tp")) for operand in operands(shape, kind))
     row = f"Together {say_ranks(at.group('tp'))} keep all of W." if at.size("tp") > 1 else ""
@@ -112,7 +114,7 @@ def _say_rank(grid: Grid, rank: int) -> str:
     )
 
 
-def _say_cut(grid: Grid, shape: tuple[int, int], kind: Kind) -> str:
+def _say_cut(grid: Grid, shape: tuple[int, int], kind: CutKind) -> str:
     tp, (x, w, y) = grid.size("tp"), operands(shape, kind)
     places = (f"tp {p} takes {x.say(p, tp)}, keeps {w.say(p, tp)}, makes {y.say(p, tp)}" for p in range(tp))
     return f"{kind.capitalize()} parallel, W of shape {shape[0]} × {shape[1]}: {'; '.join(places)}."
@@ -202,7 +204,7 @@ def _outline(axes: Axes, frame: Frame, colour: str, dashes: str) -> None:
 
 
 def _draw_linear(
-    axes: Axes, shape: tuple[int, int], kind: Kind, places: Iterable[int], tp: int, top: float
+    axes: Axes, shape: tuple[int, int], kind: CutKind, places: Iterable[int], tp: int, top: float
 ) -> None:
     """``y = x Wᵀ`` with the pieces of some places in colour and the rest in grey."""
     places = list(places)
@@ -217,7 +219,7 @@ def _draw_linear(
 
 
 def _draw_operand(
-    axes: Axes, operand: Operand, places: Sequence[int], tp: int, corner: tuple[float, float]
+    axes: Axes, operand: LinearOperand, places: Sequence[int], tp: int, corner: tuple[float, float]
 ) -> None:
     (left, top), (rows, columns) = corner, operand.shape
     title = f"{operand.name}  {rows} × {columns}"
@@ -325,3 +327,42 @@ def say_buffer(plan: Plan, place: int) -> str:
         for position, rank in enumerate(at.group("dp"))
     )
     return f"tp {place}: a buffer of {length} numbers holds {', '.join(pieces)}; {'; '.join(slices)}."
+
+
+def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """A button for each rank and one for each cut, over the rank's groups and what it holds of a Linear."""
+    grid = Grid.of(dp=dp, tp=tp)
+
+    def draw(rank: int, cut: CutKind) -> Picture:
+        return draw_place(grid, UP, rank, cut)
+
+    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
+    cut.style.button_width = "130px"
+    return show(draw, draw_overview(grid, UP), live, rank=RankButtons(dp, tp), cut=cut)
+
+
+def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
+    """The groups that the reader's function returns, right or wrong; the reference's, where it is a stub."""
+    said = function(dp, tp)
+    if said is ...:
+        print("No answer yet: this is the reference.")
+        said = groups(dp, tp)
+    parts = said if isinstance(said, (tuple, list)) and len(said) == 2 else ((), ())
+    made = {axis: read_groups(part) or [] for axis, part in zip(("dp", "tp"), parts, strict=True)}
+    return draw_groups(made, Grid.of(dp=dp, tp=tp))
+
+
+def picture_of_kept(plan: Plan, kept: Sequence[KeptByRank]) -> Picture:
+    """The first weight and its momentum, by holder, with a letter for each distinct content of a real run."""
+    up, _, momentum = letters_of(kept)
+    held = with_letters(weight_holdings(plan), up), with_letters(momentum_holdings(plan), momentum)
+    moments = [
+        StepMoment("up: the weight", "tp cuts it, dp copies it", held[0]),
+        StepMoment("up: its momentum", "tp cuts it, dp cuts the buffer", held[1]),
+    ]
+    return figures.draw_holdings(moments, UP, "lesson06-kept")
+
+
+def picture_of_buffers(dp: int, tp: int) -> Picture:
+    """For each place along tp the flat buffer of both weights, and how dp cuts it."""
+    return draw_buffers(plan_of(dp, tp))

@@ -1,6 +1,6 @@
-"""Exercises about a grid of ranks: its groups, and the shapes of the pieces in which tp cuts a weight.
+"""Exercises of lesson 06: the groups of a rank and of any grid, shapes of the pieces of a weight, the quiz.
 
-Knows answers and the plan's own arithmetic. What is said of a wrong one names the first wrong group or place.
+What is said of a wrong answer names the first wrong group or tp position.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...plan.grid import Coordinate, Grid
-from ..checks.exercise import Exercise, MistakeError, value_of
-from .grid_work import DIM, KINDS, Kind, ShapeOf, local_shape
+from ... import Coordinate, Grid
+from ..exercises.judge import Exercise, MistakeError, numbers, value_of
+from .on_ranks import DIM, KINDS, UP, CutKind, ShapeOf, local_shape, plan_of
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
 PARTS = (1, 2, 3, 4, 5, 8)
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
-
 Groups = Callable[[int, int], Any]
 
 
@@ -140,7 +139,7 @@ def shapes_exercise() -> Exercise:
     return Exercise(judge, hints, "As torch.chunk cuts, for places that get less, or nothing, too.")
 
 
-def _ask(function: ShapeOf, shape: tuple[int, int], kind: Kind, place: int, tp: int) -> Any:
+def _ask(function: ShapeOf, shape: tuple[int, int], kind: CutKind, place: int, tp: int) -> Any:
     """The shape that the reader's function returns; if it raises, the mistake says in which case."""
     try:
         return value_of(function, shape, kind, place, tp)
@@ -150,7 +149,7 @@ def _ask(function: ShapeOf, shape: tuple[int, int], kind: Kind, place: int, tp: 
         ) from None
 
 
-def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: Kind, tp: int) -> str | None:
+def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:
     right = [local_shape(shape, kind, place, tp) for place in range(tp)]
     for place, (one, expected) in enumerate(zip(said, right, strict=True)):
         if not _is_pair(one):
@@ -174,7 +173,7 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: Kind, tp: int) -> str:
+def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutKind, tp: int) -> str:
     dim, length = DIM[kind], shape[DIM[kind]]
     other, sides = KINDS[1 - dim], ("out", "in")
     held = [piece[dim] for piece in said]
@@ -190,3 +189,24 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: Kind
         fault = "Round up" if sum(held) < length else "A place cannot hold more than is left"
         return f"Your places hold {sum(held)} of {length} together. {fault}."
     return f"Together yours hold all, but in runs of {held}; torch.chunk fills one place after another."
+
+
+def quiz(dp: int, tp: int) -> Exercise:
+    """Numbers that the notebook has measured."""
+    plan = plan_of(dp, tp)
+    expected = {
+        "groups": dp + tp,
+        "rows": local_shape(UP, "column", tp - 1, tp)[0],
+        "kept": sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0))),
+    }
+    why = {
+        "groups": "Ask len(dp_groups) + len(tp_groups) of what your function returns.",
+        "rows": f"Ask local_shape({UP}, 'column', tp - 1, tp).",
+        "kept": "Ask kept[0].numbers, or add up rank 0's line.",
+    }
+    return numbers(expected, why)
+
+
+def all_exercises(dp: int, tp: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """The notebook's exercises in order: predict, groups, shapes, quiz."""
+    return predict(dp, tp), groups_exercise(dp, tp), shapes_exercise(), quiz(dp, tp)

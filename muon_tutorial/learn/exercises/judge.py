@@ -25,7 +25,7 @@ class MistakeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnswerVerdict:
     """What a check says. ``passed`` is None where nothing was answered."""
 
     passed: bool | None
@@ -62,22 +62,22 @@ class Exercise:
     tries: int = field(default=0, init=False)
     accepted: Any = field(default=..., init=False)
 
-    def check(self, *answers: Any) -> Verdict:
+    def check(self, *answers: Any) -> AnswerVerdict:
         """Judge the answers of the exercise's stub, in its order."""
         if any(_is_open(answer) for answer in answers):
-            return Verdict(None, "Replace ... with yours, or go on without.")
+            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
         try:
             wrong = self.judge(*answers)
         except OpenAnswerError:
-            return Verdict(None, "Replace ... with yours, or go on without.")
+            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
         except MistakeError as mistake:
             wrong = str(mistake)
         if wrong is None:
             self.accepted = answers[0] if len(answers) == 1 else answers
-            return Verdict(True, self.praise)
+            return AnswerVerdict(True, self.praise)
         self.tries += 1
         hint = f" Hint: {self.hints[min(self.tries, len(self.hints)) - 1]}" if self.hints else ""
-        return Verdict(False, wrong + hint)
+        return AnswerVerdict(False, wrong + hint)
 
     def accepted_or(self, reference: Any) -> Any:
         """The answer that passed, or the reference, said aloud, where none has."""
@@ -109,14 +109,6 @@ def value_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _is_open(answer: Any) -> bool:
     return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
-
-
-def answer_or(reference: Any, answer: Any) -> Any:
-    """The reader's answer, or the reference, said aloud, where there is none."""
-    if answer is not ...:
-        return answer
-    print("Without an answer, this cell uses the reference.")
-    return reference
 
 
 def numbers(expected: Mapping[str, float], why: Mapping[str, str], within: float = 0.0) -> Exercise:
