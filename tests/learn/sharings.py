@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import Muon, build_mesh
+from muon_tutorial import Muon, build_mesh, zeropower_via_newtonschulz
 from muon_tutorial.learn.lesson04 import on_ranks as sharing
 
 Parameters = list[torch.nn.Parameter]
@@ -23,7 +23,9 @@ def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
             if parameter.grad is None and skips:
                 continue
             if parameter.grad is not None:
-                flat[offset : offset + parameter.numel()] = sharing.orthogonalize(parameter.grad).flatten()
+                flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(
+                    parameter.grad
+                ).flatten()
         offset += parameter.numel()
     return flat
 
@@ -54,7 +56,7 @@ def moves_the_offset_first(parameters: Parameters, rank: int, ranks: int) -> Any
     for number, parameter in enumerate(parameters):
         offset += parameter.numel()
         if number % ranks == rank and parameter.grad is not None:
-            flat[offset : offset + parameter.numel()] = sharing.orthogonalize(parameter.grad).flatten()
+            flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(parameter.grad).flatten()
     return summed(flat)
 
 
@@ -107,7 +109,7 @@ RIGHT: dict[str, Callable] = {
 KEEPS = "Rank 1 has the answer, but it never reached rank 0: what sums?"
 WRONG: dict[str, tuple[Any, str]] = {
     "early": (early, "which is 1,024 too early"),
-    "keeps to itself": (lambda *given: fill(*given, skips=False), KEEPS),
+    "keeps to itself": (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
     "averages": (lambda *given: solution(*given) / 2, "the sum of all buffers is not what came back"),
     "everybody does all": (lambda mine, *_: summed(fill(mine, 0, 1, skips=False)), "added up"),
     "drops it from the list": (drops_it_from_the_list, "rank 1 23,552 numbers of bfloat16"),

@@ -27,18 +27,21 @@ def made(*lists: Any) -> Any:
     return lambda dp, tp: lists if len(lists) != 1 else lists[0]
 
 
+def with_dp_groups(dp_groups: Any) -> Any:
+    """The right tp groups beside dp groups made from the sizes, and from the right ones."""
+    return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
+
+
+def swapped(dp: int, tp: int) -> Any:
+    return lesson.groups(dp, tp)[::-1]
+
+
 def numbered_by_column(dp: int, tp: int) -> Any:
-    return [list(range(p * dp, (p + 1) * dp)) for p in range(tp)], [
-        list(range(p, dp * tp, dp)) for p in range(dp)
-    ]
+    return lesson.groups(tp, dp)[::-1]
 
 
-def one_too_short(dp: int, tp: int) -> Any:
-    return [list(range(p, dp * tp - 1, tp)) for p in range(tp)], lesson.groups(dp, tp)[1]
-
-
-def by_the_other_step(dp: int, tp: int) -> Any:
-    return [list(range(p, dp * tp, dp)) for p in range(tp)], lesson.groups(dp, tp)[1]
+one_too_short = with_dp_groups(lambda dp, tp, _: [list(range(p, dp * tp - 1, tp)) for p in range(tp)])
+by_the_other_step = with_dp_groups(lambda dp, tp, _: [list(range(p, dp * tp, dp)) for p in range(tp)])
 
 
 @pytest.mark.parametrize("dp_tp", GRIDS)
@@ -56,35 +59,23 @@ def from_coordinates(dp: int, tp: int) -> list[tuple[tuple[int, ...], ...]]:
     ]
 
 
+COLUMNS, ROWS = [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda dp, tp: lesson.groups(dp, tp)[::-1], "rows and columns are swapped. [0, 1, 2] is a row"),
+        (swapped, "rows and columns are swapped. [0, 1, 2] is a row"),
         (numbered_by_column, "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
         (one_too_short, "dp group [2]: rank 5 (dp=1, tp=2) is missing"),
         (by_the_other_step, "dp group [0, 2, 4]: rank 2 (dp=0, tp=2) and rank 0"),
-        (
-            lambda dp, tp: (lesson.groups(dp, tp)[0][1:], lesson.groups(dp, tp)[1]),
-            "rank 0 (dp=0, tp=0) is in no dp",
-        ),
-        (
-            lambda dp, tp: (lesson.groups(dp, tp)[0] * 2, lesson.groups(dp, tp)[1]),
-            "rank 0 is in two dp groups",
-        ),
-        (
-            made([[0, 3, 6], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]),
-            "there is no rank 6; ranks go from 0 to 5",
-        ),
-        (
-            made([[0, 3, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]),
-            "dp group [0, 3, 3]: a rank stands in it twice",
-        ),
-        (made([[0, 3], [1, 4], [2, 5], []], [[0, 1, 2], [3, 4, 5]]), "a dp group is empty"),
-        (
-            made([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4]]),
-            "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing",
-        ),
-        (made([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]), "On a grid of dp 3, tp 2"),
+        (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
+        (with_dp_groups(lambda dp, tp, right: right * 2), "rank 0 is in two dp groups"),
+        (made([[0, 3, 6], [1, 4], [2, 5]], ROWS), "there is no rank 6; ranks go from 0 to 5"),
+        (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank stands in it twice"),
+        (made([*COLUMNS, []], ROWS), "a dp group is empty"),
+        (made(COLUMNS, [[0, 1, 2], [3, 4]]), "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing"),
+        (made(COLUMNS, ROWS), "On a grid of dp 3, tp 2"),
         (made([0, 1], [2, 3]), "dp_groups is no list of lists"),
         (made([[0, 3]]), "return two lists"),
         (lambda dp, tp: dp / 0, "ZeroDivisionError"),
@@ -96,11 +87,9 @@ def test_wrong_groups_are_told_the_first_wrong_one(answer: Any, says: str) -> No
 
 
 @pytest.mark.parametrize("dp_tp", [(3, 1), (1, 4), (3, 2), (4, 4)])
-@pytest.mark.parametrize(
-    "answer", [numbered_by_column, one_too_short, lambda dp, tp: lesson.groups(dp, tp)[::-1]]
-)
+@pytest.mark.parametrize("answer", [numbered_by_column, one_too_short, swapped])
 def test_wrong_groups_are_wrong_on_every_grid_of_their_own(answer: Any, dp_tp: tuple[int, int]) -> None:
-    assert lesson.groups_exercise(*dp_tp).check(answer).passed is False
+    assert_wrong(lesson.groups_exercise(*dp_tp), answer, "")
 
 
 @pytest.mark.parametrize("dp_tp", GRIDS)

@@ -11,7 +11,7 @@ import torch
 from muon_tutorial.learn import lesson01
 from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
-from muon_tutorial.learn.widgets.reveal import FoldedAnswer, FoldedPicture, Reveal, predict
+from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, predict
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_judge_that_raises_is_seen_by_the_guards(card: Picture) -> None:
 @pytest.mark.parametrize("live", [True, False])
 def test_without_a_kernel_the_answer_is_folded_and_there(card: Picture, live: bool) -> None:
     made = predict("How < many?", ipywidgets.IntSlider(), str, card, live)
-    page = made._repr_html_() if isinstance(made, FoldedAnswer) else made._repr_mimebundle_()["text/html"]
+    page = made._repr_html_() if isinstance(made, FoldedPicture) else made._repr_mimebundle_()["text/html"]
     assert re.search(r"<p>How &lt; many\?</p><details>.*<img alt=\"two dots\".*</details>", page)
 
 

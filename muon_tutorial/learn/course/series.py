@@ -146,12 +146,11 @@ def _item(text: str) -> str:
 
 def table(folder: str = "notebooks/") -> str:
     """All lessons as a Markdown table, with links into ``folder``."""
-    rows = [_row(link(each, each.number, folder), each) for each in LESSONS]
+    rows = [
+        f"| {link(each, each.number, folder)} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
+        for each in LESSONS
+    ]
     return "\n".join(["| lesson | minutes | after | question |", "|---|---|---|---|", *rows])
-
-
-def _row(linked: str, of: Lesson) -> str:
-    return f"| {linked} | {of.minutes} | {', '.join(of.after)} | {of.title} |"
 
 
 def paths(chosen: Sequence[CoursePath] = PATHS) -> str:

@@ -87,21 +87,22 @@ class Exercise:
         return self.accepted
 
 
-def value_of(function: Callable[..., Any], *arguments: Any) -> Any:
+def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") -> Any:
     """What the reader's function returns.
 
     Raises:
         OpenAnswerError: it returns ``...``.
-        MistakeError: it is no function, or it raised; says in which line.
+        MistakeError: it is no function, or it raised; says in which line. ``told`` says where ``{}`` stands.
     """
     if not callable(function):
-        raise MistakeError("Give a function.")
+        raise MistakeError(told.format("Give a function."))
     try:
         value = function(*arguments)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]
         where = f" In: {frames[0].line}" if frames and frames[0].line else ""
-        raise MistakeError(f"The function raised {type(error).__name__}: {error}.{where}") from error
+        said = f"The function raised {type(error).__name__}: {error}.{where}"
+        raise MistakeError(told.format(said)) from error
     if value is ...:
         raise OpenAnswerError
     return value

@@ -41,7 +41,7 @@ def train(steps: int, seed: int) -> TrainedGPT:
         hidden, rest = split_parameters(model)
         optimizers = [
             Muon(hidden, lr=LR, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(_tensors(rest), lr=LR),
+            torch.optim.AdamW([parameter for _, parameter in rest], lr=LR),
         ]
         squares = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
         for step in range(steps + 1):
@@ -56,10 +56,6 @@ def train(steps: int, seed: int) -> TrainedGPT:
                     optimizer.step()
         corrected = {name: square / (1 - MEMORY ** (steps + 1)) for name, square in squares.items()}
         return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected)
-
-
-def _tensors(named: list) -> list[Tensor]:
-    return [parameter for _, parameter in named]
 
 
 def _gradients(model: GPT) -> dict[str, Tensor]:

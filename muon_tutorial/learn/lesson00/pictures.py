@@ -55,24 +55,15 @@ def moments_of(plan: Plan) -> list[StepMoment]:
     ]
 
 
-def picture_of_moment(plan: Plan, moment: int, rank: int) -> Picture:
-    """What one rank holds at one moment of the step (counted from 1)."""
-    return figures.draw_one_holder(
-        moments_of(plan)[moment - 1], rank, SHAPE, f"lesson00-moment{moment}-{rank}"
-    )
-
-
-def picture_of_all_moments(plan: Plan, rank: int = 0) -> Picture:
-    """What one rank holds through the whole step: the film behind ``picture_of_moment``."""
-    return figures.draw_strip(moments_of(plan), rank, SHAPE, "lesson00-moments")
-
-
 def explore(plan: Plan, live: bool = True) -> Shell | Picture:
     """A slider through the step and a button for each rank, over what that rank holds at that moment."""
 
-    def draw(moment: int, rank: int) -> Picture:
-        return picture_of_moment(plan, moment, rank)
+    moments = moments_of(plan)
 
-    moment = slider("moment", first=1, last=len(moments_of(plan)))
+    def draw(moment: int, rank: int) -> Picture:
+        return figures.draw_one_holder(moments[moment - 1], rank, SHAPE, f"lesson00-moment{moment}-{rank}")
+
+    film = figures.draw_strip(moments, 0, SHAPE, "lesson00-moments")
+    moment = slider("moment", first=1, last=len(moments))
     rank = choice("rank", {f"rank {number}": number for number in plan.grid.ranks})
-    return show(draw, picture_of_all_moments(plan), live, moment=moment, rank=rank)
+    return show(draw, film, live, moment=moment, rank=rank)

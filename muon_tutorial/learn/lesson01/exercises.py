@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ... import split_parameters
-from ..exercises.judge import Exercise, MistakeError, numbers, value_of
+from ..exercises.judge import Exercise, numbers, value_of
 from ..inputs.small_gpt import TrainedGPT
-from .updates import Orthogonalize, energy_shares, half_ofenergy_shares, say_size, svd_muon
+from .updates import Orthogonalize, energy_shares, half_of_energy, say_size, svd_muon
 
 
 def write_muon() -> Exercise:
@@ -18,11 +18,9 @@ def write_muon() -> Exercise:
         generator = torch.Generator().manual_seed(0)
         for shape in ((6, 4), (4, 6), (5, 5)):
             G = torch.randn(shape, generator=generator)
-            try:
-                value = value_of(function, G.clone())
-            except MistakeError as mistake:
-                raise MistakeError(f"{mistake} {_sizes_of_factors(G)}") from None
-            if wrong := _judge_muon(G, value):
+            U, _, Vt = torch.linalg.svd(G, full_matrices=False)
+            sizes = f"Here G is {say_size(G)}, U is {say_size(U)}, and Vt is {say_size(Vt)}."
+            if wrong := _judge_muon(G, value_of(function, G.clone(), told=f"{{}} {sizes}")):
                 return wrong
         return None
 
@@ -31,11 +29,6 @@ def write_muon() -> Exercise:
         "Vt is Vᵀ already. Two matrices and one @ are enough.",
     )
     return Exercise(judge, hints, "Same directions, every singular value 1. This is what Muon aims at.")
-
-
-def _sizes_of_factors(G: Tensor) -> str:
-    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
-    return f"Here G is {say_size(G)}, U is {say_size(U)}, and Vt is {say_size(Vt)}."
 
 
 def _judge_muon(G: Tensor, value: object) -> str | None:
@@ -56,18 +49,14 @@ def _judge_muon(G: Tensor, value: object) -> str | None:
     if (values - 1).abs().max() > 1e-3:
         return f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}; all of them should be 1."
     U, _, Vt = torch.linalg.svd(G, full_matrices=False)
-    if any(torch.allclose(value, wrong, atol=1e-4) for wrong in _twice_transposed(U, Vt)):
+    if Vt.shape[0] == Vt.shape[1] and torch.allclose(value, U @ Vt.T, atol=1e-4):
         return "Vt is transposed already. U @ Vt.T turns it round once more."
     return "All its singular values are 1, but its directions are not those of G."
 
 
-def _twice_transposed(U: Tensor, Vt: Tensor) -> list[Tensor]:
-    return [U @ Vt.T] if Vt.shape[0] == Vt.shape[1] else []
-
-
 def guess_half(G: Tensor) -> Exercise:
     """The prediction: how many directions carry half of the energy?"""
-    energy, right = energy_shares(G), half_ofenergy_shares(G)
+    energy, right = energy_shares(G), half_of_energy(G)
 
     def judge(half: object) -> str | None:
         if not isinstance(half, int) or not 1 <= half <= len(energy):

@@ -11,8 +11,20 @@ from torch import Tensor
 
 from ..inputs.small_gpt import GPT_SHAPE, TrainedGPT
 from ..pictures.picture import INK, QUIET, Picture, finish
-from ..pictures.spectra import BLUE, GREEN, ORANGE, PLUM, Curve, card, decades, draw_spectra, plot, style
-from ..widgets.reveal import FoldedAnswer, Reveal, predict
+from ..pictures.spectra import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PLUM,
+    Curve,
+    card,
+    decades,
+    draw_spectra,
+    legend,
+    plot,
+    style,
+)
+from ..widgets.reveal import FoldedPicture, Reveal, predict
 from ..widgets.shell import Shell, choice, show, slider
 from .updates import (
     EMBEDDING,
@@ -20,7 +32,7 @@ from .updates import (
     KINDS,
     LossDrop,
     Orthogonalize,
-    half_ofenergy_shares,
+    half_of_energy,
     svd_muon,
     updates_of,
 )
@@ -80,7 +92,7 @@ def _draw_circle(axes: Axes, title: str, matrix: Tensor, directions: Tensor) -> 
 def picture_of_gradient(G: Tensor) -> Picture:
     """The spectrum of one gradient, with the directions that carry half of its energy shaded."""
     curve = Curve.relative("the gradient", torch.linalg.svdvals(G), BLUE)
-    half = half_ofenergy_shares(G)
+    half = half_of_energy(G)
     figure = card(660, 340)
     axes = style(figure.add_subplot(), EXAMPLE, "direction, the loudest first", _RELATIVE)
     decades(axes)
@@ -91,7 +103,7 @@ def picture_of_gradient(G: Tensor) -> Picture:
     return finish(figure, "lesson01-gradient", f"{curve.say()}. The first {half} carry half of the energy.")
 
 
-def predict_ratio(G: Tensor, live: bool = True) -> Reveal | FoldedAnswer:
+def predict_ratio(G: Tensor, live: bool = True) -> Reveal | FoldedPicture:
     """How much louder is the loudest direction than the middle one? Guess, then see the spectrum."""
     values = torch.linalg.svdvals(G)
     times = (values[0] / values.median()).item()
@@ -163,7 +175,7 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     axes.set_yticks(list(places), list(drops), color=INK)
     axes.set_xlabel("times what SGD promises", fontsize=9, color=QUIET)
     axes.set_xlim(0, max(*promised, *measured) * 1.45)
-    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="upper right")
+    legend(axes, "upper right")
     said = [
         f"{who}: promised {p:.2f}, measured {m:.2f}"
         for who, p, m in zip(drops, promised, measured, strict=True)

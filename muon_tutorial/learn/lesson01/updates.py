@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ... import split_parameters
 from ...newton_schulz import zeropower_via_newtonschulz
-from ...training.gpt import GPT
 from ..inputs import measure
 from ..inputs.small_gpt import GPT_SHAPE, TrainedGPT
 
@@ -63,7 +62,7 @@ def say_size(matrix: Tensor) -> str:
     return " × ".join(map(str, matrix.shape))
 
 
-def half_ofenergy_shares(G: Tensor) -> int:
+def half_of_energy(G: Tensor) -> int:
     """How many of the loudest directions carry half of a matrix's energy, the sum of its squares."""
     return int((energy_shares(G) < 0.5).sum()) + 1
 
@@ -97,15 +96,12 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
     }
     promised = sum((run.gradients[name] * update).sum().item() for name, update in scaled.items())
     weights = {
-        name: weight - scaled[name] if name in scaled else weight for name, weight in _weights(run.model)
+        name: weight.detach() - scaled[name] if name in scaled else weight.detach()
+        for name, weight in run.model.named_parameters()
     }
     logits = torch.func.functional_call(run.model, weights, (run.batch.inputs,))
     after = torch.nn.functional.cross_entropy(logits.flatten(0, 1), run.batch.targets.flatten())
     return LossDrop(promised, run.loss - after.item())
-
-
-def _weights(model: GPT) -> list[tuple[str, Tensor]]:
-    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
 def say_cost(G: Tensor, times: int = 5) -> str:

@@ -61,11 +61,8 @@ def write_step() -> Exercise:
 def _judge_step(X: Tensor, function: Step, triple: tuple[float, float, float]) -> str | None:
     given = X.clone()
     rows, columns = X.shape
-    try:
-        value = value_of(function, given, *triple)
-    except MistakeError as mistake:
-        sizes = f"Here X is {rows} × {columns}, and A = X @ X.T is {rows} × {rows}."
-        raise MistakeError(f"{mistake} {sizes}") from None
+    sizes = f"Here X is {rows} × {columns}, and A = X @ X.T is {rows} × {rows}."
+    value = value_of(function, given, *triple, told=f"{{}} {sizes}")
     if value is None:
         return "The function returns nothing. Is there a return?"
     if not isinstance(value, Tensor) or value.shape != X.shape:
@@ -75,10 +72,8 @@ def _judge_step(X: Tensor, function: Step, triple: tuple[float, float, float]) -
         return "The function has changed X itself. Make a new matrix."
     if torch.allclose(value, newton_schulz_step(X, *triple)):
         return None
-    return next((said for wrong, said in _wrong_steps(X, *triple) if torch.allclose(value, wrong)), _OTHER)
-
-
-_OTHER = "The values are not those of aX + bAX + cA²X."
+    other = "The values are not those of aX + bAX + cA²X."
+    return next((said for wrong, said in _wrong_steps(X, *triple) if torch.allclose(value, wrong)), other)
 
 
 def _wrong_steps(X: Tensor, a: float, b: float, c: float) -> list[tuple[Tensor, str]]:

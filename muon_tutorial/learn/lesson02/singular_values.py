@@ -98,14 +98,10 @@ def measure_steps(G: Tensor, last: int, times: int = 5) -> list[StepsError]:
     rows = []
     with measure.one_thread():
         for steps in range(last + 1):
-            work = _work(G, steps)
+            work = functools.partial(zeropower_via_newtonschulz, G, steps)
             error = (work().float() - exact).norm() / exact.norm()
             rows.append(StepsError(steps, error.item(), measure.median_seconds(work, times)))
     return rows
-
-
-def _work(G: Tensor, steps: int) -> Callable[[], Tensor]:
-    return lambda: zeropower_via_newtonschulz(G, steps)
 
 
 def say_steps(rows: Sequence[StepsError], G: Tensor) -> str:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
-from ..pictures.picture import ALARM, EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from ..pictures.picture import (
+    ALARM,
+    EMPTY,
+    INK,
+    QUIET,
+    Picture,
+    blank,
+    finish,
+    holder_colour,
+    rectangle,
+    write,
+)
 from ..pictures.spectra import BLUE, card, style
 from ..widgets.shell import Shell, show, slider
 from . import messages
@@ -80,7 +92,7 @@ def draw_ladder(story: Ladder, last: int | None = None, name: str = "ladder") ->
     last = story.rounds if last is None else last
     lanes = _Lanes(len(story.start))
     figure, axes = blank(900, round(lanes.top(story.rounds) + _STRIP + 22))
-    axes.text(16, 22, story.title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, 16, 22, story.title, 11.5, weight="bold")
     axes.text(16, 40, story.what, size=9, va="top", color=QUIET, linespacing=1.35)
     _draw_lanes(axes, story, lanes)
     for row in range(last + 1):
@@ -97,10 +109,10 @@ def _draw_lanes(axes: Axes, story: Ladder, lanes: _Lanes) -> None:
     for rank in range(lanes.count):
         x = lanes.middle(rank)
         axes.plot([x, x], ends, color=EMPTY, linewidth=2, zorder=1)
-        axes.text(x, _TOP + 8, f"rank {rank}", size=9.5, ha="center", va="center", color=INK)
+        write(axes, x, _TOP + 8, f"rank {rank}", 9.5, ha="center")
     for row in range(story.rounds):
         label = f"round {row + 1}"
-        axes.text(16, lanes.top(row) + _STRIP / 2 + _ROW / 2, label, size=9, va="center", color=QUIET)
+        write(axes, 16, lanes.top(row) + _STRIP / 2 + _ROW / 2, label, 9, color=QUIET)
     begun = 0
     for phase, rounds in story.phases:
         axes.text(16, lanes.top(begun) + 12, phase, size=9, weight="bold", va="center", color=INK, zorder=6)
@@ -117,18 +129,10 @@ def _draw_strip(
         share = len(ranks) / count if story.sums else float(bool(ranks))
         left = corner[0] + piece * cell
         label = "" if not ranks or cell < 9 else str(len(ranks)) if story.sums else str(piece)
-        _draw_cell(axes, (left, corner[1]), cell, _tint(piece, share), label, full=share == 1)
-
-
-def _draw_cell(
-    axes: Axes, corner: Point, width: float, fill: tuple[float, ...], label: str, full: bool
-) -> None:
-    line, order = (1.8, 4) if full else (0.7, 3)
-    axes.add_patch(
-        Rectangle(corner, width, _STRIP, facecolor=fill, edgecolor=INK, linewidth=line, zorder=order)
-    )
-    middle = (corner[0] + width / 2, corner[1] + _STRIP / 2)
-    axes.text(*middle, label, size=min(9.5, width / 1.7), ha="center", va="center", color=INK, zorder=6)
+        line, order = (1.8, 4) if share == 1 else (0.7, 3)
+        rectangle(axes, left, corner[1], cell, _STRIP, _tint(piece, share), linewidth=line, zorder=order)
+        middle = (left + cell / 2, corner[1] + _STRIP / 2)
+        write(axes, *middle, label, min(9.5, cell / 1.7), ha="center", zorder=6)
 
 
 def _tint(piece: int, share: float) -> tuple[float, ...]:
@@ -151,11 +155,15 @@ def _draw_message(axes: Axes, message: Message, story: Ladder, lanes: _Lanes) ->
 
 
 def _draw_arrow(axes: Axes, start: Point, stop: Point, colour: str, line: str) -> None:
-    arrow = FancyArrowPatch(
-        start, stop, arrowstyle="-|>", mutation_scale=11, color=colour, linestyle=line, linewidth=1.3,
-        shrinkA=0, shrinkB=0, zorder=5,
-    )  # fmt: skip
-    axes.add_patch(arrow)
+    look: Any = {
+        "color": colour,
+        "linestyle": line,
+        "linewidth": 1.3,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "zorder": 5,
+    }
+    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", mutation_scale=11, **look))
 
 
 def _draw_label(axes: Axes, message: Message, where: Point, edge: str) -> None:
@@ -214,16 +222,16 @@ def draw_clock(story: Ladder, name: str = "clock") -> Picture:
     figure, axes = blank(900, round(_TOP + height + 60))
     done = [message for message in story.messages if message.stop is not None]
     span = max((message.stop or 0.0 for message in done), default=1.0) or 1.0
-    axes.text(16, 22, "The same run against the clock", size=11.5, weight="bold", va="center", color=INK)
+    write(axes, 16, 22, "The same run against the clock", 11.5, weight="bold")
     axes.text(16, 40, "from the call that sends, to the receiver having it", size=9, va="top", color=QUIET)
     for tick in range(5):
         y = _TOP + 26 + height * tick / 4
         axes.plot([_LEFT - 10, 890], [y, y], color=EMPTY, linewidth=1, zorder=0)
-        axes.text(16, y, f"{span * 1e3 * tick / 4:.2f} ms", size=9, va="center", color=QUIET)
+        write(axes, 16, y, f"{span * 1e3 * tick / 4:.2f} ms", 9, color=QUIET)
     for rank in range(lanes.count):
         x = lanes.middle(rank)
         axes.plot([x, x], [_TOP + 26, _TOP + 26 + height], color=QUIET, linewidth=1, zorder=1)
-        axes.text(x, _TOP + 8, f"rank {rank}", size=9.5, ha="center", va="center", color=INK)
+        write(axes, x, _TOP + 8, f"rank {rank}", 9.5, ha="center")
     for message in done:
         _draw_timed(axes, message, lanes, height / span)
     return finish(figure, name, _describe_times(done, span))

@@ -61,11 +61,6 @@ def say_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
-def writers_at(run: SharingRun, position: int) -> list[int]:
-    """The ranks that wrote a number of the buffer before the sum."""
-    return ranks_of(int(run.writers()[position]), run.ranks)
-
-
 def ranks_of(flags: int, ranks: int) -> list[int]:
     """The ranks whose bits are set.
 
@@ -85,7 +80,7 @@ def _explain_place(run: SharingRun, rank: int, place: BufferPlace, first: int, r
 
 
 def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
-    owner, writers = place.owner(run.ranks), writers_at(run, first)
+    owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
     if not bool(right[place.slice].any()):
         return f"Nobody has that answer, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
     if len(writers) > 1:
@@ -108,21 +103,13 @@ def _why_empty(run: SharingRun, rank: int, place: BufferPlace, owner: int) -> st
 
 
 def _say_displaced(run: SharingRun) -> str:
-    for rank, name, start in displaced(run):
-        place = place_of(name)
-        off, way = abs(start - place.start), "early" if start < place.start else "late"
-        return f" Rank {rank} has put its answer for {name} at {start:,}, which is {off:,} too {way}."
+    """The first answer that a rank has put elsewhere than in its place."""
+    for rank in range(run.ranks):
+        for name, start in run.found(rank).items():
+            if off := start - place_of(name).start:
+                way = f"{abs(off):,} too {'early' if off < 0 else 'late'}"
+                return f" Rank {rank} has put its answer for {name} at {start:,}, which is {way}."
     return ""
-
-
-def displaced(run: SharingRun) -> list[tuple[int, str, int]]:
-    """Answers that a rank has put elsewhere than in their place: (rank, matrix, where it begins)."""
-    return [
-        (rank, name, start)
-        for rank in range(run.ranks)
-        for name, start in run.found(rank).items()
-        if start != place_of(name).start
-    ]
 
 
 def early_starts(ranks: int, lacking: Lacking) -> Mapping[tuple[int, str], int]:

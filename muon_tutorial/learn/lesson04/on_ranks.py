@@ -102,25 +102,15 @@ def parameters(
     return made
 
 
-def count(tensors: Sequence[Tensor]) -> int:
-    """How many numbers they have together."""
-    return sum(tensor.numel() for tensor in tensors)
-
-
-def orthogonalize(gradient: Tensor) -> Tensor:
-    """The answer for a matrix: Newton–Schulz of its gradient, in bfloat16."""
-    return zeropower_via_newtonschulz(gradient)
-
-
 def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
     """All answers, flat: every place filled by its owner and summed over ranks; the exercise's reference.
 
     All ranks must call.
     """
-    flat, offset = torch.zeros(count(parameters), dtype=WIRE), 0
+    flat, offset = torch.zeros(sum(each.numel() for each in parameters), dtype=WIRE), 0
     for number, parameter in enumerate(parameters):
         if number % ranks == rank and parameter.grad is not None:
-            flat[offset : offset + parameter.numel()] = orthogonalize(parameter.grad).flatten()
+            flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(parameter.grad).flatten()
         offset += parameter.numel()
     return sum_counts(flat)
 
@@ -130,7 +120,7 @@ def answers(seed: int) -> dict[str, Tensor]:
     """The answer for each matrix, flat, as one process finds it."""
     with measure.one_thread():
         grads = [parameter.grad for parameter in parameters(seed)]
-        found = [orthogonalize(grad).flatten() for grad in grads if grad is not None]
+        found = [zeropower_via_newtonschulz(grad).flatten() for grad in grads if grad is not None]
     return dict(zip(SHAPES, found, strict=True))
 
 

@@ -13,7 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ..pictures.picture import ALARM, EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from ..pictures.picture import (
+    ALARM,
+    EMPTY,
+    INK,
+    QUIET,
+    Picture,
+    blank,
+    finish,
+    holder_colour,
+    rectangle,
+    write,
+)
 from ..pictures.spectra import BLUE, card, style
 from ..widgets.shell import Shell, choice, show, slider
 from .first_wrong_place import ranks_of, say_ranks
@@ -35,7 +46,7 @@ def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
         top = _RULER + 56 + row * _STEP
         _draw_row(axes, run, row, moment, top, bold=row == rank)
     said = _say_count(run, moment, rank)
-    axes.text(_LEFT, _RULER + 72 + run.ranks * _STEP, said, size=9.5, va="center", color=INK)
+    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said, 9.5)
     return finish(figure, f"lesson04-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
 
 
@@ -45,31 +56,26 @@ def draw_run(run: SharingRun, name: str = "lesson04-run") -> Picture:
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
     _draw_ruler(axes, run, "owners of the matrices")
-    _write_title(axes, "what each rank hands over: its own answers, zeros grey", _RULER + 50)
+    write(axes, _LEFT, _RULER + 50, "what each rank hands over: its own answers, zeros grey", 9.5)
     for rank in range(run.ranks):
         _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
     wrong = run.wrong()
     verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
-    _write_title(axes, f"after the all_reduce · {verdict}", second + 14)
+    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}", 9.5)
     for row, rank in enumerate(shown):
         label = "every rank" if run.agree() else f"rank {rank}"
         _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
     return finish(figure, name, say_run(run))
 
 
-def _write_title(axes: Axes, text: str, height: float) -> None:
-    axes.text(_LEFT, height, text, size=9.5, va="center", color=INK)
-
-
 def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
-    axes.text(12, 22, title, size=11, weight="bold", va="center", color=INK)
+    write(axes, 12, 22, title, 11, weight="bold")
     for rank in range(run.ranks):
         left = _LEFT + 200 + rank * min(74, 580 / run.ranks)
-        patch = Rectangle((left, 15), 13, 13, facecolor=holder_colour(rank), edgecolor=INK, linewidth=0.8)
-        axes.add_patch(patch)
+        rectangle(axes, left, 15, 13, 13, holder_colour(rank), linewidth=0.8)
         if run.ranks <= 12:
-            axes.text(left + 18, 22, f"rank {rank}", size=8.5, va="center", color=INK)
-    axes.text(12, _RULER + _HIGH / 2, "matrices", size=9.5, weight="bold", va="center", color=INK)
+            write(axes, left + 18, 22, f"rank {rank}", 8.5)
+    write(axes, 12, _RULER + _HIGH / 2, "matrices", 9.5, weight="bold")
     for place in PLACES:
         fill = holder_colour(place.owner(run.ranks))
         _block(axes, place.start, place.stop, _RULER, fill, place.name)
@@ -89,7 +95,7 @@ def _draw_row(
         axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
     for start, stop, name in _names(run, rank, moment):
         middle = (_LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2)
-        axes.text(*middle, name, size=8, ha="center", va="center", color=INK, zorder=8)
+        write(axes, *middle, name, 8, ha="center", zorder=8)
     for place in _wrong_places(run, rank) if moment == 2 else ():
         _frame(axes, place.start, place.stop, top, ALARM, 2.2)
     if bold:
@@ -101,11 +107,9 @@ def _block(
 ) -> None:
     x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
     edge, thin = (ALARM, 0.6) if hatch else (INK, 0.9)
-    axes.add_patch(
-        Rectangle((x, top), width, _HIGH, facecolor=fill, edgecolor=edge, linewidth=thin, hatch=hatch)
-    )
+    rectangle(axes, x, top, width, _HIGH, fill, edgecolor=edge, linewidth=thin, hatch=hatch)
     if name:
-        axes.text(x + width / 2, top + _HIGH / 2, name, size=8, ha="center", va="center", color=INK)
+        write(axes, x + width / 2, top + _HIGH / 2, name, 8, ha="center")
 
 
 def _frame(axes: Axes, start: int, stop: int, top: float, colour: str, thick: float) -> None:
@@ -180,13 +184,10 @@ def say_run(run: SharingRun) -> str:
         begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no answer"
         said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
     wrong = run.wrong()
-    return " ".join([*said, f"{_say_end(run)}; {_say_wrong(run, wrong)}."])
-
-
-def _say_end(run: SharingRun) -> str:
+    end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
     if lost := run.without_buffer():
-        return f"No such buffer comes back from {say_ranks(lost)}"
-    return "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
+        end = f"No such buffer comes back from {say_ranks(lost)}"
+    return " ".join([*said, f"{end}; {_say_wrong(run, wrong)}."])
 
 
 def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
@@ -226,7 +227,8 @@ def draw_loads(ranks: int) -> Picture:
     for number, way in enumerate(WAYS):
         plan = plan_of(ranks, way)
         owners = [plan.workers(index)[0] for index in range(len(costs))]
-        loads = [load / 1e9 for load in _loads(costs, owners, ranks)]
+        pairs = list(zip(costs, owners, strict=True))
+        loads = [sum(cost for cost, at in pairs if at == rank) / 1e9 for rank in range(ranks)]
         title = f"{way}: the busiest has {max(loads) / fair:.2f} fair shares"
         axes = style(figure.add_subplot(1, 2, number + 1), title, "GFLOP of Newton–Schulz", "rank")
         _stack(axes, costs, owners, ranks)
@@ -237,11 +239,6 @@ def draw_loads(ranks: int) -> Picture:
                 size=8.5, ha="center", color=QUIET)  # fmt: skip
     figure.tight_layout(rect=(0, 24 / (150 + 14 * ranks), 1, 1))
     return finish(figure, f"lesson04-loads-{ranks}", f"{ranks} ranks. {' '.join(said)}")
-
-
-def _loads(costs: Sequence[int], owners: Sequence[int], ranks: int) -> list[int]:
-    pairs = list(zip(costs, owners, strict=True))
-    return [sum(cost for cost, place in pairs if place == rank) for rank in range(ranks)]
 
 
 def _stack(axes: Axes, costs: Sequence[int], owners: Sequence[int], ranks: int) -> None:

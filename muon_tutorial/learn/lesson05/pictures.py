@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from ... import Bucket, Plan
-from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
 from .ranges import BUCKETS, length_of, padding_of, plan_of, starts_of
 
@@ -22,13 +21,13 @@ def draw_rulers(plan: Plan) -> Picture:
     total = sum(length_of(plan, bucket) for bucket in plan.buckets)
     scale = (_WIDTH - _LEFT - _RIGHT) / total
     for name, top in _ROWS.items():
-        axes.text(12, top + _HIGH / 2, name, size=10, weight="bold", va="center", color=INK)
-    axes.text(_LEFT, 30, _headline(plan), size=10, va="center", color=INK)
+        write(axes, 12, top + _HIGH / 2, name, 10, weight="bold")
+    write(axes, _LEFT, 30, _headline(plan), 10)
     for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
         _draw_bucket(axes, plan, bucket, start, scale)
     ticks = [*starts_of(plan), total]
     for tick in ticks:
-        axes.text(_LEFT + tick * scale, 262, str(tick), size=7.5, ha="center", va="center", color=QUIET)
+        write(axes, _LEFT + tick * scale, 262, str(tick), 7.5, ha="center", color=QUIET)
     dp, first = plan.grid.size("dp"), length_of(plan, plan.buckets[0])
     return finish(figure, f"rulers-{dp}-{len(plan.buckets)}-{first}", say_rulers(plan))
 
@@ -61,15 +60,11 @@ def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, start: int, scale: floa
 def _bar(axes: Axes, left: float, row: str, width: float, fill: str, *labels: str, hatch: str = "") -> None:
     """A piece of a ruler, with the first of the labels that has room in it."""
     top, high = _ROWS[row], _HIGH
-    piece = Rectangle(
-        (left, top), width, high, facecolor=fill, edgecolor=INK, linewidth=1.1, hatch=hatch or None
-    )
-    axes.add_patch(piece)
+    rectangle(axes, left, top, width, high, fill, linewidth=1.1, hatch=hatch or None)
     label = next((text for text in labels if width > 8 + 6.6 * len(text)), None)
     if label:
         box = {"facecolor": fill, "edgecolor": "none", "pad": 1.5}
-        place = (left + width / 2, top + high / 2)
-        axes.text(*place, label, size=9, ha="center", va="center", color=INK, zorder=6, bbox=box)
+        write(axes, left + width / 2, top + high / 2, label, 9, ha="center", zorder=6, bbox=box)
 
 
 def say_rulers(plan: Plan) -> str:

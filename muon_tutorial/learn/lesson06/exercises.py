@@ -5,12 +5,11 @@ What is said of a wrong answer names the first wrong group or tp position.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Exercise, MistakeError, numbers, value_of
+from ..exercises.judge import Exercise, numbers, value_of
 from .on_ranks import DIM, KINDS, UP, CutKind, ShapeOf, local_shape, plan_of
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
@@ -126,9 +125,13 @@ def shapes_exercise() -> Exercise:
     def judge(function: ShapeOf) -> str | None:
         for shape, tp in ((shape, tp) for tp in PARTS for shape in SHAPES):
             for kind in KINDS:
-                said = [_ask(function, shape, kind, place, tp) for place in range(tp)]
+                case = f"A weight of {shape}, {kind} parallel, tp {tp}"
+                said = [
+                    value_of(function, shape, kind, place, tp, told=f"{case}, place {place}: {{}}")
+                    for place in range(tp)
+                ]
                 if wrong := _judge_shapes(said, shape, kind, tp):
-                    return f"A weight of {shape}, {kind} parallel, tp {tp}: {wrong}"
+                    return f"{case}: {wrong}"
         return None
 
     hints = (
@@ -137,16 +140,6 @@ def shapes_exercise() -> Exercise:
         "What is left for a place is n - step * place; never less than 0, never more than step.",
     )
     return Exercise(judge, hints, "As torch.chunk cuts, for places that get less, or nothing, too.")
-
-
-def _ask(function: ShapeOf, shape: tuple[int, int], kind: CutKind, place: int, tp: int) -> Any:
-    """The shape that the reader's function returns; if it raises, the mistake says in which case."""
-    try:
-        return value_of(function, shape, kind, place, tp)
-    except MistakeError as mistake:
-        raise MistakeError(
-            f"A weight of {shape}, {kind} parallel, tp {tp}, place {place}: {mistake}"
-        ) from None
 
 
 def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:
@@ -162,15 +155,8 @@ def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp
 
 def _is_pair(said: object) -> bool:
     """Whether it is a pair of whole numbers. 4.0 is none: the lesson cuts with them."""
-    return isinstance(said, (tuple, list)) and len(said) == 2 and all(map(_is_whole, said))
-
-
-def _is_whole(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
+    pair = isinstance(said, (tuple, list)) and len(said) == 2
+    return pair and all(hasattr(value, "__index__") for value in said)  # type: ignore[attr-defined]
 
 
 def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutKind, tp: int) -> str:

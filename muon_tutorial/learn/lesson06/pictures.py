@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from ... import Box, Grid, Plan, Replicate, Shard
 from ...plan.bucket import Bucket
 from ...plan.layout import shard_box
 from ..pictures import figures
 from ..pictures.holdings import StepMoment, momentum_holdings, weight_holdings, with_letters
-from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 from ..pictures.spectra import BLUE, ORANGE
 from ..widgets.rank_buttons import RankButtons
 from ..widgets.shell import Shell, choice, show
@@ -88,7 +88,7 @@ def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> 
     _draw_grid(axes, grid, rank, (_MARGIN, 24.0, _SPLIT - 2 * _MARGIN, 276.0))
     _draw_linear(axes, shape, kind, [place], tp, 24.0)
     for number, line in enumerate(_held_lines(grid, shape, rank, kind)):
-        axes.text(_SPLIT, 264 + 19 * number, line, size=9, va="center", color=INK)
+        write(axes, _SPLIT, 264 + 19 * number, line, 9)
     said = " ".join([_say_rank(grid, rank), *_held_lines(grid, shape, rank, kind)])
     return finish(figure, f"grid-{rank}-{kind}", said)
 
@@ -123,9 +123,9 @@ def _say_cut(grid: Grid, shape: tuple[int, int], kind: CutKind) -> str:
 def _draw_grid(axes: Axes, grid: Grid, rank: int, frame: Frame) -> None:
     left, top, width, height = frame
     dp, tp = grid.size("dp"), grid.size("tp")
-    axes.text(left, top, f"The grid: dp {dp}, tp {tp}", size=11.5, weight="bold", va="center", color=INK)
+    write(axes, left, top, f"The grid: dp {dp}, tp {tp}", 11.5, weight="bold")
     side, edge, upper = _cell_side(grid, width - 36, height - 118), left + 28, top + 42
-    axes.text(edge + 8, upper - 12, "along tp →", size=9, va="center", color=QUIET)
+    write(axes, edge + 8, upper - 12, "along tp →", 9, color=QUIET)
     axes.text(left + 10, upper + 8, "along dp →", size=9, rotation=-90, va="top", ha="center", color=QUIET)
     for other in grid.ranks:
         _draw_rank(axes, grid, other, (edge, upper, side), bold=other == rank)
@@ -142,9 +142,9 @@ def _draw_key(axes: Axes, grid: Grid, rank: int, left: float, top: float) -> Non
         y = top + 19 * number
         axes.plot([left, left + 24], [y, y], color=colour, linewidth=2.6, linestyle=dashes)
         text = f"{axis} group of rank {rank}, its {line}: {_short(at.group(axis))}"
-        axes.text(left + 32, y, text, size=9, va="center", color=INK)
+        write(axes, left + 32, y, text, 9)
     said = "The same fill: the same piece of every weight."
-    axes.text(left, top + 40, said, size=9, va="center", color=QUIET)
+    write(axes, left, top + 40, said, 9, color=QUIET)
 
 
 def _short(ranks: Sequence[int]) -> str:
@@ -179,21 +179,11 @@ def _draw_cell(
     """One rank of a grid; where a cell has no room for the whole label, its first line's number stays."""
     x, y, side = where
     inset = side / 9
-    square = Rectangle((x + inset, y + inset), side - 2 * inset, side - 2 * inset, facecolor=fill)
-    square.set(edgecolor=INK, linewidth=linewidth, hatch=hatch)
-    axes.add_patch(square)
-    roomy = side > 70
-    axes.text(
-        x + side / 2,
-        y + side / 2,
-        label if roomy else label.split()[1],
-        size=8.0 if roomy else min(9.0, side / 3),
-        ha="center",
-        va="center",
-        linespacing=1.5,
-        color=INK,
-        bbox={"facecolor": fill, "edgecolor": "none", "pad": 1.2} if hatch else None,
-    )
+    inner = side - 2 * inset
+    rectangle(axes, x + inset, y + inset, inner, inner, fill, linewidth=linewidth, hatch=hatch)
+    text, size = (label, 8.0) if side > 70 else (label.split()[1], min(9.0, side / 3))
+    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if hatch else None
+    write(axes, x + side / 2, y + side / 2, text, size, ha="center", linespacing=1.5, bbox=box)
 
 
 def _outline(axes: Axes, frame: Frame, colour: str, dashes: str) -> None:
@@ -209,7 +199,7 @@ def _draw_linear(
     """``y = x Wᵀ`` with the pieces of some places in colour and the rest in grey."""
     places = list(places)
     title = f"{kind.capitalize()} parallel: y = x Wᵀ"
-    axes.text(_SPLIT, top, title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, _SPLIT, top, title, 11.5, weight="bold")
     what = "\n".join(textwrap.wrap(_WHAT[kind], 87))
     axes.text(_SPLIT, top + 16, what, size=9, va="top", color=QUIET, linespacing=1.3)
     left = _SPLIT
@@ -223,9 +213,9 @@ def _draw_operand(
 ) -> None:
     (left, top), (rows, columns) = corner, operand.shape
     title = f"{operand.name}  {rows} × {columns}"
-    axes.text(left, top - 10, title, size=9, weight="bold", va="center", color=INK)
+    write(axes, left, top - 10, title, 9, weight="bold")
     size = (columns * _UNIT, rows * _UNIT)
-    axes.add_patch(Rectangle((left, top), *size, facecolor=EMPTY, edgecolor=INK, linewidth=1.4))
+    rectangle(axes, left, top, *size, EMPTY, linewidth=1.4)
     partial = operand.partial and tp > 1
     if operand.dim is None and len(places) > 1:
         label = "every place:\na part of\nevery sum" if partial else "every place:\nall of it"
@@ -242,15 +232,12 @@ def _draw_operand(
 def _draw_piece(axes: Axes, frame: Frame, fill: str, label: str, partial: bool) -> None:
     x, y, width, height = frame
     hatch = "//" if partial else None
-    axes.add_patch(
-        Rectangle((x, y), width, height, facecolor=fill, edgecolor=INK, linewidth=1.2, hatch=hatch, zorder=3)
-    )
+    rectangle(axes, x, y, width, height, fill, linewidth=1.2, hatch=hatch, zorder=3)
     narrow = width < 30
     label = label.removeprefix("tp ") if narrow else label
     size = min(8.5, max(width, 12) / (2 if narrow else 4), max(height, 12) / 1.4)
     box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if partial or width > 60 else None
-    middle = (x + width / 2, y + height / 2)
-    axes.text(*middle, label, size=size, ha="center", va="center", color=INK, zorder=7, bbox=box)
+    write(axes, x + width / 2, y + height / 2, label, size, ha="center", zorder=7, bbox=box)
 
 
 def draw_groups(groups: dict[str, list[list[int]]], grid: Grid) -> Picture:
@@ -260,8 +247,8 @@ def draw_groups(groups: dict[str, list[list[int]]], grid: Grid) -> Picture:
     said = []
     for number, (axis, listed) in enumerate(groups.items()):
         left = _MARGIN + 436 * number
-        axes.text(left, 24, f"{axis}_groups", size=11.5, weight="bold", va="center", color=INK)
-        axes.text(left, 44, "one fill, one group", size=9, va="center", color=QUIET)
+        write(axes, left, 24, f"{axis}_groups", 11.5, weight="bold")
+        write(axes, left, 44, "one fill, one group", 9, color=QUIET)
         for rank in grid.ranks:
             _draw_member(axes, grid, rank, listed, (left, 62.0, side))
         said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed) or 'none'}.")
@@ -286,7 +273,7 @@ def draw_buffers(plan: Plan) -> Picture:
     tp = plan.grid.size("tp")
     figure, axes = blank(_WIDTH, round(58 + 92 * tp))
     title = "One buffer for each place along tp, cut by dp"
-    axes.text(_MARGIN, 24, title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, _MARGIN, 24, title, 11.5, weight="bold")
     for place in range(tp):
         _draw_buffer(axes, plan, bucket, place, 52.0 + 92 * place)
     return finish(figure, "grid-buffers", " ".join(say_buffer(plan, place) for place in range(tp)))
@@ -296,9 +283,8 @@ def _draw_buffer(axes: Axes, plan: Plan, bucket: Bucket, place: int, top: float)
     at, dp, left = plan.grid.at(place), plan.grid.size("dp"), _MARGIN + 62
     length = bucket.length(bucket.model_layout, at)
     scale = (_WIDTH - left - _MARGIN) / length
-    axes.text(_MARGIN, top + 32, f"tp {place}", size=10, weight="bold", va="center", color=INK)
-    padding = Rectangle((left, top), length * scale, 32, facecolor=EMPTY, edgecolor=INK, hatch="xxxx")
-    axes.add_patch(padding)
+    write(axes, _MARGIN, top + 32, f"tp {place}", 10, weight="bold")
+    rectangle(axes, left, top, length * scale, 32, EMPTY, hatch="xxxx")
     for spot in bucket.buffer_slices(bucket.model_layout, at):
         if spot.box.numel:
             rows, columns = spot.box.shape

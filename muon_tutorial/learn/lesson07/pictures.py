@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ...plan.layout import Shard, shard_box
 from ..inputs.recordings import real_gradient
-from ..pictures.picture import ALARM, INK, QUIET, Picture, blank, finish, holder_colour
-from ..pictures.spectra import BLUE, GREEN, ORANGE, Curve, card, decades, plot, style
+from ..pictures.picture import ALARM, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
+from ..pictures.spectra import BLUE, GREEN, ORANGE, Curve, card, decades, legend, plot, style
 from ..widgets.shell import Shell, choice, show
 from .cuts import CUTS, DIMS, SHAPE, Comparison, compare, matrices, pieces_alone
 from .exercises import judge_result
@@ -41,8 +40,8 @@ def picture_of_cuts(tp: int) -> Picture:
 def _write_title(axes: Axes, title: str, what: str, number: int) -> float:
     """Title of the first or second half of a card; returns where that half begins."""
     left = 24 + 430 * number
-    axes.text(left, 24, title, size=11, weight="bold", va="center", color=INK)
-    axes.text(left, 46, what, size=9, va="center", color=QUIET)
+    write(axes, left, 24, title, 11, weight="bold")
+    write(axes, left, 46, what, 9, color=QUIET)
     return left
 
 
@@ -82,7 +81,7 @@ def _draw_whole(axes: Axes, matrix: Tensor) -> None:
     decades(axes, high=3.0)
     before = Curve.relative("the gradient (loudest = 1)", torch.linalg.svdvals(matrix), BLUE, "--")
     plot(axes, [before, Curve.of("orthogonalized: UVᵀ", torch.ones(min(matrix.shape)), GREEN)])
-    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
+    legend(axes, "lower left")
 
 
 def _draw_pieces(axes: Axes, results: dict[str, Comparison], title: str) -> None:
@@ -90,13 +89,15 @@ def _draw_pieces(axes: Axes, results: dict[str, Comparison], title: str) -> None
     axes.axhline(1, color=GREEN, linewidth=1.4, label="UVᵀ")
     for cut, result in results.items():
         steps = range(1, len(result.values) + 1)
-        axes.plot(steps, result.values, color=COLOURS[cut], linewidth=2, label=_label(cut, result))
+        axes.plot(
+            steps,
+            result.values,
+            color=COLOURS[cut],
+            linewidth=2,
+            label=f"cut by {cut}: cosine {result.cosine:.2f}",
+        )
     axes.set_ylim(0, 3.4)
-    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="upper right")
-
-
-def _label(cut: str, result: Comparison) -> str:
-    return f"cut by {cut}: cosine {result.cosine:.2f}"
+    legend(axes, "upper right")
 
 
 def _draw_lines(axes: Axes, lines: dict[str, list[float]], title: str) -> None:
@@ -105,9 +106,7 @@ def _draw_lines(axes: Axes, lines: dict[str, list[float]], title: str) -> None:
         axes.plot(range(len(CUTS)), values, "o-", color=COLOURS[cut], linewidth=2, label=f"cut by {cut}")
     axes.set_xticks(range(len(CUTS)), [str(count) for count in CUTS])
     axes.set_ylim(0, 1.08 if "cosine" in title else 1.7)
-    axes.legend(
-        fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left" if "cosine" in title else "upper left"
-    )
+    legend(axes, "lower left" if "cosine" in title else "upper left")
 
 
 def picture_of_choice(matrix: str, cut: str, pieces: int) -> Picture:
@@ -237,10 +236,7 @@ def _draw_run(axes: Axes, box: PieceArea, place: int, scale: float, corner: tupl
     row, column, height, width = box
     x, y = corner[0] + column * scale, corner[1] + row * scale
     fill = "#ffffff" if place < 0 else holder_colour(place)
-    axes.add_patch(
-        Rectangle((x, y), width * scale, height * scale, facecolor=fill, edgecolor=INK, linewidth=0.8)
-    )
+    rectangle(axes, x, y, width * scale, height * scale, fill, linewidth=0.8)
     if height * scale > 14 and width * scale > 34:
         label = f"tp {place}" if place >= 0 else "?"
-        middle = (x + width * scale / 2, y + height * scale / 2)
-        axes.text(*middle, label, size=9, ha="center", va="center", color=INK)
+        write(axes, x + width * scale / 2, y + height * scale / 2, label, 9, ha="center")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
 from ...plan.layout import Box
 from .holdings import HeldBoxes, StepMoment, layers
-from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 
 _MARGIN, _GAP, _HEADER = 28, 56, 92
 
@@ -29,7 +29,8 @@ def draw_holdings(moments: Sequence[StepMoment], shape: tuple[int, int], name: s
             _draw_layer(axes, layer, shape, (left, top + number * (height + 26), width, height))
             _write_copy(axes, left, top + number * (height + 26) + height, number, len(stack))
         if column:
-            _draw_arrow(axes, left - _GAP + 12, left - 12, _HEADER + rows / 2 - 13)
+            ends = [(x, _HEADER + rows / 2 - 13) for x in (left - _GAP + 12, left - 12)]
+            axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, color=INK))
     return finish(figure, name, " ".join(_describe(moment, shape) for moment in moments))
 
 
@@ -41,22 +42,20 @@ def _tile_size(shape: tuple[int, int], columns: int, most: int) -> tuple[float, 
 
 
 def _write_header(axes: Axes, moment: StepMoment, left: float, top: float = 0.0) -> None:
-    axes.text(left, top + 24, moment.title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, left, top + 24, moment.title, 11.5, weight="bold")
     axes.text(left, top + 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
 
 
 def _write_copy(axes: Axes, left: float, bottom: float, number: int, copies: int) -> None:
     if copies > 1:
-        axes.text(left, bottom + 11, f"copy {number + 1} of {copies}", size=8, va="center", color=QUIET)
+        write(axes, left, bottom + 11, f"copy {number + 1} of {copies}", 8, color=QUIET)
 
 
 def _draw_layer(
     axes: Axes, layer: Sequence[HeldBoxes], shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
-    axes.add_patch(
-        Rectangle((left, top), width, height, facecolor=EMPTY, edgecolor=INK, linewidth=1.6, zorder=3)
-    )
+    rectangle(axes, left, top, width, height, EMPTY, linewidth=1.6, zorder=3)
     for held in layer:
         for box in filter(lambda box: box.numel, held.boxes):
             _draw_box(axes, held, box, shape, frame)
@@ -68,19 +67,11 @@ def _draw_box(
     left, top, width, height = frame
     x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
     across, down = width * box.shape[1] / shape[1], height * box.shape[0] / shape[0]
-    colour = holder_colour(held.rank)
-    axes.add_patch(Rectangle((x, y), across, down, facecolor=colour, edgecolor=INK, linewidth=1.2, zorder=4))
+    rectangle(axes, x, y, across, down, holder_colour(held.rank), linewidth=1.2, zorder=4)
     if box == max(held.boxes, key=lambda other: other.numel) and min(across / 4, down) > 9:
         label = f"rank {held.rank}" + (f"\nbytes {held.content}" if held.content and down > 30 else "")
         size = min(9.5, across / 6, down / (3.0 if "\n" in label else 1.6))
-        axes.text(
-            x + across / 2, y + down / 2, label, size=size, ha="center", va="center", color=INK, zorder=5
-        )
-
-
-def _draw_arrow(axes: Axes, start: float, stop: float, height: float) -> None:
-    arrow = FancyArrowPatch((start, height), (stop, height), arrowstyle="-|>", mutation_scale=14, color=INK)
-    axes.add_patch(arrow)
+        write(axes, x + across / 2, y + down / 2, label, size, ha="center", zorder=5)
 
 
 def draw_one_holder(moment: StepMoment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:

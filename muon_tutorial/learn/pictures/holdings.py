@@ -65,15 +65,8 @@ def _kept_boxes(bucket: Bucket, entry: BucketEntry, at: Coordinate) -> tuple[Box
 
 def holders_of(held: Iterable[HeldBoxes], row: int, column: int) -> list[int]:
     """The ranks that hold the element at ``row``, ``column``."""
-    return [item.rank for item in held if any(_contains(box, row, column) for box in item.boxes)]
-
-
-def _contains(box: Box, row: int, column: int) -> bool:
-    inside = (
-        0 <= at - start < length
-        for at, start, length in zip((row, column), box.offset, box.shape, strict=True)
-    )
-    return all(inside)
+    element = Box((row, column), (1, 1))
+    return [item.rank for item in held if any(_boxes_overlap(box, element) for box in item.boxes)]
 
 
 def layers(held: Sequence[HeldBoxes]) -> list[list[HeldBoxes]]:
@@ -81,11 +74,9 @@ def layers(held: Sequence[HeldBoxes]) -> list[list[HeldBoxes]]:
     stacked: list[list[HeldBoxes]] = []
     for item in (item for item in held if item.boxes):
         free = (layer for layer in stacked if not any(_overlap(item, other) for other in layer))
-        layer = next(free, None)
-        if layer is None:
-            stacked.append([item])
-        else:
-            layer.append(item)
+        if (layer := next(free, None)) is None:
+            stacked.append(layer := [])
+        layer.append(item)
     return stacked
 
 

@@ -59,7 +59,8 @@ class Reveal:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
-        return {"text/plain": repr(self), "text/html": folded(self.question, self.answer), VIEW: view}
+        page = FoldedPicture("Reveal", self.answer, self.question)
+        return {"text/plain": repr(self), "text/html": page._repr_html_(), VIEW: view}
 
     def __repr__(self) -> str:
         return f"{self.question} (Predict first.) {self.answer!r}"
@@ -67,41 +68,24 @@ class Reveal:
 
 def predict(
     question: str, control: Any, judge: Reply, answer: Picture, live: bool = True
-) -> Reveal | FoldedAnswer:
+) -> Reveal | FoldedPicture:
     """The question with its control; with ``live=False``, with its answer folded."""
-    return Reveal(question, control, judge, answer) if live else FoldedAnswer(question, answer)
+    return Reveal(question, control, judge, answer) if live else FoldedPicture("Reveal", answer, question)
 
 
-class FoldedAnswer:
-    """The question, and its answer behind a line to click on."""
+class FoldedPicture:
+    """A picture behind a line to click on, perhaps below a question; it needs no kernel and no script."""
 
-    def __init__(self, question: str, answer: Picture) -> None:
-        self.question, self.answer = question, answer
+    def __init__(self, title: str, picture: Picture, question: str = "") -> None:
+        self.title, self.picture, self.question = title, picture, question
 
     def _repr_html_(self) -> str:
-        return folded(self.question, self.answer)
+        asked = _paragraph(self.question) if self.question else ""
+        return f"{asked}<details><summary>{self.title}</summary>{self.picture.html}</details>"
 
     def __repr__(self) -> str:
-        return f"{self.question} {self.answer!r}"
-
-
-def folded(question: str, answer: Picture) -> str:
-    """A question and its folded answer as HTML that needs no kernel and no script."""
-    return f"{_paragraph(question)}<details><summary>Reveal</summary>{answer.html}</details>"
+        return f"{self.question} {self.picture!r}".strip()
 
 
 def _paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
-
-
-class FoldedPicture:
-    """A picture behind a line that opens it."""
-
-    def __init__(self, title: str, picture: Picture) -> None:
-        self.title, self.picture = title, picture
-
-    def _repr_html_(self) -> str:
-        return f"<details><summary>{self.title}</summary>{self.picture.html}</details>"
-
-    def __repr__(self) -> str:
-        return repr(self.picture)
