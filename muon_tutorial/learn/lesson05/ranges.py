@@ -81,7 +81,7 @@ def split_matrices(plan: Plan) -> list[str]:
 
 
 def keepers(plan: Plan, name: str) -> list[int]:
-    """The ranks that keep a part of a matrix: as in the rulers, of those at the first place along tp."""
+    """The ranks that keep a part of a matrix: as in the rulers, of those at tp position 0."""
     tp = plan.grid.size("tp")
     metas = [(rank, plan.dist_meta(plan.grid.at(rank))) for rank in plan.grid.ranks if rank % tp == 0]
     return [

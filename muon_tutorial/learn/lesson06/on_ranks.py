@@ -67,7 +67,7 @@ def agree(wanted: Sequence[Sequence[int]]) -> None:
 
 
 def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> tuple[int, int]:
-    """The shape of the piece of a Linear's weight that one place along tp holds.
+    """The shape of the piece of a Linear's weight that one tp position holds.
 
     >>> [local_shape((10, 8), "column", place, 3) for place in range(3)]
     [(4, 8), (4, 8), (2, 8)]
@@ -80,7 +80,7 @@ def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class LinearNumbers:
-    """What a run works on: a batch for each place along dp, and the whole weights of two Linears."""
+    """What a run works on: a batch for each dp position, and the whole weights of two Linears."""
 
     batches: tuple[Tensor, ...]
     up: Tensor
@@ -101,7 +101,7 @@ def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Line
 
 
 def cut(weight: Tensor, kind: CutKind, place: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
-    """A copy of what one place along tp holds of a weight, by the lengths that ``shape_of`` says."""
+    """A copy of what one tp position holds of a weight, by the lengths that ``shape_of`` says."""
     dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
     lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(place + 1)]
     return weight.narrow(dim, sum(lengths[:place]), lengths[place]).clone()
@@ -123,7 +123,7 @@ def _parameter(weight: Tensor, kind: CutKind, place: int, tp: int) -> torch.nn.P
 
 
 def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
-    """The gradients of one step: those of a place along dp, whose data nobody else has."""
+    """The gradients of one step: those of a dp position, whose data nobody else has."""
     whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
     for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
         parameter.grad = cut(gradient, kind, rank % tp, tp)
@@ -159,7 +159,7 @@ def say_answers(answers: Sequence[Sequence[Sequence[int]]]) -> str:
 
 
 def say_outputs(kind: str, outputs: Sequence[Tensor], alone: Sequence[Tensor], tp: int) -> str:
-    """The output of every rank beside that of one process, for the data of its place along dp."""
+    """The output of every rank beside that of one process, for the data of its dp position."""
     pairs = [(output, alone[rank // tp]) for rank, output in enumerate(outputs)]
     close = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
     same = all(torch.equal(one, other) for one, other in pairs)
@@ -194,7 +194,7 @@ def say_kept(kept: Sequence[KeptByRank], tp: int) -> str:
 
 
 def say_fused(tp: int) -> str:
-    """How many rows of q, k and v each place gets of a fused weight that is cut as one."""
+    """How many rows of q, k and v each tp position gets of a fused weight that is cut as one."""
     lines = [f"q, k and v of {HEADS} rows each, in one weight of {3 * HEADS} rows, column parallel:"]
     for place, (start, length) in enumerate(_runs(3 * HEADS, tp)):
         counts = [max(0, min(start + length, (n + 1) * HEADS) - max(start, n * HEADS)) for n in range(3)]

@@ -47,11 +47,11 @@ class LinearOperand:
     partial: bool = False
 
     def box(self, place: int, tp: int) -> Box:
-        """What one place along tp holds of it."""
+        """What one tp position holds of it."""
         return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), place, tp)
 
     def say(self, place: int, tp: int) -> str:
-        """What one place along tp holds of it, in words."""
+        """What one tp position holds of it, in words."""
         if self.dim is None or tp == 1:
             return f"{'a part of every sum in' if self.partial and tp > 1 else 'all of'} {self.name}"
         box, what = self.box(place, tp), ("row", "column")[self.dim]
@@ -72,7 +72,7 @@ def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, Line
 
 
 def draw_overview(grid: Grid, shape: tuple[int, int], rank: int = 0) -> Picture:
-    """The grid beside one Linear cut both ways, every place in its colour; a rank's groups are framed."""
+    """The grid beside one Linear cut both ways, each tp position in its colour; one rank's groups framed."""
     figure, axes = blank(_WIDTH, 502)
     _draw_grid(axes, grid, rank, (_MARGIN, 24.0, _SPLIT - 2 * _MARGIN, 380.0))
     for number, kind in enumerate(KINDS):
@@ -196,7 +196,7 @@ def _outline(axes: Axes, frame: Frame, colour: str, dashes: str) -> None:
 def _draw_linear(
     axes: Axes, shape: tuple[int, int], kind: CutKind, places: Iterable[int], tp: int, top: float
 ) -> None:
-    """``y = x Wᵀ`` with the pieces of some places in colour and the rest in grey."""
+    """``y = x Wᵀ`` with the pieces of some tp positions in colour and the rest in grey."""
     places = list(places)
     title = f"{kind.capitalize()} parallel: y = x Wᵀ"
     write(axes, _SPLIT, top, title, 11.5, weight="bold")
@@ -268,7 +268,7 @@ def _draw_member(
 
 
 def draw_buffers(plan: Plan) -> Picture:
-    """For each place along tp, its flat buffer of all weights, and the slices in which dp cuts it."""
+    """For each tp position, its flat buffer of all weights, and the slices in which dp cuts it."""
     [bucket] = plan.buckets
     tp = plan.grid.size("tp")
     figure, axes = blank(_WIDTH, round(58 + 92 * tp))
@@ -350,5 +350,5 @@ def picture_of_kept(plan: Plan, kept: Sequence[KeptByRank]) -> Picture:
 
 
 def picture_of_buffers(dp: int, tp: int) -> Picture:
-    """For each place along tp the flat buffer of both weights, and how dp cuts it."""
+    """For each tp position the flat buffer of both weights, and how dp cuts it."""
     return draw_buffers(plan_of(dp, tp))

@@ -20,7 +20,7 @@ DIMS = {"columns": 1, "rows": 0}
 
 
 def my_piece(matrix: Tensor, dim: int, place: int, tp: int) -> Tensor:
-    """A copy of what one place along tp holds of a matrix that is cut along ``dim``."""
+    """A copy of what one tp position holds of a matrix that is cut along ``dim``."""
     return matrix[shard_box(tuple(matrix.shape), Shard(dim), place, tp).slices].clone()
 
 

@@ -38,7 +38,7 @@ def _why_not(largest: float, tp: int) -> str:
 
 
 def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
-    """The exercise: put the pieces of a tp line together, cut by columns or by rows, on real ranks."""
+    """The exercise: put the pieces of a tp group together, cut by columns or by rows, on real ranks."""
 
     judge = judge_on_ranks(
         lambda function: play_gather(function, dp, tp, backend),

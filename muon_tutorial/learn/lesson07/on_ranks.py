@@ -74,7 +74,7 @@ def play(rank: int, function: Gather, dp: int, tp: int) -> dict[int, Any]:
 
 
 def tp_group(dp: int, tp: int) -> dist.ProcessGroup:
-    """The group of this rank's tp line. All ranks must call."""
+    """The tp group of this rank. All ranks must call."""
     return build_mesh({"dp": dp, "tp": tp}).get_group("tp")
 
 

@@ -162,7 +162,7 @@ def explore(tp: int, live: bool = True) -> Shell | Picture:
 
 
 def picture_of_gathered(run: GatherRun, name: str = "lesson07-gathered") -> Picture:
-    """What rank 0 put together, either way, coloured by the tp place that each number came from.
+    """What rank 0 put together, either way, coloured by the tp position that each number came from.
 
     Where a rank went wrong, the first such rank stands in for rank 0, and its first wrong number is marked.
     """
@@ -212,7 +212,7 @@ PieceArea = tuple[int, int, int, int]
 
 
 def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
-    """The tp place that each number came from; −1 where it is no number of the matrix."""
+    """The tp position that each number came from; −1 where it is no number of the matrix."""
     value = torch.nan_to_num(result.double(), nan=-1.0).clamp(-1, SHAPE[0] * SHAPE[1]).long()
     index = value % SHAPE[1] if dim == 1 else value // SHAPE[1]
     place = index // (SHAPE[dim] // tp)
@@ -220,7 +220,7 @@ def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
 
 
 def _runs(places: Sequence[Sequence[int]]) -> Iterator[tuple[PieceArea, int]]:
-    """Rectangles (row, column, height, width) of one place each; rows that are alike are taken together."""
+    """Rectangles (row, column, height, width) of one tp position each; like rows are taken together."""
     start = 0
     for row in range(1, len(places) + 1):
         if row == len(places) or places[row] != places[start]:
