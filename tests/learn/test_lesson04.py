@@ -108,7 +108,7 @@ def test_a_function_that_fails_is_told_and_the_reference_stands_in(
 
 @pytest.mark.live
 @pytest.mark.parametrize("ranks", SIZES)
-def test_real_ranks_do_what_intervals_foretell(ranks: int) -> None:
+def test_real_ranks_do_what_intervals_predict(ranks: int) -> None:
     lacking = sharing.owner_lacks("k1", ranks)
     whole, torn = sharing.run_cases(sharings.early, ranks, [(), lacking])
     assert whole.wrong() == []

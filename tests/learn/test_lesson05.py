@@ -70,7 +70,8 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
     plan = lesson.plan_of(dp, tp, bucket)
     right = lesson.split_matrices(plan)
     assert lesson.split_exercise(plan).check(right)
-    wrong: list[tuple[Any, str]] = [("A", "list of names"), (["A", "Z"], "list of names")]
+    odd: list[Any] = ["A", ["A", "Z"], 5, None, [["A"]]]
+    wrong: list[tuple[Any, str]] = [(answer, "list of names") for answer in odd]
     wrong += [(right[1:], "keep parts of it")] if right else []
     wrong += [([*right, name], "lies whole") for name in lesson.SHAPES if name not in right]
     for case in wrong:

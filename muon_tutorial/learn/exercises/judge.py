@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,14 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
 
 def _is_open(answer: Any) -> bool:
     return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
+
+
+def names_or_none(answer: object, known: Container[str]) -> list[str] | None:
+    """Names of the known ones as a list; None where the answer is something else."""
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        return None
+    names = list(answer)
+    return names if all(isinstance(name, str) and name in known for name in names) else None
 
 
 def numbers(expected: Mapping[str, float], why: Mapping[str, str], within: float = 0.0) -> Exercise:

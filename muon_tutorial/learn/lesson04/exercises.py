@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import SupportsFloat, SupportsIndex
 
 from ...errors import RankFailedError
-from ..exercises.judge import Exercise, MistakeError, OpenAnswerError, numbers
+from ..exercises.judge import Exercise, MistakeError, OpenAnswerError, names_or_none, numbers
 from .first_wrong_place import early_starts, early_wrong, explain, reaches_into
 from .makespan import WORST, fair_shares
 from .on_ranks import (
@@ -76,7 +75,7 @@ def predict(ranks: int) -> Exercise:
     right = early_wrong(ranks, lacking)
 
     def judge(answer: object) -> str | None:
-        said = _read_names(answer)
+        said = names_or_none(answer, SHAPES)
         if said is None:
             return 'Give a list of names, such as ["q1", "v2"].'
         if extra := [name for name in said if name not in right]:
@@ -90,14 +89,6 @@ def predict(ranks: int) -> Exercise:
         "Two kinds are wrong: what its owner puts elsewhere, and what it is put upon.",
     )
     return Exercise(judge, hints, "What is put elsewhere is wrong, and so is what it is put upon.")
-
-
-def _read_names(answer: object) -> list[str] | None:
-    """Names of matrices as a list; None where it is something else."""
-    if isinstance(answer, str) or not isinstance(answer, Iterable):
-        return None
-    names = list(answer)
-    return names if all(isinstance(name, str) and name in SHAPES for name in names) else None
 
 
 def _why_right(name: str) -> str:
@@ -159,5 +150,5 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    """The notebook's exercises in order: guess, prediction, mend, quiz."""
+    """The notebook's exercises in order: guess, prediction, sharing, quiz."""
     return guess(dp), predict(dp), check_share(dp, backend, seed), quiz(dp)

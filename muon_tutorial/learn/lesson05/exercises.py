@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ... import DistMeta, Plan
-from ..exercises.judge import Exercise, numbers, value_of
+from ..exercises.judge import Exercise, names_or_none, numbers, value_of
 from .ranges import BUCKETS, SHAPES, LocalRange, keepers, padding_of, plan_of, split_matrices
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
@@ -15,8 +14,9 @@ GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
 def split_exercise(plan: Plan) -> Exercise:
     """The prediction: which matrices does a slice boundary cut?"""
 
-    def judge(said: Iterable[str]) -> str | None:
-        if isinstance(said, str) or not all(name in SHAPES for name in said):
+    def judge(answer: object) -> str | None:
+        said = names_or_none(answer, SHAPES)
+        if said is None:
             return 'Give a list of names, such as ["A", "D"].'
         right = split_matrices(plan)
         if extra := [name for name in said if name not in right]:
