@@ -77,11 +77,7 @@ for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
         "6 · its weight",
     )
 for dp, tp in ((2, 3), (2, 6)):
-    SHELLS[f"06 {dp} {tp}"] = (
-        partial(lesson06.explore, dp, tp),
-        where(dp, tp),
-        "A grid of",
-    )
+    SHELLS[f"06 {dp} {tp}"] = (partial(lesson06.explore, dp, tp), where(dp, tp), "A grid of")
 for ranks in (1, 2, 3, 4):
     still = f"Round {2 * (ranks - 1)}: rank 0 sends"
     SHELLS[f"04 {ranks}"] = (

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from ... import Coordinate, Grid, Plan
 from ..exercises.judge import Exercise, numbers
 from ..pictures import figures
-from ..pictures.holdings import (
-    HeldBoxes,
-    holders_of,
-    momentum_holdings,
-    weight_holdings,
-)
+from ..pictures.holdings import HeldBoxes, holders_of, momentum_holdings, weight_holdings
 from .on_ranks import SHAPE
 
 

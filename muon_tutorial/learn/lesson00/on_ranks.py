@@ -15,9 +15,7 @@ from torch import Tensor
 from ... import Grid, Matrix, Muon, Plan, Shard, build_mesh, zero1
 from ...plan.layout import shard_box
 from ..inputs import measure
-from ..pictures.holdings import (
-    name_contents,
-)
+from ..pictures.holdings import name_contents
 
 SHAPE = (48, 64)
 TP_DIM = 1

@@ -26,16 +26,7 @@ from ..pictures.spectra import (
 )
 from ..widgets.reveal import FoldedPicture, Reveal, predict
 from ..widgets.shell import Shell, choice, show, slider
-from .updates import (
-    EMBEDDING,
-    EXAMPLE,
-    KINDS,
-    LossDrop,
-    Orthogonalize,
-    half_of_energy,
-    svd_muon,
-    updates_of,
-)
+from .updates import EMBEDDING, EXAMPLE, KINDS, LossDrop, Orthogonalize, half_of_energy, svd_muon, updates_of
 
 LOOKS = {
     "SGD": (BLUE, "-"),

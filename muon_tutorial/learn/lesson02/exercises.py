@@ -7,9 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...newton_schulz import (
-    KELLER_JORDAN,
-)
+from ...newton_schulz import KELLER_JORDAN
 from ..exercises.judge import Exercise, MistakeError, numbers, value_of
 from .singular_values import QUIET_START, Step, bounds_after, newton_schulz_step, polynomial
 

@@ -10,17 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ...newton_schulz import (
-    CANS,
-    KELLER_JORDAN,
-    POLAR_EXPRESS,
-    YOU_JIACHENG,
-    with_safety,
-)
+from ...newton_schulz import CANS, KELLER_JORDAN, POLAR_EXPRESS, YOU_JIACHENG, with_safety
 from ..pictures.picture import INK, QUIET, Picture, finish
 from ..pictures.spectra import BLUE, GREEN, ORANGE, PLUM, Curve, card, draw_spectra, style
+from ..widgets.reveal import FoldedPicture
 from ..widgets.shell import Shell, choice, show, slider
 from .singular_values import QUIET_START, SCOPE_STEPS, SPECTRA, Step, newton_schulz_step, polynomial, spectra
+
+__all__ = ["FoldedPicture"]  # the notebook uses it, too
 
 _START = 1e-4
 
@@ -68,14 +65,7 @@ def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
     axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
     axes.plot(x.tolist(), polynomial(x, step).tolist(), color=INK, linewidth=1.4)
     shown = starts.clamp(min=_START)
-    axes.plot(
-        shown.tolist(),
-        polynomial(shown, step).tolist(),
-        "o",
-        color=BLUE,
-        markersize=5,
-        alpha=0.7,
-    )
+    axes.plot(shown.tolist(), polynomial(shown, step).tolist(), "o", color=BLUE, markersize=5, alpha=0.7)
     _scale(axes)
 
 

@@ -13,12 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...newton_schulz import (
-    KELLER_JORDAN,
-    Coefficients,
-    coefficients_per_step,
-    zeropower_via_newtonschulz,
-)
+from ...newton_schulz import KELLER_JORDAN, Coefficients, coefficients_per_step, zeropower_via_newtonschulz
 from ..inputs import measure
 from ..inputs.recordings import real_gradient
 from ..lesson01.updates import svd_muon
