@@ -1,4 +1,4 @@
-"""A lesson has the names that its notebook uses; ranks import the files that they run, and nothing that draws."""
+"""A lesson has the names that its notebook uses; what ranks run imports nothing that draws."""
 
 from __future__ import annotations
 
