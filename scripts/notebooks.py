@@ -27,12 +27,12 @@ import nbformat
 import papermill
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.checks.guards import EVIDENCE, Problem, find_problems, undeclared_parameters
+from muon_tutorial.learn.course.notebook_guards import EVIDENCE, Problem, find_problems, undeclared_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 VIEW = "application/vnd.jupyter.widget-view+json"
-WATCH = "from muon_tutorial.learn.checks import guards; guards.watch(get_ipython());"
+WATCH = "from muon_tutorial.learn.course import notebook_guards; notebook_guards.watch(get_ipython());"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {

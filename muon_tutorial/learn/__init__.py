@@ -1,20 +1,18 @@
-"""What lessons are made of: pictures, widgets, checks and guards. Floor 6: it observes, and starts nothing.
+"""What lessons are made of. Floor 10: it observes, and starts nothing but the ranks that a lesson runs.
 
-=============  =============================================================================================
-picture        one self-contained ``<img>`` with words for those who cannot see it
-holdings       who holds which boxes of a matrix, from a plan
-figures        pure functions from such data to a picture
-spectra        pictures of singular values
-widgets        thin shells: core controls over a picture
-reveal         predict first: the answer's picture comes at the press of a button
-checks         exercises: what is wrong with this answer, and a hint
-measure        cores, memory and seconds of this machine
-small_gpt      a small GPT, trained for a few steps: where real gradients come from
-recordings     data recorded from real runs, shipped with the package
-replay         one real step, recorded phase by phase and scrubbed without processes
-series         the lessons in order, their links, and the paths through them
-glossary       the words and symbols that all lessons share
-guards         what notebook runners let pass, caught
-lesson00       what notebook 00 imports; one such module a lesson
-=============  =============================================================================================
+=================  =========================================================================================
+lesson00 …         a folder for each notebook: what it runs on ranks, its pictures, its exercises
+exercises          judge: what is wrong with this answer, and a hint; on_real_ranks: answers that ranks run
+pictures           picture: one self-contained ``<img>`` with words; holdings, figures, spectra: what is drawn
+widgets            controls over a picture; predict first, then reveal; a button for each rank
+inputs             a small GPT and its recorded gradients; cores, memory and seconds of this machine
+course             the lessons in order and their links; the glossary; what notebook runners let pass
+lazy_names         the names of a lesson's files, imported when first asked for
+=================  =========================================================================================
 """
+
+from __future__ import annotations
+
+from .course import glossary
+
+__all__ = ["glossary"]

@@ -128,7 +128,7 @@ def one_step(rank):
     before = parameter.detach().clone()
     parameter.grad = lesson.my_columns(lesson.local_gradient(seed, rank // tp), rank, tp)
     muon.step()
-    return lesson.RankReport(before, muon.state[parameter]["momentum_buffer"], parameter.detach())
+    return lesson.WeightReport(before, muon.state[parameter]["momentum_buffer"], parameter.detach())
 
 # %%
 reports = launch(one_step, dp * tp, backend=backend)

@@ -219,7 +219,7 @@ print(lesson.say_steps(rows, recorded.matrix))
 # complete without them. Open the fold to compare: who lifts the quiet ones fastest, who swings least?
 
 # %%
-lesson.Fold("Four sets of coefficients", lesson.picture_of_variants())
+lesson.FoldedPicture("Four sets of coefficients", lesson.picture_of_variants())
 
 # %% [markdown]
 # ## Recap

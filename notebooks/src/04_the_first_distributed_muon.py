@@ -62,7 +62,7 @@ from muon_tutorial.learn import lesson04 as lesson
 
 # %% tags=["ranks"]
 print(lesson.say_axes(dp, tp))
-guess, places, mend, quiz = lesson.exercises(dp, backend, seed)
+guess, places, mend, quiz = lesson.all_exercises(dp, backend, seed)
 first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.explore(first, live=widgets)
 

@@ -54,7 +54,7 @@ from muon_tutorial.learn import lesson05 as lesson
 
 # %%
 plan = lesson.plan_of(dp, tp, bucket)
-split, ranges, quiz = lesson.exercises(plan)
+split, ranges, quiz = lesson.all_exercises(plan)
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]

@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn.lesson06 import grid_work as work
+from muon_tutorial.learn.lesson06 import on_ranks as work
 from muon_tutorial.learn import lesson06 as lesson
 
 # %% [markdown]
@@ -54,7 +54,7 @@ from muon_tutorial.learn import lesson06 as lesson
 # cut.
 
 # %%
-guess, grouping, shapes, quiz = lesson.exercises(dp, tp)
+guess, grouping, shapes, quiz = lesson.all_exercises(dp, tp)
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import Muon, build_mesh
-from muon_tutorial.learn.lesson04 import sharing
+from muon_tutorial import Muon, build_mesh, zeropower_via_newtonschulz
+from muon_tutorial.learn.lesson04 import on_ranks as sharing
 
 Parameters = list[torch.nn.Parameter]
 
@@ -22,7 +23,9 @@ def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
             if parameter.grad is None and skips:
                 continue
             if parameter.grad is not None:
-                flat[offset : offset + parameter.numel()] = sharing.orthogonalize(parameter.grad).flatten()
+                flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(
+                    parameter.grad
+                ).flatten()
         offset += parameter.numel()
     return flat
 
@@ -40,29 +43,12 @@ def solution(parameters: Parameters, rank: int, ranks: int) -> Any:
     return summed(fill(parameters, rank, ranks, skips=False))
 
 
-def in_float32(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return summed(fill(parameters, rank, ranks, skips=False).float())
-
-
-def keeps_to_itself(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return fill(parameters, rank, ranks, skips=False)
-
-
-def averages(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return solution(parameters, rank, ranks) / 2
-
-
-def everybody_does_all(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return summed(fill(parameters, 0, 1, skips=False))
+def present(parameters: Parameters) -> Parameters:
+    return [parameter for parameter in parameters if parameter.grad is not None]
 
 
 def drops_it_from_the_list(parameters: Parameters, rank: int, ranks: int) -> Any:
-    present = [parameter for parameter in parameters if parameter.grad is not None]
-    return summed(torch.zeros(sharing.count(present), dtype=torch.bfloat16))
-
-
-def deals_out_what_is_there(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return solution([parameter for parameter in parameters if parameter.grad is not None], rank, ranks)
+    return summed(torch.zeros(sum(parameter.numel() for parameter in present(parameters))).bfloat16())
 
 
 def moves_the_offset_first(parameters: Parameters, rank: int, ranks: int) -> Any:
@@ -70,7 +56,7 @@ def moves_the_offset_first(parameters: Parameters, rank: int, ranks: int) -> Any
     for number, parameter in enumerate(parameters):
         offset += parameter.numel()
         if number % ranks == rank and parameter.grad is not None:
-            flat[offset : offset + parameter.numel()] = sharing.orthogonalize(parameter.grad).flatten()
+            flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(parameter.grad).flatten()
     return summed(flat)
 
 
@@ -81,7 +67,7 @@ def sends_the_gradient(parameters: Parameters, rank: int, ranks: int) -> Any:
 
 
 def gives_up(parameters: Parameters, rank: int, ranks: int) -> Any:
-    if any(parameter.grad is None for parameter in parameters):
+    if len(present(parameters)) < len(parameters):
         return torch.zeros(sharing.LENGTH, dtype=torch.bfloat16)
     return solution(parameters, rank, ranks)
 
@@ -112,16 +98,29 @@ def takes_the_largest(parameters: Parameters, rank: int, ranks: int) -> Any:
     return flat
 
 
-def nothing(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return None
-
-
-def another_shape(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return torch.zeros(7, 2)
-
-
-def stub(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return ...
+RIGHT: dict[str, Callable] = {
+    "solution": solution,
+    "in float32": lambda mine, rank, ranks: summed(fill(mine, rank, ranks, skips=False).float()),
+    "the reference": sharing.share,
+    "gathered": gathered,
+    "one by one": one_by_one,
+    "with a flag": with_a_flag,
+}
+KEEPS = "Rank 1 has the answer, but it never reached rank 0: what sums?"
+WRONG: dict[str, tuple[Any, str]] = {
+    "early": (early, "which is 1,024 too early"),
+    "keeps to itself": (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
+    "averages": (lambda *given: solution(*given) / 2, "the sum of all buffers is not what came back"),
+    "everybody does all": (lambda mine, *_: summed(fill(mine, 0, 1, skips=False)), "added up"),
+    "drops it from the list": (drops_it_from_the_list, "rank 1 23,552 numbers of bfloat16"),
+    "deals out what is there": (lambda mine, *at: solution(present(mine), *at), "first wrong place"),
+    "offset first": (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
+    "the gradient": (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
+    "the largest": (takes_the_largest, "Rank 0 had handed over its answer: is what comes back a sum?"),
+    "no function": (3, "'int' object is not callable"),
+    "nothing": (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),
+    "another shape": (lambda *given: torch.zeros(7, 2), "has 24,576 numbers; rank 0 returned 7 × 2"),
+}
 
 
 def lack_a_gradient(rank: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.checks.exercise import Exercise, answer_or, numbers, value_of
+from muon_tutorial.learn.exercises.judge import Exercise, numbers, value_of
 
 
 def no_negative(value: int) -> str | None:
@@ -28,13 +28,6 @@ def test_the_right_answer_is_praised_without_a_hint() -> None:
     exercise = Exercise(no_negative, hints=("first",), praise="Positive.")
     exercise.check(-1)
     assert repr(exercise.check(1)) == "Right. Positive."
-
-
-def test_answer_or_says_aloud_that_it_uses_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer_or(3, ...) == 3
-    assert "reference" in capsys.readouterr().out
-    assert answer_or(3, 4) == 4
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

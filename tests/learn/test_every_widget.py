@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import blank, finish
 from muon_tutorial.learn.widgets.reveal import Reveal
 from muon_tutorial.learn.widgets.shell import Shell, choice, slider, stops
@@ -94,12 +94,13 @@ def test_every_position_is_a_picture_with_words_of_its_own(source: Path, cell: s
         drive_shell(shown)
 
 
-def drive_shell(shell: Shell) -> None:
-    """Every position says, in its picture's words, what no other position says."""
+def drive_shell(shell: Shell, says: Callable[[Mapping[str, Any]], str] = lambda position: "") -> None:
+    """Every position says, in its picture's words, what no other says; ``says`` names a part of it."""
     said: dict[str, dict[str, Any]] = {}
     for position in positions(shell):
         alt = alt_of_sound_picture(move(shell, position))
         assert len(alt) > 40
+        assert says(position) in alt
         assert said.setdefault(alt, position) == position, f"{position} says what {said[alt]} said"
 
 

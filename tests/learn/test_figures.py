@@ -11,15 +11,15 @@ import pytest
 
 from muon_tutorial import Grid, Matrix, Shard, zero1
 from muon_tutorial.learn.pictures import figures, holdings, picture
-from muon_tutorial.learn.pictures.holdings import Held, Moment
+from muon_tutorial.learn.pictures.holdings import HeldBoxes, StepMoment
 from muon_tutorial.plan.layout import Box
 
 SHAPE = (12, 8)
 
 
-def moment(dp: int = 2, tp: int = 2) -> Moment:
+def moment(dp: int = 2, tp: int = 2) -> StepMoment:
     plan = zero1([Matrix(0, "W", SHAPE, (("tp", Shard(1)),))], Grid.of(dp=dp, tp=tp))
-    return Moment("The momentum", "by holder", holdings.momentum_holdings(plan))
+    return StepMoment("The momentum", "by holder", holdings.momentum_holdings(plan))
 
 
 def draw(name: str = "one") -> picture.Picture:
@@ -95,14 +95,14 @@ def test_one_holder_is_described_alone(rank: int) -> None:
 
 
 def test_a_rank_that_holds_nothing_is_said_to() -> None:
-    empty = Moment("Now", "here", (Held(0, (Box((0, 0), SHAPE),)), Held(1, ())))
+    empty = StepMoment("Now", "here", (HeldBoxes(0, (Box((0, 0), SHAPE),)), HeldBoxes(1, ())))
     assert figures.draw_one_holder(empty, 1, SHAPE).alt == "Now, here: rank 1 holds nothing."
     assert "rank 0 holds the whole matrix; rank 1 holds nothing" in figures.draw_holdings([empty], SHAPE).alt
 
 
 def test_what_is_held_is_said_without_rows_that_are_not_there() -> None:
     past_the_end = Box((12, 0), (0, 8))
-    assert figures.say_held(Held(1, (past_the_end,), "L"), SHAPE) == "nothing"
-    assert figures.say_held(Held(1, (), "L"), SHAPE) == "nothing"
-    one_row = Held(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end), "L")
+    assert figures.say_held(HeldBoxes(1, (past_the_end,), "L"), SHAPE) == "nothing"
+    assert figures.say_held(HeldBoxes(1, (), "L"), SHAPE) == "nothing"
+    one_row = HeldBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end), "L")
     assert figures.say_held(one_row, SHAPE) == "row 3, all columns and row 4, columns 0 to 1 (bytes L)"

@@ -13,7 +13,8 @@ from torch import Tensor
 from muon_tutorial import launch
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import lesson03
-from muon_tutorial.learn.widgets.shell import Shell
+
+from .answers import assert_quiz, assert_wrong, message_of_wrong
 
 pytestmark = pytest.mark.live
 SIZES = [2, 3, 4]
@@ -35,44 +36,18 @@ def ring(mine: Tensor, rank: int, ranks: int, sent: Callable, came: Callable, ro
     return pieces
 
 
-def right_sent(rank: int, step: int) -> int:
-    return rank - step
+def made(
+    sent: Callable = lambda rank, step: rank - step,
+    came: Callable = lambda rank, step: rank - step - 1,
+    more_rounds: int = 0,
+    wait: bool = True,
+) -> Callable:
+    """A ring; right, unless an argument makes it wrong."""
+    return lambda mine, rank, ranks: ring(mine, rank, ranks, sent, came, ranks - 1 + more_rounds, wait)
 
 
-def right_came(rank: int, step: int) -> int:
-    return rank - step - 1
-
-
-def solution(mine: Tensor, rank: int, ranks: int) -> Any:
-    return ring(mine, rank, ranks, right_sent, right_came, ranks - 1, True)
-
-
-def always_its_own(mine: Tensor, rank: int, ranks: int) -> Any:
-    return ring(mine, rank, ranks, lambda r, step: r, right_came, ranks - 1, True)
-
-
-def one_round_too_many(mine: Tensor, rank: int, ranks: int) -> Any:
-    return ring(mine, rank, ranks, right_sent, right_came, ranks, True)
-
-
-def one_round_too_few(mine: Tensor, rank: int, ranks: int) -> Any:
-    return ring(mine, rank, ranks, right_sent, right_came, ranks - 2, True)
-
-
-def never_waits(mine: Tensor, rank: int, ranks: int) -> Any:
-    return ring(mine, rank, ranks, right_sent, right_came, ranks - 1, False)
-
-
-def an_empty_buffer(mine: Tensor, rank: int, ranks: int) -> Any:
-    return ring(mine, rank, ranks, lambda r, step: r - step - 1, right_came, ranks - 1, True)
-
-
-def wrong_order(mine: Tensor, rank: int, ranks: int) -> Any:
-    return list(reversed(solution(mine, rank, ranks)))
-
-
-def joined(mine: Tensor, rank: int, ranks: int) -> Any:
-    return torch.cat(solution(mine, rank, ranks))
+solution = made()
+always_its_own = made(sent=lambda rank, step: rank)
 
 
 def sends_first(mine: Tensor, rank: int, ranks: int) -> Any:
@@ -106,18 +81,20 @@ def to_nobody(mine: Tensor, rank: int, ranks: int) -> Any:
     dist.recv(mine, (rank - 1) % ranks)
 
 
-def from_nobody(mine: Tensor, rank: int, ranks: int) -> Any:
-    dist.recv(mine, rank - 1)
-
-
-def a_plain_error(mine: Tensor, rank: int, ranks: int) -> Any:
-    return [mine][ranks]
+def to_everybody(mine: Tensor, rank: int, ranks: int) -> Any:
+    pieces = [torch.empty_like(mine) for _ in range(ranks)]
+    pieces[rank] = mine
+    others = [other for other in range(ranks) if other != rank]
+    sendings: list[Any] = [dist.isend(mine, other) for other in others]
+    for other in others:
+        dist.recv(pieces[other], other)
+    for sending in sendings:
+        sending.wait()
+    return pieces
 
 
 def says(function: Callable, ranks: int, timeout: float = 5.0) -> str:
-    verdict = lesson03.check_ring(ranks, timeout=timeout).check(function)
-    assert verdict.passed is False
-    return verdict.message
+    return message_of_wrong(lesson03.check_ring(ranks, timeout=timeout), function)
 
 
 @pytest.mark.parametrize("ranks", SIZES)
@@ -133,15 +110,16 @@ def test_the_solution_and_the_reference_pass(ranks: int) -> None:
     ("wrong", "message"),
     [
         (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, who holds it already"),
-        (one_round_too_many, "sends piece 1 to rank 1, who holds it already"),
-        (one_round_too_few, "Rank 0 returned no piece at place 1: that buffer was never filled"),
-        (an_empty_buffer, "Round 1: rank 0 sends a buffer that holds no piece yet"),
-        (wrong_order, "at place 0. Pieces stand in the order of ranks"),
-        (joined, "pieces; rank 0 returned Tensor"),
+        (made(more_rounds=1), "sends piece 1 to rank 1, who holds it already"),
+        (made(more_rounds=-1), "Rank 0 returned no piece at place 1: that buffer was never filled"),
+        (made(sent=lambda r, step: r - step - 1), "Round 1: rank 0 sends a buffer that holds no piece yet"),
+        (lambda *given: solution(*given)[::-1], "at place 0. Pieces stand in the order of ranks"),
+        (lambda *given: torch.cat(solution(*given)), "pieces; rank 0 returned Tensor"),
         (one_buffer, "what came last has overwritten the rest"),
         (torchs_own, "no message was seen. Send them yourself"),
-        (from_nobody, "there is no rank -1: ranks go from 0 to"),
-        (a_plain_error, "IndexError"),
+        (lambda mine, rank, ranks: dist.recv(mine, rank - 1), "there is no rank -1: ranks go from 0 to"),
+        (lambda mine, rank, ranks: [mine][ranks], "IndexError"),
+        (to_everybody, "In a ring it sends to rank 1 only"),
     ],
 )
 def test_a_wrong_ring_is_told_what_is_wrong_with_it(wrong: Callable, message: str, ranks: int) -> None:
@@ -160,27 +138,12 @@ def test_ranks_that_wait_for_each_other_are_told() -> None:
 
 
 def test_a_handle_that_is_never_waited_for_is_named() -> None:
-    message = says(never_waits, 4, timeout=3.0)
+    message = says(made(wait=False), 4, timeout=3.0)
     assert "has not waited for" in message or "returns without wait()" in message
 
 
-def test_a_message_to_a_stranger_is_no_ring() -> None:
-    def to_everybody(mine: Tensor, rank: int, ranks: int) -> list[Tensor]:
-        others = [other for other in range(ranks) if other != rank]
-        sendings: list[Any] = [dist.isend(mine, other) for other in others]
-        pieces = [torch.empty_like(mine) for _ in range(ranks)]
-        pieces[rank] = mine
-        for other in others:
-            dist.recv(pieces[other], other)
-        for sending in sendings:
-            sending.wait()
-        return pieces
-
-    assert "In a ring it sends to rank 1 only" in says(to_everybody, 3)
-
-
 def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
-    def stub(mine: Tensor, rank: int, ranks: int) -> Any:
+    def stub(*given: Any) -> Any:
         return ...
 
     assert lesson03.check_ring(2).check(stub).passed is None
@@ -202,21 +165,6 @@ def test_counted_bytes_are_the_formulas_and_the_halves_are_equal(ranks: int) -> 
         assert half == lesson03.ring_formula("reduce_scatter", ranks) == gather.bytes_sent(rank)
     said = lesson03.say_bytes(gather, total).split("\n")
     assert len({line.split()[-1] for line in said[1:]} & {line.split()[-2] for line in said[1:]}) == 2
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_every_position_of_its_widget_can_be_drawn(ranks: int) -> None:
-    total = lesson03.run_sum(all_reduce, ranks)
-    shell = lesson03.explore_sum(total)
-    assert isinstance(shell, Shell)
-    seen = set()
-    for last in range(2 * (ranks - 1) + 1):
-        shell.controls["last"].value = last
-        assert "<img " in shell.canvas.value
-        seen.add(shell.canvas.value)
-    assert len(seen) == 2 * (ranks - 1) + 1
-    assert shell.still is not None
-    assert f"Round {2 * (ranks - 1)}: rank 0 sends" in shell.still.alt
 
 
 def test_the_sum_is_torchs_own() -> None:
@@ -259,30 +207,19 @@ def _send_first(rank: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
-@pytest.mark.parametrize(
-    ("answers", "says"),
-    [
-        (lambda ranks: (ranks - 1, (ranks - 1) * 4096), None),
-        (lambda ranks: (ranks, ranks * 4096), "home again"),
-        (lambda ranks: (ranks + 3, 4096), "more than anybody lacks"),
-        (lambda ranks: (ranks - 1, (ranks - 1) * 1024), "each takes 4 bytes"),
-        (lambda ranks: (ranks - 1, 7), "7 is not"),
-        (lambda ranks: ("many", 7), "whole numbers"),
-    ],
-)
-def test_predictions_are_judged(answers: Callable, says: str | None, ranks: int) -> None:
-    verdict = lesson03.predict(ranks).check(*answers(ranks))
-    assert verdict.passed is (says is None)
-    assert (says or "") in verdict.message
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 6])
-def test_the_quiz_knows_right_from_wrong(ranks: int) -> None:
-    quiz, half = lesson03.quiz(ranks), ranks - 1
-    assert quiz.check({"rounds": 2 * half, "share": 0.5, "bytes": 2 * half * 4096})
-    assert "last rung" in quiz.check({"rounds": half, "share": 0.5, "bytes": 2 * half * 4096}).message
-    assert "Divide" in quiz.check({"rounds": 2 * half, "share": 1, "bytes": 2 * half * 4096}).message
-    assert "bytes_sent" in quiz.check({"rounds": 2 * half, "share": 0.5, "bytes": half * 4096}).message
+def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
+    half, guess = ranks - 1, lesson03.predict(ranks)
+    assert guess.check(half, half * 4096)
+    assert_wrong(guess, ranks, ranks * 4096, "home again")
+    assert_wrong(guess, ranks + 3, 4096, "more than anybody lacks")
+    assert_wrong(guess, half, half * 1024, "each takes 4 bytes")
+    assert_wrong(guess, half, 7, "7 is not")
+    assert_wrong(guess, "many", 7, "whole numbers")
+    assert_quiz(
+        lesson03.quiz(ranks),
+        {"rounds": 2 * half, "share": 0.5, "bytes": 2 * half * 4096},
+        {"rounds": (half, "last rung"), "share": (1, "Divide"), "bytes": (half * 4096, "bytes_sent")},
+    )
 
 
 def test_a_wire_is_fitted_through_exact_times() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial.learn import lesson07
-from muon_tutorial.learn.widgets.shell import Shell
+
+from .answers import assert_quiz, assert_wrong, message_of_wrong
 
 GRIDS = [(1, 2), (2, 2), (1, 4)]
 
@@ -55,23 +55,6 @@ def test_no_rescaling_brings_the_update_nearer_than_at_best() -> None:
     assert lesson07.compare(update, whole).at_best == pytest.approx(best, abs=1e-4)
 
 
-def test_every_position_of_its_widget_can_be_drawn() -> None:
-    shell = lesson07.explore(4)
-    assert isinstance(shell, Shell)
-    seen = set()
-    for matrix, cut, pieces in itertools.product(("real", "Gaussian", "power law"), lesson07.DIMS, (2, 4, 8)):
-        shell.controls["matrix"].value = matrix
-        shell.controls["cut"].value = cut
-        shell.controls["pieces"].value = pieces
-        assert "<img " in shell.canvas.value
-        assert shell.picture is not None
-        assert shell.picture.alt.startswith(f"{matrix}: Cut by {cut} into {pieces}")
-        seen.add(shell.canvas.value)
-    assert len(seen) == 18
-    assert shell.still is not None
-    assert "power law: Cut by rows into 4" in shell.still.alt
-
-
 @pytest.mark.parametrize("tp", [2, 4])
 def test_its_pictures_are_drawn_and_say_their_numbers(tp: int) -> None:
     panels = lesson07.picture_of_panels(lesson07.gradient(), tp)
@@ -82,25 +65,16 @@ def test_its_pictures_are_drawn_and_say_their_numbers(tp: int) -> None:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_the_guess_is_judged(tp: int) -> None:
-    guess = lesson07.predict(tp)
-    assert guess.check(tp**0.5, False)
-    assert "right for each piece" in guess.check(1, True).message
-    assert "squares" in guess.check(tp, False).message
-    assert "no singular value but 1" in guess.check(tp**0.5, True).message
-    assert "True or False" in guess.check("large", False).message
-    assert "Run the next cells" in guess.check(17, False).message
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-def test_the_quiz_knows_right_from_wrong(tp: int) -> None:
-    result = found("real", "columns", tp)
-    right = {"largest": tp**0.5, "cosine": round(result.cosine, 3), "received": (tp - 1) * 64 * 256 // tp}
-    assert lesson07.quiz(tp).check(right)
-    for name, wrong in (("largest", 1.0), ("cosine", 1.0), ("received", 64 * 256)):
-        verdict = lesson07.quiz(tp).check({**right, name: wrong})
-        assert verdict.passed is False
-        assert verdict.message.startswith(f"{name}:")
+def test_the_guess_and_the_quiz_know_right_from_wrong(tp: int) -> None:
+    root, guess = tp**0.5, lesson07.predict(tp)
+    assert guess.check(root, False)
+    wrong = [(1, True, "right for each piece"), (tp, False, "squares"), (17, False, "Run the next cells")]
+    for case in [*wrong, (root, True, "no singular value but 1"), ("large", False, "True or False")]:
+        assert_wrong(guess, *case)
+    cosine = round(found("real", "columns", tp).cosine, 3)
+    right = {"largest": root, "cosine": cosine, "received": (tp - 1) * 64 * 256 // tp}
+    numbers = {"largest": (1.0, ""), "cosine": (1.0, ""), "received": (64 * 256, "")}
+    assert_quiz(lesson07.quiz(tp), right, numbers)
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:
@@ -113,44 +87,13 @@ def solution(piece: Tensor, dim: int, group: Any) -> Any:
     return torch.cat(gathered(piece, group), dim=dim)
 
 
-def always_columns(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.cat(gathered(piece, group), dim=1)
-
-
-def always_rows(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.cat(gathered(piece, group), dim=0)
-
-
-def viewed(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.cat(gathered(piece, group), dim=0).view(lesson07.SHAPE)
+def along(dim_of: Callable[[int], int]) -> Callable:
+    """Puts the pieces side by side along a dimension of its own choice."""
+    return lambda piece, dim, group: torch.cat(gathered(piece, group), dim=dim_of(dim))
 
 
 def backwards(piece: Tensor, dim: int, group: Any) -> Any:
     return torch.cat(gathered(piece, group)[::-1], dim=dim)
-
-
-def stacked(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.stack(gathered(piece, group), dim=dim)
-
-
-def alone(piece: Tensor, dim: int, group: Any) -> Any:
-    return piece
-
-
-def everybody(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.cat(gathered(piece, dist.group.WORLD), dim=dim)
-
-
-def unfilled(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.full(lesson07.SHAPE, -1.0)
-
-
-def a_list(piece: Tensor, dim: int, group: Any) -> Any:
-    return gathered(piece, group)
-
-
-def a_plain_error(piece: Tensor, dim: int, group: Any) -> Any:
-    return [][dim]
 
 
 @pytest.mark.live
@@ -161,30 +104,36 @@ def test_the_solution_and_the_reference_pass(dp: int, tp: int) -> None:
 
 
 WRONG: list[tuple[Callable, str]] = [
-    (always_columns, "Cut by rows, rank 0: the shape is"),
-    (always_rows, "Cut by columns, rank 0: the shape is"),
-    (viewed, "the shape is right, but at row 0, column"),
+    (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
+    (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
+    (
+        lambda piece, dim, group: torch.cat(gathered(piece, group), dim=0).view(lesson07.SHAPE),
+        "the shape is right, but at row 0, column",
+    ),
     (backwards, "the shape is right, but at row 0, column 0 stands the number of row 0, column"),
-    (stacked, "without a new dimension"),
-    (alone, "nothing was put together"),
-    (unfilled, "was never filled"),
-    (a_list, "return a matrix, not list"),
-    (a_plain_error, "IndexError"),
+    (lambda piece, dim, group: torch.stack(gathered(piece, group), dim=dim), "without a new dimension"),
+    (lambda piece, dim, group: piece, "nothing was put together"),
+    (lambda piece, dim, group: torch.full(lesson07.SHAPE, -1.0), "was never filled"),
+    (lambda piece, dim, group: gathered(piece, group), "return a matrix, not list"),
+    (lambda piece, dim, group: [][dim], "IndexError"),
 ]
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("grid", [(2, 2), (1, 4)])
-@pytest.mark.parametrize(("wrong", "message"), WRONG)
-def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, message: str, grid: tuple) -> None:
-    verdict = lesson07.check_gather(*grid).check(wrong)
-    assert verdict.passed is False
-    assert message in verdict.message
+@pytest.mark.parametrize(("wrong", "says"), WRONG)
+def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, says: str, grid: tuple) -> None:
+    message = message_of_wrong(lesson07.check_gather(*grid), wrong)
+    assert says in message
+    assert "Without group" not in message
 
 
 @pytest.mark.live
 def test_a_gather_from_all_ranks_is_told_that_the_line_is_enough() -> None:
-    assert "pieces of all ranks" in lesson07.check_gather(2, 2).check(everybody).message
+    def everybody(piece: Tensor, dim: int, group: Any) -> Any:
+        return torch.cat(gathered(piece, dist.group.WORLD), dim=dim)
+
+    assert_wrong(lesson07.check_gather(2, 2), everybody, "pieces of all ranks")
 
 
 def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
@@ -206,25 +155,23 @@ def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
 
 
 @pytest.mark.live
-def test_another_failure_is_not_laid_to_the_group() -> None:
-    assert "Without group" not in lesson07.check_gather(2, 2).check(a_plain_error).message
-
-
-@pytest.mark.live
 def test_pictures_show_the_readers_wrong_run() -> None:
     right = lesson07.picture_of_gathered(lesson07.run_gather(solution, 1, 2))
     assert right.alt.count("all in place") == 2
     wrong = lesson07.picture_of_gathered(lesson07.run_gather(backwards, 1, 2))
     assert wrong.alt.count("wrong from row 0, column 0") == 2
     assert "256 × 64" not in wrong.alt
-    tall = lesson07.picture_of_gathered(lesson07.run_gather(always_rows, 1, 2))
+    tall = lesson07.picture_of_gathered(lesson07.run_gather(along(lambda dim: 0), 1, 2))
     assert "128 × 128, a wrong shape" in tall.alt
-    assert "no matrix" in lesson07.picture_of_gathered(lesson07.run_gather(a_list, 1, 2)).alt
+    assert (
+        "no matrix"
+        in lesson07.picture_of_gathered(lesson07.run_gather(lambda piece, dim, group: [piece], 1, 2)).alt
+    )
 
 
 @pytest.mark.live
 def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
-    def stub(piece: Tensor, dim: int, group: Any) -> Any:
+    def stub(*given: Any) -> Any:
         return ...
 
     assert lesson07.check_gather(1, 2).check(stub).passed is None

@@ -14,7 +14,7 @@ from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import lesson08 as lesson
-from muon_tutorial.learn.checks.exercise import Verdict
+from muon_tutorial.learn.exercises.judge import AnswerVerdict
 from muon_tutorial.learn.lesson08 import replay
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
@@ -54,7 +54,7 @@ def stub(x: Any, route: Any, at: Any, label: Any) -> Walk:
     return x
 
 
-def says(verdict: Verdict, words: str) -> None:
+def says(verdict: AnswerVerdict, words: str) -> None:
     assert verdict.passed is False
     assert words in verdict.message
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial.learn.lesson03.messages import (
-    Content,
-    Note,
+    CallNote,
+    PieceContent,
     content_of,
     fill,
     first_repeat,
@@ -23,7 +23,7 @@ def test_a_sum_tells_its_piece_and_its_summands(ranks: int, data: st.DataObject)
     piece = data.draw(st.integers(0, ranks - 1))
     members = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
     total = torch.stack([fill(piece, rank, ranks, 3) for rank in members]).sum(0)
-    assert content_of(total, ranks) == Content(piece, frozenset(members))
+    assert content_of(total, ranks) == PieceContent(piece, frozenset(members))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_what_is_no_piece_is_none(tensor: torch.Tensor) -> None:
     assert content_of(tensor, 4) is None
 
 
-def note(verb: str, peer: int, piece: int, start: float, stop: float | None) -> Note:
-    return Note(verb, peer, Content(piece, frozenset({piece})), 8, start, stop)  # type: ignore[arg-type]
+def note(verb: str, peer: int, piece: int, start: float, stop: float | None) -> CallNote:
+    return CallNote(verb, peer, PieceContent(piece, frozenset({piece})), 8, start, stop)  # type: ignore[arg-type]
 
 
 def test_rounds_count_what_had_to_arrive_before() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from muon_tutorial.learn import lesson01
-from muon_tutorial.learn.checks.guards import ERROR_MARK
+from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
-from muon_tutorial.learn.widgets.reveal import FoldedAnswer, Reveal, predict
+from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, predict
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_judge_that_raises_is_seen_by_the_guards(card: Picture) -> None:
 @pytest.mark.parametrize("live", [True, False])
 def test_without_a_kernel_the_answer_is_folded_and_there(card: Picture, live: bool) -> None:
     made = predict("How < many?", ipywidgets.IntSlider(), str, card, live)
-    page = made._repr_html_() if isinstance(made, FoldedAnswer) else made._repr_mimebundle_()["text/html"]
+    page = made._repr_html_() if isinstance(made, FoldedPicture) else made._repr_mimebundle_()["text/html"]
     assert re.search(r"<p>How &lt; many\?</p><details>.*<img alt=\"two dots\".*</details>", page)
 
 
@@ -77,3 +77,10 @@ def test_lesson_01_names_the_nearest_guess_and_says_which_way_the_others_are() -
     assert said["100 ×"] == "You said 100, and that is nearest."
     assert said["30 ×"] == "You said 30. It is more: nearer to 100."
     assert said["1,000 ×"] == "You said 1,000. It is less: nearer to 100."
+
+
+def test_a_fold_holds_its_picture_and_says_it_without_html() -> None:
+    picture = Picture("<svg/>", "four curves", 10)
+    fold = FoldedPicture("Open me", picture)
+    assert fold._repr_html_() == f"<details><summary>Open me</summary>{picture.html}</details>"
+    assert repr(fold) == "four curves"

@@ -20,7 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 from packaging.requirements import Requirement
 
-from muon_tutorial.learn.checks.guards import Problem, find_problems
+from muon_tutorial.learn.course.notebook_guards import Problem, find_problems
 from scripts.notebooks import ROOT, WATCH
 
 HOST = ("torch", "numpy", "matplotlib", "ipywidgets", "ipykernel")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.checks.guards import (
+from muon_tutorial.learn.course.notebook_guards import (
     Problem,
     declared_parameters,
     find_problems,

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.checks.guards import declared_parameters
+from muon_tutorial.learn.course.notebook_guards import declared_parameters
 from scripts.notebooks import built_path, check, read_text, solved, sources
 
 from .reading import bold_terms

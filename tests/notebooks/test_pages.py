@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from bs4 import BeautifulSoup
 
-from muon_tutorial.learn.checks.guards import WIDGET_STATE
+from muon_tutorial.learn.course.notebook_guards import WIDGET_STATE
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
 from scripts.pages import committed, draw_frames, lean, main, write

@@ -70,7 +70,7 @@ def test_no_lesson_comes_before_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("path", series.PATHS, ids=lambda path: path.name)
-def test_a_path_has_what_its_lessons_need_or_says_so(path: series.Path) -> None:
+def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) -> None:
     needed = {before for number in path.numbers for before in series.lesson(number).after}
     assert list(path.numbers) == sorted(path.numbers)
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()

@@ -225,7 +225,7 @@ a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class GlossaryEntries:
     """Words and symbols that show themselves: a table in a notebook, plain lines elsewhere."""
 
     terms: Sequence[Term] = ()
@@ -240,7 +240,7 @@ class Entries:
         return "\n\n".join(part for part in (term_table(self.terms), symbol_table(self.symbols)) if part)
 
 
-def look_up(word: str = "") -> Entries:
+def look_up(word: str = "") -> GlossaryEntries:
     """The entry of a word or symbol; without one, all of them.
 
     Raises:
@@ -250,9 +250,9 @@ def look_up(word: str = "") -> Entries:
     ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.
     """
     if not word:
-        return Entries(by_word(), SYMBOLS)
+        return GlossaryEntries(by_word(), SYMBOLS)
     wanted = word.strip().casefold()
-    found = Entries(
+    found = GlossaryEntries(
         [term for term in TERMS if wanted in (term.word.casefold(), term.bold.casefold())],
         [symbol for symbol in SYMBOLS if word.strip() in symbol.sign.split(", ")],
     )

@@ -36,7 +36,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class CoursePath:
     """A way through the course for somebody who wants only that. ``note`` says what it leaves open."""
 
     name: str
@@ -68,13 +68,13 @@ LESSONS = (
 )
 
 PATHS = (
-    Path(
+    CoursePath(
         "Only the math",
         ("00", "01", "02", "07"),
         "Lesson 07 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    Path("Only the systems", ("00", "03", "04", "05", "06", "08")),
-    Path("Everything", tuple(lesson.number for lesson in LESSONS)),
+    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "08")),
+    CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 
 
@@ -146,18 +146,17 @@ def _item(text: str) -> str:
 
 def table(folder: str = "notebooks/") -> str:
     """All lessons as a Markdown table, with links into ``folder``."""
-    rows = [_row(link(each, each.number, folder), each) for each in LESSONS]
+    rows = [
+        f"| {link(each, each.number, folder)} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
+        for each in LESSONS
+    ]
     return "\n".join(["| lesson | minutes | after | question |", "|---|---|---|---|", *rows])
 
 
-def _row(linked: str, of: Lesson) -> str:
-    return f"| {linked} | {of.minutes} | {', '.join(of.after)} | {of.title} |"
-
-
-def paths(chosen: Sequence[Path] = PATHS) -> str:
+def paths(chosen: Sequence[CoursePath] = PATHS) -> str:
     """The recommended paths as a Markdown list.
 
-    >>> print(paths([Path("Two", ("00", "01"))]))
+    >>> print(paths([CoursePath("Two", ("00", "01"))]))
     - *Two* (20 minutes): 00, 01.
     """
     return "\n".join(

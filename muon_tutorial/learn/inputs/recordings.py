@@ -24,7 +24,7 @@ _STEPS, _SEED = 300, 0
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedGradient:
     """A recorded gradient, divided by its largest number, and what it is of."""
 
     matrix: Tensor
@@ -39,7 +39,7 @@ class Recorded:
         )
 
 
-def real_gradient(which: Literal["up", "down"] = "up") -> Recorded:
+def real_gradient(which: Literal["up", "down"] = "up") -> RecordedGradient:
     """A gradient from real training, in float64, its largest number 1: 256 × 64, or 64 × 256 on the way down.
 
     >>> print(real_gradient())
@@ -47,7 +47,7 @@ def real_gradient(which: Literal["up", "down"] = "up") -> Recorded:
     """
     with np.load(_FOLDER / _FILES[which]) as stored:
         matrix = torch.from_numpy(stored["matrix"].astype(np.float64))
-        return Recorded(matrix, str(stored["name"]), int(stored["steps"]), int(stored["seed"]))
+        return RecordedGradient(matrix, str(stored["name"]), int(stored["steps"]), int(stored["seed"]))
 
 
 def record() -> Path:

@@ -23,7 +23,7 @@ MEMORY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainedGPT:
     """A trained model, its last batch and loss, and for each parameter its gradient and mean square."""
 
     model: GPT
@@ -33,7 +33,7 @@ class Run:
     squares: Mapping[str, Tensor] = field(repr=False)
 
 
-def train(steps: int, seed: int) -> Run:
+def train(steps: int, seed: int) -> TrainedGPT:
     """Train a small GPT for ``steps`` steps, hidden matrices with Muon, and take one more gradient."""
     with measure.one_thread():
         text = load_text(None, GPT_SHAPE.context)
@@ -41,7 +41,7 @@ def train(steps: int, seed: int) -> Run:
         hidden, rest = split_parameters(model)
         optimizers = [
             Muon(hidden, lr=LR, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(_tensors(rest), lr=LR),
+            torch.optim.AdamW([parameter for _, parameter in rest], lr=LR),
         ]
         squares = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
         for step in range(steps + 1):
@@ -55,11 +55,7 @@ def train(steps: int, seed: int) -> Run:
                 for optimizer in optimizers:
                     optimizer.step()
         corrected = {name: square / (1 - MEMORY ** (steps + 1)) for name, square in squares.items()}
-        return Run(model, batch, loss.item(), _gradients(model), corrected)
-
-
-def _tensors(named: list) -> list[Tensor]:
-    return [parameter for _, parameter in named]
+        return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected)
 
 
 def _gradients(model: GPT) -> dict[str, Tensor]:

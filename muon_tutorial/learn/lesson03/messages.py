@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 Verb = Literal["sent", "received"]
-Held = dict[int, frozenset[int]]
+HeldPieces = dict[int, frozenset[int]]
 _VERBS: dict[str, Verb] = {"send": "sent", "isend": "sent", "recv": "received", "irecv": "received"}
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class PieceContent:
     """What a piece holds: its number, and the ranks whose summands are in it."""
 
     piece: int
@@ -36,11 +36,11 @@ def fill(piece: int, rank: int, ranks: int, numel: int) -> Tensor:
     return torch.full((numel,), float(2**rank + piece * 2**ranks))
 
 
-def content_of(tensor: Tensor, ranks: int) -> Content | None:
+def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
     """What a tensor holds, or None where it is no piece, nor a sum of one piece's summands.
 
     >>> content_of(fill(2, rank=0, ranks=4, numel=8) + fill(2, rank=3, ranks=4, numel=8), 4)
-    Content(piece=2, ranks=frozenset({0, 3}))
+    PieceContent(piece=2, ranks=frozenset({0, 3}))
     """
     flat = tensor.detach().reshape(-1)
     value = float(flat[0]) if flat.numel() else float("nan")
@@ -50,36 +50,36 @@ def content_of(tensor: Tensor, ranks: int) -> Content | None:
     members = frozenset(rank for rank in range(ranks) if mask >> rank & 1)
     if not members or weight % len(members) or not 0 <= weight // len(members) < ranks:
         return None
-    return Content(weight // len(members), members)
+    return PieceContent(weight // len(members), members)
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CallNote:
     """One call, as one rank saw it. Seconds of a clock they share; ``stop`` None: never finished."""
 
     verb: Verb
     peer: int
-    content: Content | None
+    content: PieceContent | None
     nbytes: int
     start: float
     stop: float | None = None
 
 
 @dataclass(slots=True)
-class Notebook:
+class CallNotes:
     """The notes of one rank, in the order of its calls."""
 
     ranks: int
-    notes: list[Note] = field(default_factory=list)
+    notes: list[CallNote] = field(default_factory=list)
 
     def call(self, verb: Verb, original: Callable[..., Any], tensor: Tensor, peer: int) -> Any:
         """Make the call and write it down; what returns at once is written down again when waited for."""
         number = len(self.notes)
         content = content_of(tensor, self.ranks) if verb == "sent" else None
-        self.notes.append(Note(verb, peer, content, tensor.nbytes, time.monotonic()))
+        self.notes.append(CallNote(verb, peer, content, tensor.nbytes, time.monotonic()))
         answer = original(tensor, peer)
         if isinstance(answer, dist.Work):
-            return Waiting(self, number, tensor, answer)
+            return NotedWork(self, number, tensor, answer)
         self.finish(number, tensor)
         return answer
 
@@ -91,10 +91,10 @@ class Notebook:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class NotedWork:
     """What ``isend`` and ``irecv`` return: ``wait()`` notes the end."""
 
-    notebook: Notebook
+    notebook: CallNotes
     number: int
     tensor: Tensor
     work: dist.Work
@@ -111,9 +111,9 @@ class Waiting:
 
 
 @contextmanager
-def noting(ranks: int) -> Iterator[Notebook]:
+def noting(ranks: int) -> Iterator[CallNotes]:
     """Write down every send and receive that this process makes inside."""
-    notebook = Notebook(ranks)
+    notebook = CallNotes(ranks)
     originals = {name: getattr(dist, name) for name in _VERBS}
     try:
         for name, original in originals.items():
@@ -124,7 +124,7 @@ def noting(ranks: int) -> Iterator[Notebook]:
             setattr(dist, name, original)
 
 
-def _noted(notebook: Notebook, verb: Verb, original: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(notebook: CallNotes, verb: Verb, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(
         tensor: Tensor, dst: int | None = None, *, src: int | None = None, group: Any = None, tag: int = 0
@@ -150,7 +150,7 @@ class Message:
     round: int
     sender: int
     receiver: int
-    content: Content | None
+    content: PieceContent | None
     nbytes: int
     start: float
     stop: float | None
@@ -160,12 +160,12 @@ class Message:
         return f"rank {self.sender} sends {what} to rank {self.receiver}"
 
 
-def match_messages(notes: Sequence[Sequence[Note]]) -> list[Message]:
+def match_messages(notes: Sequence[Sequence[CallNote]]) -> list[Message]:
     """The messages behind the ranks' notes: the first that one sent is the first that the other received.
 
     In order of rounds, then of senders.
     """
-    arrivals: dict[tuple[int, int], list[Note]] = {}
+    arrivals: dict[tuple[int, int], list[CallNote]] = {}
     for rank, mine in enumerate(notes):
         for note in mine:
             if note.verb == "received" and note.stop is not None:
@@ -176,7 +176,7 @@ def match_messages(notes: Sequence[Sequence[Note]]) -> list[Message]:
 
 
 def _sent_by(
-    rank: int, mine: Sequence[Note], arrivals: dict[tuple[int, int], list[Note]], origin: float
+    rank: int, mine: Sequence[CallNote], arrivals: dict[tuple[int, int], list[CallNote]], origin: float
 ) -> Iterator[Message]:
     came, sent = 0, dict.fromkeys((note.peer for note in mine), 0)
     for note in mine:
@@ -190,7 +190,7 @@ def _sent_by(
         yield Message(came + 1, rank, note.peer, note.content, note.nbytes, note.start - origin, stop)
 
 
-def holdings_after(start: Sequence[Held], messages: Iterable[Message], last: int) -> list[Held]:
+def holdings_after(start: Sequence[HeldPieces], messages: Iterable[Message], last: int) -> list[HeldPieces]:
     """What each rank holds of each piece after round ``last``: what it began with, and what came."""
     held = [dict(mine) for mine in start]
     for message in messages:
@@ -200,7 +200,7 @@ def holdings_after(start: Sequence[Held], messages: Iterable[Message], last: int
     return held
 
 
-def first_repeat(start: Sequence[Held], messages: Sequence[Message]) -> Message | None:
+def first_repeat(start: Sequence[HeldPieces], messages: Sequence[Message]) -> Message | None:
     """The first message that brings its receiver nothing that it did not hold."""
     for message in messages:
         held = holdings_after(start, messages, message.round - 1)

@@ -47,7 +47,7 @@ from ...training.check import Sums, gradient_error
 from ...training.text import batch_at, load_text
 from ...worlds.live import LiveWorld
 from ...worlds.local import LocalMesh
-from ..checks.exercise import Exercise, MistakeError, OpenAnswerError, numbers, value_of
+from ..exercises.judge import Exercise, MistakeError, OpenAnswerError, numbers, value_of
 from ..inputs import measure
 from . import replay
 from .replay import PHASES, Diarist, Diary, Recording

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
 from ...plan.layout import Box
-from .holdings import Held, Moment, layers
-from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from .holdings import HeldBoxes, StepMoment, layers
+from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 
 _MARGIN, _GAP, _HEADER = 28, 56, 92
 
 
-def draw_holdings(moments: Sequence[Moment], shape: tuple[int, int], name: str = "holdings") -> Picture:
+def draw_holdings(moments: Sequence[StepMoment], shape: tuple[int, int], name: str = "holdings") -> Picture:
     """One matrix, coloured by holder, at each moment: what is held twice shows as copies, a cut as edges."""
     stacks = [layers(moment.held) for moment in moments]
     width, height = _tile_size(shape, len(moments), most=max(map(len, stacks)))
@@ -29,7 +29,8 @@ def draw_holdings(moments: Sequence[Moment], shape: tuple[int, int], name: str =
             _draw_layer(axes, layer, shape, (left, top + number * (height + 26), width, height))
             _write_copy(axes, left, top + number * (height + 26) + height, number, len(stack))
         if column:
-            _draw_arrow(axes, left - _GAP + 12, left - 12, _HEADER + rows / 2 - 13)
+            ends = [(x, _HEADER + rows / 2 - 13) for x in (left - _GAP + 12, left - 12)]
+            axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, color=INK))
     return finish(figure, name, " ".join(_describe(moment, shape) for moment in moments))
 
 
@@ -40,60 +41,52 @@ def _tile_size(shape: tuple[int, int], columns: int, most: int) -> tuple[float, 
     return width, max(height, 48.0)
 
 
-def _write_header(axes: Axes, moment: Moment, left: float, top: float = 0.0) -> None:
-    axes.text(left, top + 24, moment.title, size=11.5, weight="bold", va="center", color=INK)
+def _write_header(axes: Axes, moment: StepMoment, left: float, top: float = 0.0) -> None:
+    write(axes, left, top + 24, moment.title, 11.5, weight="bold")
     axes.text(left, top + 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
 
 
 def _write_copy(axes: Axes, left: float, bottom: float, number: int, copies: int) -> None:
     if copies > 1:
-        axes.text(left, bottom + 11, f"copy {number + 1} of {copies}", size=8, va="center", color=QUIET)
+        write(axes, left, bottom + 11, f"copy {number + 1} of {copies}", 8, color=QUIET)
 
 
 def _draw_layer(
-    axes: Axes, layer: Sequence[Held], shape: tuple[int, int], frame: tuple[float, float, float, float]
+    axes: Axes, layer: Sequence[HeldBoxes], shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
-    axes.add_patch(
-        Rectangle((left, top), width, height, facecolor=EMPTY, edgecolor=INK, linewidth=1.6, zorder=3)
-    )
+    rectangle(axes, left, top, width, height, EMPTY, linewidth=1.6, zorder=3)
     for held in layer:
         for box in filter(lambda box: box.numel, held.boxes):
             _draw_box(axes, held, box, shape, frame)
 
 
 def _draw_box(
-    axes: Axes, held: Held, box: Box, shape: tuple[int, int], frame: tuple[float, float, float, float]
+    axes: Axes, held: HeldBoxes, box: Box, shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
     x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
     across, down = width * box.shape[1] / shape[1], height * box.shape[0] / shape[0]
-    colour = holder_colour(held.rank)
-    axes.add_patch(Rectangle((x, y), across, down, facecolor=colour, edgecolor=INK, linewidth=1.2, zorder=4))
+    rectangle(axes, x, y, across, down, holder_colour(held.rank), linewidth=1.2, zorder=4)
     if box == max(held.boxes, key=lambda other: other.numel) and min(across / 4, down) > 9:
         label = f"rank {held.rank}" + (f"\nbytes {held.content}" if held.content and down > 30 else "")
         size = min(9.5, across / 6, down / (3.0 if "\n" in label else 1.6))
-        axes.text(
-            x + across / 2, y + down / 2, label, size=size, ha="center", va="center", color=INK, zorder=5
-        )
+        write(axes, x + across / 2, y + down / 2, label, size, ha="center", zorder=5)
 
 
-def _draw_arrow(axes: Axes, start: float, stop: float, height: float) -> None:
-    arrow = FancyArrowPatch((start, height), (stop, height), arrowstyle="-|>", mutation_scale=14, color=INK)
-    axes.add_patch(arrow)
-
-
-def draw_one_holder(moment: Moment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:
+def draw_one_holder(moment: StepMoment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:
     """One matrix, with what one rank holds of it in colour and the rest in grey."""
     width, height = 420.0, min(280.0, 420.0 * shape[0] / shape[1])
     figure, axes = blank(round(width) + 2 * _MARGIN, round(_HEADER - 14 + height + _MARGIN))
     mine = [held for held in moment.held if held.rank == rank and held.boxes]
-    _write_header(axes, Moment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
+    _write_header(axes, StepMoment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
     _draw_layer(axes, mine, shape, (_MARGIN, _HEADER - 14, width, height))
     return finish(figure, name, _describe_holder(moment, rank, shape))
 
 
-def draw_strip(moments: Sequence[Moment], rank: int, shape: tuple[int, int], name: str = "strip") -> Picture:
+def draw_strip(
+    moments: Sequence[StepMoment], rank: int, shape: tuple[int, int], name: str = "strip"
+) -> Picture:
     """What one rank holds at every moment, side by side in rows of three."""
     width, height = 230.0, min(170.0, 230.0 * shape[0] / shape[1])
     down, rows = _HEADER - 20 + height + 16, -(-len(moments) // 3)
@@ -106,17 +99,17 @@ def draw_strip(moments: Sequence[Moment], rank: int, shape: tuple[int, int], nam
     return finish(figure, name, " ".join(_describe_holder(moment, rank, shape) for moment in moments))
 
 
-def _describe_holder(moment: Moment, rank: int, shape: tuple[int, int]) -> str:
-    mine = next((held for held in moment.held if held.rank == rank), Held(rank, ()))
+def _describe_holder(moment: StepMoment, rank: int, shape: tuple[int, int]) -> str:
+    mine = next((held for held in moment.held if held.rank == rank), HeldBoxes(rank, ()))
     return f"{moment.title}, {moment.what}: rank {rank} holds {say_held(mine, shape)}."
 
 
-def _describe(moment: Moment, shape: tuple[int, int]) -> str:
+def _describe(moment: StepMoment, shape: tuple[int, int]) -> str:
     said = [f"rank {held.rank} holds {say_held(held, shape)}" for held in moment.held]
     return f"{moment.title}: {moment.what.replace(chr(10), ' ')}. {'; '.join(said)}."
 
 
-def say_held(held: Held, shape: tuple[int, int]) -> str:
+def say_held(held: HeldBoxes, shape: tuple[int, int]) -> str:
     """What a rank holds, in words: rows and columns, and the name of the contents."""
     boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
     content = f" (bytes {held.content})" if held.content and boxes else ""

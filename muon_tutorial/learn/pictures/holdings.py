@@ -17,7 +17,7 @@ from ...plan.strategies import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBoxes:
     """The boxes of a matrix that one rank holds, and a name for what is in them."""
 
     rank: int
@@ -26,32 +26,32 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StepMoment:
     """One point of a step: what it is called, what is held, and by whom."""
 
     title: str
     what: str
-    held: tuple[Held, ...]
+    held: tuple[HeldBoxes, ...]
 
 
-def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
+def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
     """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
     _, entry = _find(plan, matrix)
-    return tuple(Held(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
+    return tuple(HeldBoxes(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
 
 
-def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
+def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
     """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
     bucket, entry = _find(plan, matrix)
-    return tuple(Held(rank, _kept_boxes(bucket, entry, plan.grid.at(rank))) for rank in plan.grid.ranks)
+    return tuple(HeldBoxes(rank, _kept_boxes(bucket, entry, plan.grid.at(rank))) for rank in plan.grid.ranks)
 
 
-def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[Held, ...]:
+def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
     """Who holds the whole matrix at the moment of Newton–Schulz."""
     bucket, entry = _find(plan, matrix)
     whole = Box((0, 0), entry.matrix.sides)
     workers = [rank for rank in plan.grid.ranks if bucket.works_on(entry, plan.grid.at(rank))]
-    return tuple(Held(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
+    return tuple(HeldBoxes(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
 
 
 def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
@@ -63,33 +63,24 @@ def _kept_boxes(bucket: Bucket, entry: BucketEntry, at: Coordinate) -> tuple[Box
     return matrix_boxes(mine, at)
 
 
-def holders_of(held: Iterable[Held], row: int, column: int) -> list[int]:
+def holders_of(held: Iterable[HeldBoxes], row: int, column: int) -> list[int]:
     """The ranks that hold the element at ``row``, ``column``."""
-    return [item.rank for item in held if any(_contains(box, row, column) for box in item.boxes)]
+    element = Box((row, column), (1, 1))
+    return [item.rank for item in held if any(_boxes_overlap(box, element) for box in item.boxes)]
 
 
-def _contains(box: Box, row: int, column: int) -> bool:
-    inside = (
-        0 <= at - start < length
-        for at, start, length in zip((row, column), box.offset, box.shape, strict=True)
-    )
-    return all(inside)
-
-
-def layers(held: Sequence[Held]) -> list[list[Held]]:
+def layers(held: Sequence[HeldBoxes]) -> list[list[HeldBoxes]]:
     """The fewest copies of the matrix in which no two ranks overlap: what is held twice takes two layers."""
-    stacked: list[list[Held]] = []
+    stacked: list[list[HeldBoxes]] = []
     for item in (item for item in held if item.boxes):
         free = (layer for layer in stacked if not any(_overlap(item, other) for other in layer))
-        layer = next(free, None)
-        if layer is None:
-            stacked.append([item])
-        else:
-            layer.append(item)
+        if (layer := next(free, None)) is None:
+            stacked.append(layer := [])
+        layer.append(item)
     return stacked
 
 
-def _overlap(one: Held, other: Held) -> bool:
+def _overlap(one: HeldBoxes, other: HeldBoxes) -> bool:
     return any(_boxes_overlap(a, b) for a in one.boxes for b in other.boxes)
 
 
@@ -98,7 +89,7 @@ def _boxes_overlap(a: Box, b: Box) -> bool:
     return all(start < there + reach and there < start + length for start, length, there, reach in edges)
 
 
-def name_contents(tensors: Sequence[Tensor], start: int = 0) -> list[str]:
+def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     """A letter for each tensor's bytes, in order of first appearance: the same bytes, the same letter.
 
     >>> import torch
@@ -106,7 +97,12 @@ def name_contents(tensors: Sequence[Tensor], start: int = 0) -> list[str]:
     ['A', 'B', 'A']
     """
     seen: dict[bytes, str] = {}
-    return [seen.setdefault(_bytes(tensor), _letter(start + len(seen))) for tensor in tensors]
+    return [seen.setdefault(_bytes(tensor), _letter(len(seen))) for tensor in tensors]
+
+
+def with_letters(held: Sequence[HeldBoxes], letters: Sequence[str]) -> tuple[HeldBoxes, ...]:
+    """The same boxes, each rank's with the letter of its contents."""
+    return tuple(HeldBoxes(item.rank, item.boxes, letter) for item, letter in zip(held, letters, strict=True))
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -18,11 +18,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 CARD = "#ffffff"
 INK = "#1b1b1b"
 QUIET = "#595959"
 EMPTY = "#ececec"
+ALARM = "#b00020"
 HOLDERS = ("#8cc9f0", "#f4b95f", "#7fcfb4", "#dda6c6", "#f0e68c", "#f0936a", "#c4c4c4", "#a9b8f4")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
@@ -66,6 +68,16 @@ def blank(width: int, height: int) -> tuple[Figure, Axes]:
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     return figure, axes
+
+
+def rectangle(axes: Axes, x: float, y: float, width: float, height: float, fill: Any, **look: Any) -> None:
+    """A rectangle with its upper left corner at ``x``, ``y``, edged in ink unless ``look`` says otherwise."""
+    axes.add_patch(Rectangle((x, y), width, height, **{"facecolor": fill, "edgecolor": INK, **look}))
+
+
+def write(axes: Axes, x: float, y: float, text: str, size: float, **look: Any) -> None:
+    """A text in ink whose middle is at the height ``y``, and which begins at ``x``, unless told otherwise."""
+    axes.text(x, y, text, **{"size": size, "va": "center", "color": INK, **look})
 
 
 def finish(figure: Figure, name: str, alt: str) -> Picture:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -88,15 +89,19 @@ def plot(axes: Axes, curves: Sequence[Curve]) -> None:
 def key(figure: Figure, axes: Axes) -> None:
     """One legend for the whole card, along its lower edge, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="lower center",
-        ncols=len(labels),
-        fontsize=9,
-        frameon=False,
-        labelcolor=INK,
-    )
+    look: Any = {
+        "loc": "lower center",
+        "ncols": len(labels),
+        "fontsize": 9,
+        "frameon": False,
+        "labelcolor": INK,
+    }
+    figure.legend(handles, labels, **look)
+
+
+def legend(axes: Axes, where: Literal["upper left", "upper right", "lower left"]) -> None:
+    """The legend of one plot, without a frame."""
+    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc=where)
 
 
 def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: str = "loudness") -> Picture:

@@ -16,7 +16,7 @@ PRESSED, ROW, COLUMN, OTHER = "#f0e68c", "#cfe3f5", "#f7d9bf", "#eeeeee"
 
 
 class RankButtons(ipywidgets.GridBox):
-    """The ranks of a grid as buttons, a row for each place along dp.
+    """The ranks of a grid as buttons, a row for each dp position.
 
     >>> buttons = RankButtons(dp=2, tp=3)
     >>> buttons.children[4].click()

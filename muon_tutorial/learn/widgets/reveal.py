@@ -16,7 +16,7 @@ import ipywidgets
 from ..pictures.picture import Picture
 from .shell import VIEW, error_card
 
-Judge = Callable[[Any], str]
+Reply = Callable[[Any], str]
 
 
 class Reveal:
@@ -34,7 +34,7 @@ class Reveal:
     (True, True)
     """
 
-    def __init__(self, question: str, control: Any, judge: Judge, answer: Picture) -> None:
+    def __init__(self, question: str, control: Any, judge: Reply, answer: Picture) -> None:
         self.question, self.answer, self.judge = question, answer, judge
         self.controls: Mapping[str, Any] = {"prediction": control}
         self.button = ipywidgets.Button(description="Reveal")
@@ -59,35 +59,32 @@ class Reveal:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
-        return {"text/plain": repr(self), "text/html": folded(self.question, self.answer), VIEW: view}
+        page = FoldedPicture("Reveal", self.answer, self.question)
+        return {"text/plain": repr(self), "text/html": page._repr_html_(), VIEW: view}
 
     def __repr__(self) -> str:
         return f"{self.question} (Predict first.) {self.answer!r}"
 
 
 def predict(
-    question: str, control: Any, judge: Judge, answer: Picture, live: bool = True
-) -> Reveal | FoldedAnswer:
+    question: str, control: Any, judge: Reply, answer: Picture, live: bool = True
+) -> Reveal | FoldedPicture:
     """The question with its control; with ``live=False``, with its answer folded."""
-    return Reveal(question, control, judge, answer) if live else FoldedAnswer(question, answer)
+    return Reveal(question, control, judge, answer) if live else FoldedPicture("Reveal", answer, question)
 
 
-class FoldedAnswer:
-    """The question, and its answer behind a line to click on."""
+class FoldedPicture:
+    """A picture behind a line to click on, perhaps below a question; it needs no kernel and no script."""
 
-    def __init__(self, question: str, answer: Picture) -> None:
-        self.question, self.answer = question, answer
+    def __init__(self, title: str, picture: Picture, question: str = "") -> None:
+        self.title, self.picture, self.question = title, picture, question
 
     def _repr_html_(self) -> str:
-        return folded(self.question, self.answer)
+        asked = _paragraph(self.question) if self.question else ""
+        return f"{asked}<details><summary>{self.title}</summary>{self.picture.html}</details>"
 
     def __repr__(self) -> str:
-        return f"{self.question} {self.answer!r}"
-
-
-def folded(question: str, answer: Picture) -> str:
-    """A question and its folded answer as HTML that needs no kernel and no script."""
-    return f"{_paragraph(question)}<details><summary>Reveal</summary>{answer.html}</details>"
+        return f"{self.question} {self.picture!r}".strip()
 
 
 def _paragraph(text: str) -> str:

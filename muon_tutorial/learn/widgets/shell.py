@@ -13,7 +13,7 @@ from typing import Any
 
 import ipywidgets
 
-from ..checks.guards import ERROR_MARK
+from ..course.notebook_guards import ERROR_MARK
 from ..pictures.picture import Picture
 
 VIEW = "application/vnd.jupyter.widget-view+json"

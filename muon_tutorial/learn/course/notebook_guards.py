@@ -75,11 +75,15 @@ class Watch:
         shell_code = self.shell.user_ns.pop("_exit_code", 0)
         if shell_code:
             self.show(kind="child", command="a shell command", exit=shell_code)
-        codes = [(child, _exit_code(child)) for child in self.children]
+        codes = [
+            (child, child.poll() if isinstance(child, subprocess.Popen) else child.exitcode)
+            for child in self.children
+        ]
         self.children = [child for child, code in codes if code is None]
         for child, code in codes:
             if code:
-                self.show(kind="child", command=_command(child), exit=code)
+                named = child.args if isinstance(child, subprocess.Popen) else child.name
+                self.show(kind="child", command=str(named), exit=code)
 
 
 def watch(shell: Any) -> Watch:
@@ -94,14 +98,6 @@ def watch(shell: Any) -> Watch:
     BaseProcess.start = seen.remember(BaseProcess.start)  # type: ignore[method-assign]
     shell.events.register("post_run_cell", seen.after_cell)
     return seen
-
-
-def _exit_code(child: subprocess.Popen | BaseProcess) -> int | None:
-    return child.poll() if isinstance(child, subprocess.Popen) else child.exitcode
-
-
-def _command(child: subprocess.Popen | BaseProcess) -> str:
-    return str(child.args) if isinstance(child, subprocess.Popen) else child.name
 
 
 def find_problems(notebook: Mapping[str, Any]) -> list[Problem]:

@@ -1,24 +1,41 @@
-"""Pictures of messages over time: a lane a rank, a rung a message. Pure functions to one ``Picture``."""
+"""Pictures of lesson 03: messages over time, a lane for each rank; and time by bytes of a message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
-from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
-from .messages import Held, Message, holdings_after
+from ..pictures.picture import (
+    ALARM,
+    EMPTY,
+    INK,
+    QUIET,
+    Picture,
+    blank,
+    finish,
+    holder_colour,
+    rectangle,
+    write,
+)
+from ..pictures.spectra import BLUE, card, style
+from ..widgets.shell import Shell, show, slider
+from . import messages
+from .link_speed import LinkSpeed
+from .messages import HeldPieces, Message, holdings_after
+from .on_ranks import CollectiveRun
 
-ALARM = "#b00020"
 Point = tuple[float, float]
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 92, 44, 78, 62, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Ladder:
     """A run to be drawn: what it is called, what each rank held at first, and the messages that followed.
 
     ``phases`` are the names of its parts, and how many rounds each takes; ``wrong`` is a message to mark.
@@ -26,7 +43,7 @@ class Story:
 
     title: str
     what: str
-    start: tuple[Held, ...]
+    start: tuple[HeldPieces, ...]
     messages: tuple[Message, ...]
     phases: tuple[tuple[str, int], ...] = ()
     wrong: Message | None = None
@@ -70,12 +87,12 @@ class _Lanes:
         return _TOP + 22 + row * _ROW
 
 
-def draw_ladder(story: Story, last: int | None = None, name: str = "ladder") -> Picture:
+def draw_ladder(story: Ladder, last: int | None = None, name: str = "ladder") -> Picture:
     """What each rank holds after every round, and the messages in between; rounds after ``last`` are open."""
     last = story.rounds if last is None else last
     lanes = _Lanes(len(story.start))
     figure, axes = blank(900, round(lanes.top(story.rounds) + _STRIP + 22))
-    axes.text(16, 22, story.title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, 16, 22, story.title, 11.5, weight="bold")
     axes.text(16, 40, story.what, size=9, va="top", color=QUIET, linespacing=1.35)
     _draw_lanes(axes, story, lanes)
     for row in range(last + 1):
@@ -87,22 +104,24 @@ def draw_ladder(story: Story, last: int | None = None, name: str = "ladder") -> 
     return finish(figure, name, describe(story, last))
 
 
-def _draw_lanes(axes: Axes, story: Story, lanes: _Lanes) -> None:
+def _draw_lanes(axes: Axes, story: Ladder, lanes: _Lanes) -> None:
     ends = [lanes.top(0), lanes.top(story.rounds) + _STRIP]
     for rank in range(lanes.count):
         x = lanes.middle(rank)
         axes.plot([x, x], ends, color=EMPTY, linewidth=2, zorder=1)
-        axes.text(x, _TOP + 8, f"rank {rank}", size=9.5, ha="center", va="center", color=INK)
+        write(axes, x, _TOP + 8, f"rank {rank}", 9.5, ha="center")
     for row in range(story.rounds):
         label = f"round {row + 1}"
-        axes.text(16, lanes.top(row) + _STRIP / 2 + _ROW / 2, label, size=9, va="center", color=QUIET)
+        write(axes, 16, lanes.top(row) + _STRIP / 2 + _ROW / 2, label, 9, color=QUIET)
     begun = 0
     for phase, rounds in story.phases:
         axes.text(16, lanes.top(begun) + 12, phase, size=9, weight="bold", va="center", color=INK, zorder=6)
         begun += rounds
 
 
-def _draw_strip(axes: Axes, held: Held, story: Story, corner: tuple[float, float], width: float) -> None:
+def _draw_strip(
+    axes: Axes, held: HeldPieces, story: Ladder, corner: tuple[float, float], width: float
+) -> None:
     count = len(story.start)
     cell = width / count
     for piece in range(count):
@@ -110,18 +129,10 @@ def _draw_strip(axes: Axes, held: Held, story: Story, corner: tuple[float, float
         share = len(ranks) / count if story.sums else float(bool(ranks))
         left = corner[0] + piece * cell
         label = "" if not ranks or cell < 9 else str(len(ranks)) if story.sums else str(piece)
-        _draw_cell(axes, (left, corner[1]), cell, _tint(piece, share), label, full=share == 1)
-
-
-def _draw_cell(
-    axes: Axes, corner: Point, width: float, fill: tuple[float, ...], label: str, full: bool
-) -> None:
-    line, order = (1.8, 4) if full else (0.7, 3)
-    axes.add_patch(
-        Rectangle(corner, width, _STRIP, facecolor=fill, edgecolor=INK, linewidth=line, zorder=order)
-    )
-    middle = (corner[0] + width / 2, corner[1] + _STRIP / 2)
-    axes.text(*middle, label, size=min(9.5, width / 1.7), ha="center", va="center", color=INK, zorder=6)
+        line, order = (1.8, 4) if share == 1 else (0.7, 3)
+        rectangle(axes, left, corner[1], cell, _STRIP, _tint(piece, share), linewidth=line, zorder=order)
+        middle = (left + cell / 2, corner[1] + _STRIP / 2)
+        write(axes, *middle, label, min(9.5, cell / 1.7), ha="center", zorder=6)
 
 
 def _tint(piece: int, share: float) -> tuple[float, ...]:
@@ -132,7 +143,7 @@ def _tint(piece: int, share: float) -> tuple[float, ...]:
     return tuple(1 - strength * (1 - channel) for channel in to_rgb(holder_colour(piece)))
 
 
-def _draw_message(axes: Axes, message: Message, story: Story, lanes: _Lanes) -> None:
+def _draw_message(axes: Axes, message: Message, story: Ladder, lanes: _Lanes) -> None:
     lost = message.stop is None
     colour = ALARM if lost or message == story.wrong else INK
     for start, stop in _paths(message, lanes):
@@ -144,11 +155,15 @@ def _draw_message(axes: Axes, message: Message, story: Story, lanes: _Lanes) -> 
 
 
 def _draw_arrow(axes: Axes, start: Point, stop: Point, colour: str, line: str) -> None:
-    arrow = FancyArrowPatch(
-        start, stop, arrowstyle="-|>", mutation_scale=11, color=colour, linestyle=line, linewidth=1.3,
-        shrinkA=0, shrinkB=0, zorder=5,
-    )  # fmt: skip
-    axes.add_patch(arrow)
+    look: Any = {
+        "color": colour,
+        "linestyle": line,
+        "linewidth": 1.3,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "zorder": 5,
+    }
+    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", mutation_scale=11, **look))
 
 
 def _draw_label(axes: Axes, message: Message, where: Point, edge: str) -> None:
@@ -183,7 +198,7 @@ def _paths(message: Message, lanes: _Lanes) -> list[tuple[Point, Point]]:
     return [((lanes.middle(here), high + 2), (lanes.middle(there), low - 2))]
 
 
-def describe(story: Story, last: int) -> str:
+def describe(story: Ladder, last: int) -> str:
     """The ladder in words: each round's messages, and which of them nobody received."""
     said = [f"{story.title}: {story.what}".replace("\n", " ")]
     for row in range(1, last + 1):
@@ -194,29 +209,29 @@ def describe(story: Story, last: int) -> str:
     return " ".join(said) + (f" Pieces held then: {', '.join(full)}." if not story.sums else "")
 
 
-def _say(message: Message, story: Story) -> str:
+def _say(message: Message, story: Ladder) -> str:
     content = message.content
     parts = f", {len(content.ranks)} summed" if story.sums and content else ""
     lost = ", and nobody receives it" if message.stop is None else ""
     return f"{message}{parts}{lost}"
 
 
-def draw_clock(story: Story, name: str = "clock") -> Picture:
+def draw_clock(story: Ladder, name: str = "clock") -> Picture:
     """The same messages against the clock: from the call that sends to the moment the receiver has it."""
     lanes, height = _Lanes(len(story.start)), 360.0
     figure, axes = blank(900, round(_TOP + height + 60))
     done = [message for message in story.messages if message.stop is not None]
     span = max((message.stop or 0.0 for message in done), default=1.0) or 1.0
-    axes.text(16, 22, "The same run against the clock", size=11.5, weight="bold", va="center", color=INK)
+    write(axes, 16, 22, "The same run against the clock", 11.5, weight="bold")
     axes.text(16, 40, "from the call that sends, to the receiver having it", size=9, va="top", color=QUIET)
     for tick in range(5):
         y = _TOP + 26 + height * tick / 4
         axes.plot([_LEFT - 10, 890], [y, y], color=EMPTY, linewidth=1, zorder=0)
-        axes.text(16, y, f"{span * 1e3 * tick / 4:.2f} ms", size=9, va="center", color=QUIET)
+        write(axes, 16, y, f"{span * 1e3 * tick / 4:.2f} ms", 9, color=QUIET)
     for rank in range(lanes.count):
         x = lanes.middle(rank)
         axes.plot([x, x], [_TOP + 26, _TOP + 26 + height], color=QUIET, linewidth=1, zorder=1)
-        axes.text(x, _TOP + 8, f"rank {rank}", size=9.5, ha="center", va="center", color=INK)
+        write(axes, x, _TOP + 8, f"rank {rank}", 9.5, ha="center")
     for message in done:
         _draw_timed(axes, message, lanes, height / span)
     return finish(figure, name, _describe_times(done, span))
@@ -235,3 +250,66 @@ def _describe_times(messages: Sequence[Message], span: float) -> str:
         for message in messages
     ]
     return f"The same run against the clock, {span * 1e3:.2f} ms in all. {'; '.join(times)}."
+
+
+def story_of(run: CollectiveRun, title: str, what: str, phases: Sequence[tuple[str, int]] = ()) -> Ladder:
+    """A run as its picture tells it; the first message that brings nothing new is marked."""
+    found = run.messages
+    wrong = messages.first_repeat(run.start, found)
+    return Ladder(title, what, run.start, tuple(found), tuple(phases), wrong)
+
+
+def gather_story(run: CollectiveRun) -> Ladder:
+    """An all_gather, to be drawn."""
+    what = "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on"
+    return story_of(run, "all_gather, message by message", what)
+
+
+def sum_story(run: CollectiveRun) -> Ladder:
+    """An all_reduce, to be drawn: its two halves are named."""
+    rounds = max((message.round for message in run.messages), default=0)
+    half = run.ranks - 1
+    what = "on an arrow, which piece travels; in a strip, one cell a piece: how many ranks are in its sum"
+    phases = (("reduce_\nscatter", half), ("all_\ngather", half)) if rounds == 2 * half else ()
+    return story_of(run, "all_reduce, message by message", what, phases)
+
+
+def picture_of_gather(run: CollectiveRun, name: str = "lesson03-gather") -> Picture:
+    """The ladder of an all_gather."""
+    return draw_ladder(gather_story(run), name=name)
+
+
+def picture_of_clock(run: CollectiveRun) -> Picture:
+    """The same messages against the clock."""
+    return draw_clock(gather_story(run), "lesson03-clock")
+
+
+def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
+    """A slider through the rounds of an all_reduce."""
+    story = sum_story(run)
+
+    def draw(last: int) -> Picture:
+        return draw_ladder(story, last, f"lesson03-sum-{last}")
+
+    still = draw_ladder(story, name="lesson03-sum")
+    return show(draw, still, live, last=slider("round", last=story.rounds))
+
+
+def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:
+    """Time by bytes, both logarithmic: measured dots, and the model's line."""
+    figure = card(760, 400)
+    title = "One message between rank 0 and rank 1 of your machine"
+    axes = style(figure.add_subplot(), title, "bytes of the message", "microseconds")
+    grid = np.geomspace(sizes[0], sizes[-1], 80)
+    model = [wire.seconds(size) * 1e6 for size in grid]
+    axes.loglog(grid, model, color=INK, label="latency + bytes / bandwidth")
+    axes.axhline(wire.latency * 1e6, linestyle="--", color=QUIET, linewidth=1, label="latency alone")
+    axes.loglog(sizes, np.asarray(seconds) * 1e6, "o", color=BLUE, label="measured")
+    axes.yaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+    axes.yaxis.set_minor_formatter(lambda value, place: "")
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+    axes.legend(fontsize=8.5, frameon=False)
+    figure.tight_layout()
+    said = "; ".join(f"{size:,} bytes {time * 1e6:.0f} µs" for size, time in zip(sizes, seconds, strict=True))
+    words = f"latency {wire.latency * 1e6:.0f} µs, bandwidth {wire.bandwidth / 1e9:.2f} GB/s"
+    return finish(figure, "lesson03-wire", f"{title}: {said}. The model: {words}.")

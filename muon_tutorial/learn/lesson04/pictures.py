@@ -1,30 +1,43 @@
-"""Pictures of flat buffers: owners of the matrices above, one row a rank below, zeros grey.
+"""Pictures of lesson 04: flat buffers with owners above and zeros grey, and the work of each rank.
 
-Pure functions from a ``sharing.Run`` to one ``Picture``. Colours say which rank wrote a number; where several
-did, their sum is hatched red. They start nothing.
+Colours say which rank wrote a number; where several did, their sum is hatched red.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
-from .misplaced import ranks_of, say_ranks
-from .sharing import LENGTH, PLACES, Place, Run, differ, place_of
+from ..pictures.picture import (
+    ALARM,
+    EMPTY,
+    INK,
+    QUIET,
+    Picture,
+    blank,
+    finish,
+    holder_colour,
+    rectangle,
+    write,
+)
+from ..pictures.spectra import BLUE, card, style
+from ..widgets.shell import Shell, choice, show, slider
+from .first_wrong_place import ranks_of, say_ranks
+from .makespan import LARGE, MOST, WAYS, WORST, costs_of, fair_shares, plan_of
+from .on_ranks import LENGTH, PLACES, BufferPlace, SharingRun, differ, place_of
 
 MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
-ALARM = "#b00020"
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
 _SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
 _RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
 
 
-def draw_moment(run: Run, moment: int, rank: int) -> Picture:
+def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
     """Owners, and all buffers at one moment of the step; one rank is framed and counted."""
     figure, axes = blank(_WIDTH, round(_RULER + 96 + run.ranks * _STEP))
     title = list(MOMENTS)[moment]
@@ -33,48 +46,43 @@ def draw_moment(run: Run, moment: int, rank: int) -> Picture:
         top = _RULER + 56 + row * _STEP
         _draw_row(axes, run, row, moment, top, bold=row == rank)
     said = _say_count(run, moment, rank)
-    axes.text(_LEFT, _RULER + 72 + run.ranks * _STEP, said, size=9.5, va="center", color=INK)
+    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said, 9.5)
     return finish(figure, f"lesson04-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
 
 
-def draw_run(run: Run, name: str = "lesson04-run") -> Picture:
+def draw_run(run: SharingRun, name: str = "lesson04-run") -> Picture:
     """The whole step: owners, what each rank hands over, and what comes back; wrong places framed red."""
     shown = [0] if run.agree() else list(range(run.ranks))
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
     _draw_ruler(axes, run, "owners of the matrices")
-    _write_title(axes, "what each rank hands over: its own answers, zeros grey", _RULER + 50)
+    write(axes, _LEFT, _RULER + 50, "what each rank hands over: its own answers, zeros grey", 9.5)
     for rank in range(run.ranks):
         _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
     wrong = run.wrong()
     verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
-    _write_title(axes, f"after the all_reduce · {verdict}", second + 14)
+    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}", 9.5)
     for row, rank in enumerate(shown):
         label = "every rank" if run.agree() else f"rank {rank}"
         _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
     return finish(figure, name, say_run(run))
 
 
-def _write_title(axes: Axes, text: str, height: float) -> None:
-    axes.text(_LEFT, height, text, size=9.5, va="center", color=INK)
-
-
-def _draw_ruler(axes: Axes, run: Run, title: str) -> None:
-    axes.text(12, 22, title, size=11, weight="bold", va="center", color=INK)
+def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
+    write(axes, 12, 22, title, 11, weight="bold")
     for rank in range(run.ranks):
         left = _LEFT + 200 + rank * min(74, 580 / run.ranks)
-        patch = Rectangle((left, 15), 13, 13, facecolor=holder_colour(rank), edgecolor=INK, linewidth=0.8)
-        axes.add_patch(patch)
+        rectangle(axes, left, 15, 13, 13, holder_colour(rank), linewidth=0.8)
         if run.ranks <= 12:
-            axes.text(left + 18, 22, f"rank {rank}", size=8.5, va="center", color=INK)
-    axes.text(12, _RULER + _HIGH / 2, "matrices", size=9.5, weight="bold", va="center", color=INK)
+            write(axes, left + 18, 22, f"rank {rank}", 8.5)
+    write(axes, 12, _RULER + _HIGH / 2, "matrices", 9.5, weight="bold")
     for place in PLACES:
         fill = holder_colour(place.owner(run.ranks))
         _block(axes, place.start, place.stop, _RULER, fill, place.name)
 
 
 def _draw_row(
-    axes: Axes, run: Run, rank: int, moment: int, top: float, *, bold: bool = False, label: str = ""
+    axes: Axes, run: SharingRun, rank: int, moment: int, top: float, *, bold: bool = False, label: str = ""
 ) -> None:
     """One rank's buffer at a moment."""
     weight = "bold" if bold else "normal"
@@ -87,7 +95,7 @@ def _draw_row(
         axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
     for start, stop, name in _names(run, rank, moment):
         middle = (_LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2)
-        axes.text(*middle, name, size=8, ha="center", va="center", color=INK, zorder=8)
+        write(axes, *middle, name, 8, ha="center", zorder=8)
     for place in _wrong_places(run, rank) if moment == 2 else ():
         _frame(axes, place.start, place.stop, top, ALARM, 2.2)
     if bold:
@@ -99,11 +107,9 @@ def _block(
 ) -> None:
     x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
     edge, thin = (ALARM, 0.6) if hatch else (INK, 0.9)
-    axes.add_patch(
-        Rectangle((x, top), width, _HIGH, facecolor=fill, edgecolor=edge, linewidth=thin, hatch=hatch)
-    )
+    rectangle(axes, x, top, width, _HIGH, fill, edgecolor=edge, linewidth=thin, hatch=hatch)
     if name:
-        axes.text(x + width / 2, top + _HIGH / 2, name, size=8, ha="center", va="center", color=INK)
+        write(axes, x + width / 2, top + _HIGH / 2, name, 8, ha="center")
 
 
 def _frame(axes: Axes, start: int, stop: int, top: float, colour: str, thick: float) -> None:
@@ -118,7 +124,7 @@ def _fill(code: int) -> tuple[str, str, str | None]:
     return holder_colour(code.bit_length() - 1), "", None
 
 
-def _codes(run: Run, rank: int, moment: int) -> Tensor:
+def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
     """For each number in a rank's buffer at a moment: who wrote it, one bit a rank; 0 where it is zero."""
     if moment == 0:
         return torch.zeros(LENGTH, dtype=torch.long)
@@ -138,7 +144,7 @@ def _pieces(codes: Tensor) -> Iterator[tuple[int, int, int]]:
         start += length
 
 
-def _names(run: Run, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
+def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
     """Answers that lie whole in a rank's buffer at a moment: (start, stop, name)."""
     if moment == 1:
         yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
@@ -149,12 +155,12 @@ def _names(run: Run, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
                 yield place.start, place.stop, place.name
 
 
-def _wrong_places(run: Run, rank: int) -> list[Place]:
+def _wrong_places(run: SharingRun, rank: int) -> list[BufferPlace]:
     right, after = run.expected(), run.after(rank)
     return [place for place in PLACES if differ(after[place.slice], right[place.slice])]
 
 
-def _say_count(run: Run, moment: int, rank: int) -> str:
+def _say_count(run: SharingRun, moment: int, rank: int) -> str:
     own = LENGTH - run.zeros(rank)
     if moment == 0:
         return f"rank {rank}: all {LENGTH:,} numbers of its buffer are zero."
@@ -168,7 +174,7 @@ def _say_count(run: Run, moment: int, rank: int) -> str:
     return f"rank {rank}: {own:,} numbers were its own, {came:,} came from others, {zeros:,} are zero."
 
 
-def say_run(run: Run) -> str:
+def say_run(run: SharingRun) -> str:
     """A run in words: who owns what, what each hands over and where it lies, and what is wrong after it."""
     owned: dict[int, list[str]] = {}
     for place in PLACES:
@@ -178,16 +184,13 @@ def say_run(run: Run) -> str:
         begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no answer"
         said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
     wrong = run.wrong()
-    return " ".join([*said, f"{_say_end(run)}; {_say_wrong(run, wrong)}."])
-
-
-def _say_end(run: Run) -> str:
+    end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
     if lost := run.without_buffer():
-        return f"No such buffer comes back from {say_ranks(lost)}"
-    return "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
+        end = f"No such buffer comes back from {say_ranks(lost)}"
+    return " ".join([*said, f"{end}; {_say_wrong(run, wrong)}."])
 
 
-def _say_wrong(run: Run, wrong: Sequence[str]) -> str:
+def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
     if not wrong:
         return "every place is right"
     together = {place.name: _most_writers(run, place) for place in PLACES}
@@ -196,7 +199,61 @@ def _say_wrong(run: Run, wrong: Sequence[str]) -> str:
     return f"wrong places: {', '.join(wrong)}{sums}"
 
 
-def _most_writers(run: Run, place: Place) -> list[int]:
+def _most_writers(run: SharingRun, place: BufferPlace) -> list[int]:
     """The ranks that wrote the number of a place that the most ranks wrote."""
     flags: list[int] = run.writers()[place.slice].unique().tolist()
     return max((ranks_of(flag, run.ranks) for flag in flags), key=len)
+
+
+def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
+    """Buttons for the moment of the step and for the rank, over the flat buffers of a run."""
+    ranks = {f"rank {rank}": rank for rank in range(run.ranks)}
+    moment = choice("moment", MOMENTS)
+    moment.style.button_width = "120px"
+    return show(
+        partial(draw_moment, run),
+        draw_run(run, "lesson04-first"),
+        live,
+        moment=moment,
+        rank=choice("rank", ranks),
+    )
+
+
+def draw_loads(ranks: int) -> Picture:
+    """The work of each rank: matrices dealt out by index, and the costliest first."""
+    costs = costs_of(LARGE.values())
+    figure, said = card(900, 150 + 14 * ranks), []
+    fair = sum(costs) / ranks / 1e9
+    for number, way in enumerate(WAYS):
+        plan = plan_of(ranks, way)
+        owners = [plan.workers(index)[0] for index in range(len(costs))]
+        pairs = list(zip(costs, owners, strict=True))
+        loads = [sum(cost for cost, at in pairs if at == rank) / 1e9 for rank in range(ranks)]
+        title = f"{way}: the busiest has {max(loads) / fair:.2f} fair shares"
+        axes = style(figure.add_subplot(1, 2, number + 1), title, "GFLOP of Newton–Schulz", "rank")
+        _stack(axes, costs, owners, ranks)
+        axes.axvline(fair, color=INK, linewidth=1.4, linestyle="--")
+        axes.set_xlim(0, fair_shares(ranks) * fair * 1.05)
+        said.append(f"{title}; by rank {', '.join(f'{load:.0f}' for load in loads)} GFLOP.")
+    figure.text(0.5, 0.02, "light: 768 × 768 · dark: 768 × 3072 · dashed: a fair share",
+                size=8.5, ha="center", color=QUIET)  # fmt: skip
+    figure.tight_layout(rect=(0, 24 / (150 + 14 * ranks), 1, 1))
+    return finish(figure, f"lesson04-loads-{ranks}", f"{ranks} ranks. {' '.join(said)}")
+
+
+def _stack(axes: Axes, costs: Sequence[int], owners: Sequence[int], ranks: int) -> None:
+    """One bar a rank, one piece a matrix, the costliest to the left."""
+    cheap = min(costs)
+    for rank in range(ranks):
+        mine = sorted((cost for cost, at in zip(costs, owners, strict=True) if at == rank), reverse=True)
+        spans = [(sum(mine[:number]) / 1e9, cost / 1e9) for number, cost in enumerate(mine)]
+        colours = ["#a8cdea" if cost == cheap else BLUE for cost in mine]
+        axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=colours, edgecolors="#ffffff", linewidth=0.5)
+    axes.set_ylim(ranks - 0.4, -0.6)
+    axes.set_yticks(range(ranks))
+
+
+def explore_loads(live: bool = True) -> Shell | Picture:
+    """A slider over the number of ranks, over the work of each."""
+    ranks = slider("ranks", first=1, last=MOST, start=WORST)
+    return show(draw_loads, draw_loads(WORST), live, ranks=ranks)

@@ -1,7 +1,6 @@
-"""Pictures of a grid of ranks, of a Linear cut by its tp axis, and of the buffers that its dp axis cuts.
+"""Pictures of lesson 06: a grid of ranks, a Linear cut by its tp axis, and the buffers that its dp axis cuts.
 
-A fill stands for a place along tp: ranks of one column of the grid hold the same piece of a weight. Pure
-functions from sizes, groups and plans to one ``Picture``.
+A fill stands for a tp position: ranks of one column of the grid hold the same piece of a weight.
 """
 
 from __future__ import annotations
@@ -11,21 +10,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
+from ... import Box, Grid, Plan, Replicate, Shard
 from ...plan.bucket import Bucket
-from ...plan.grid import Grid
-from ...plan.layout import Box, Replicate, Shard, shard_box
-from ...plan.strategies import Plan
-from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour
+from ...plan.layout import shard_box
+from ..pictures import figures
+from ..pictures.holdings import StepMoment, momentum_holdings, weight_holdings, with_letters
+from ..pictures.picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 from ..pictures.spectra import BLUE, ORANGE
-from .grid_work import BATCH, DIM, KINDS, Kind, say_ranks
+from ..widgets.rank_buttons import RankButtons
+from ..widgets.shell import Shell, choice, show
+from .exercises import Groups, read_groups
+from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, groups, letters_of, plan_of, say_ranks
 
 Frame = tuple[float, float, float, float]
-
 _WIDTH, _MARGIN, _SPLIT = 880, 24.0, 340.0
 _UNIT, _SPACE = 14.0, 52.0
-_WHAT: dict[Kind, str] = {
+_WHAT: dict[CutKind, str] = {
     "column": "Cuts dimension 0 of W: its rows. A place needs all of x, and makes some columns of y.",
     "row": "Cuts dimension 1 of W: its columns. A place needs the same columns of x, and makes a part of "
     "every sum in y; an all_reduce over the tp group adds the parts up.",
@@ -33,7 +35,7 @@ _WHAT: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class LinearOperand:
     """One matrix of ``y = x Wᵀ``: its name, its shape, and the dimension that tp cuts, or None.
 
     ``partial`` says that every place has a part of every sum.
@@ -45,11 +47,11 @@ class Operand:
     partial: bool = False
 
     def box(self, place: int, tp: int) -> Box:
-        """What one place along tp holds of it."""
+        """What one tp position holds of it."""
         return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), place, tp)
 
     def say(self, place: int, tp: int) -> str:
-        """What one place along tp holds of it, in words."""
+        """What one tp position holds of it, in words."""
         if self.dim is None or tp == 1:
             return f"{'a part of every sum in' if self.partial and tp > 1 else 'all of'} {self.name}"
         box, what = self.box(place, tp), ("row", "column")[self.dim]
@@ -58,19 +60,19 @@ class Operand:
         return f"{run if length else 'nothing'} of {self.name}"
 
 
-def operands(shape: tuple[int, int], kind: Kind) -> tuple[Operand, Operand, Operand]:
+def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, LinearOperand, LinearOperand]:
     """The input, weight and output of a Linear with a weight of ``shape`` (out, in), as tp cuts them."""
     out, into = shape
     x, y = (None, 1) if kind == "column" else (1, None)
     return (
-        Operand("x", (BATCH, into), x),
-        Operand("W", shape, DIM[kind]),
-        Operand("y", (BATCH, out), y, partial=kind == "row"),
+        LinearOperand("x", (BATCH, into), x),
+        LinearOperand("W", shape, DIM[kind]),
+        LinearOperand("y", (BATCH, out), y, partial=kind == "row"),
     )
 
 
 def draw_overview(grid: Grid, shape: tuple[int, int], rank: int = 0) -> Picture:
-    """The grid beside one Linear cut both ways, every place in its colour; a rank's groups are framed."""
+    """The grid beside one Linear cut both ways, each tp position in its colour; one rank's groups framed."""
     figure, axes = blank(_WIDTH, 502)
     _draw_grid(axes, grid, rank, (_MARGIN, 24.0, _SPLIT - 2 * _MARGIN, 380.0))
     for number, kind in enumerate(KINDS):
@@ -79,19 +81,19 @@ def draw_overview(grid: Grid, shape: tuple[int, int], rank: int = 0) -> Picture:
     return finish(figure, "grid-overview", " ".join([_say_rank(grid, rank), *cuts]))
 
 
-def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> Picture:
+def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
     """One rank: its groups on the grid, and in colour what it holds of a Linear that is cut one way."""
     figure, axes = blank(_WIDTH, 324)
     place, tp = grid.at(rank)["tp"], grid.size("tp")
     _draw_grid(axes, grid, rank, (_MARGIN, 24.0, _SPLIT - 2 * _MARGIN, 276.0))
     _draw_linear(axes, shape, kind, [place], tp, 24.0)
     for number, line in enumerate(_held_lines(grid, shape, rank, kind)):
-        axes.text(_SPLIT, 264 + 19 * number, line, size=9, va="center", color=INK)
+        write(axes, _SPLIT, 264 + 19 * number, line, 9)
     said = " ".join([_say_rank(grid, rank), *_held_lines(grid, shape, rank, kind)])
     return finish(figure, f"grid-{rank}-{kind}", said)
 
 
-def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: Kind) -> list[str]:
+def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> list[str]:
     at = grid.at(rank)
     x, w, y = (operand.say(at["tp"], at.size("tp")) for operand in operands(shape, kind))
     row = f"Together {say_ranks(at.group('tp'))} keep all of W." if at.size("tp") > 1 else ""
@@ -112,7 +114,7 @@ def _say_rank(grid: Grid, rank: int) -> str:
     )
 
 
-def _say_cut(grid: Grid, shape: tuple[int, int], kind: Kind) -> str:
+def _say_cut(grid: Grid, shape: tuple[int, int], kind: CutKind) -> str:
     tp, (x, w, y) = grid.size("tp"), operands(shape, kind)
     places = (f"tp {p} takes {x.say(p, tp)}, keeps {w.say(p, tp)}, makes {y.say(p, tp)}" for p in range(tp))
     return f"{kind.capitalize()} parallel, W of shape {shape[0]} × {shape[1]}: {'; '.join(places)}."
@@ -121,9 +123,9 @@ def _say_cut(grid: Grid, shape: tuple[int, int], kind: Kind) -> str:
 def _draw_grid(axes: Axes, grid: Grid, rank: int, frame: Frame) -> None:
     left, top, width, height = frame
     dp, tp = grid.size("dp"), grid.size("tp")
-    axes.text(left, top, f"The grid: dp {dp}, tp {tp}", size=11.5, weight="bold", va="center", color=INK)
+    write(axes, left, top, f"The grid: dp {dp}, tp {tp}", 11.5, weight="bold")
     side, edge, upper = _cell_side(grid, width - 36, height - 118), left + 28, top + 42
-    axes.text(edge + 8, upper - 12, "along tp →", size=9, va="center", color=QUIET)
+    write(axes, edge + 8, upper - 12, "along tp →", 9, color=QUIET)
     axes.text(left + 10, upper + 8, "along dp →", size=9, rotation=-90, va="top", ha="center", color=QUIET)
     for other in grid.ranks:
         _draw_rank(axes, grid, other, (edge, upper, side), bold=other == rank)
@@ -140,9 +142,9 @@ def _draw_key(axes: Axes, grid: Grid, rank: int, left: float, top: float) -> Non
         y = top + 19 * number
         axes.plot([left, left + 24], [y, y], color=colour, linewidth=2.6, linestyle=dashes)
         text = f"{axis} group of rank {rank}, its {line}: {_short(at.group(axis))}"
-        axes.text(left + 32, y, text, size=9, va="center", color=INK)
+        write(axes, left + 32, y, text, 9)
     said = "The same fill: the same piece of every weight."
-    axes.text(left, top + 40, said, size=9, va="center", color=QUIET)
+    write(axes, left, top + 40, said, 9, color=QUIET)
 
 
 def _short(ranks: Sequence[int]) -> str:
@@ -177,21 +179,11 @@ def _draw_cell(
     """One rank of a grid; where a cell has no room for the whole label, its first line's number stays."""
     x, y, side = where
     inset = side / 9
-    square = Rectangle((x + inset, y + inset), side - 2 * inset, side - 2 * inset, facecolor=fill)
-    square.set(edgecolor=INK, linewidth=linewidth, hatch=hatch)
-    axes.add_patch(square)
-    roomy = side > 70
-    axes.text(
-        x + side / 2,
-        y + side / 2,
-        label if roomy else label.split()[1],
-        size=8.0 if roomy else min(9.0, side / 3),
-        ha="center",
-        va="center",
-        linespacing=1.5,
-        color=INK,
-        bbox={"facecolor": fill, "edgecolor": "none", "pad": 1.2} if hatch else None,
-    )
+    inner = side - 2 * inset
+    rectangle(axes, x + inset, y + inset, inner, inner, fill, linewidth=linewidth, hatch=hatch)
+    text, size = (label, 8.0) if side > 70 else (label.split()[1], min(9.0, side / 3))
+    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if hatch else None
+    write(axes, x + side / 2, y + side / 2, text, size, ha="center", linespacing=1.5, bbox=box)
 
 
 def _outline(axes: Axes, frame: Frame, colour: str, dashes: str) -> None:
@@ -202,12 +194,12 @@ def _outline(axes: Axes, frame: Frame, colour: str, dashes: str) -> None:
 
 
 def _draw_linear(
-    axes: Axes, shape: tuple[int, int], kind: Kind, places: Iterable[int], tp: int, top: float
+    axes: Axes, shape: tuple[int, int], kind: CutKind, places: Iterable[int], tp: int, top: float
 ) -> None:
-    """``y = x Wᵀ`` with the pieces of some places in colour and the rest in grey."""
+    """``y = x Wᵀ`` with the pieces of some tp positions in colour and the rest in grey."""
     places = list(places)
     title = f"{kind.capitalize()} parallel: y = x Wᵀ"
-    axes.text(_SPLIT, top, title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, _SPLIT, top, title, 11.5, weight="bold")
     what = "\n".join(textwrap.wrap(_WHAT[kind], 87))
     axes.text(_SPLIT, top + 16, what, size=9, va="top", color=QUIET, linespacing=1.3)
     left = _SPLIT
@@ -217,13 +209,13 @@ def _draw_linear(
 
 
 def _draw_operand(
-    axes: Axes, operand: Operand, places: Sequence[int], tp: int, corner: tuple[float, float]
+    axes: Axes, operand: LinearOperand, places: Sequence[int], tp: int, corner: tuple[float, float]
 ) -> None:
     (left, top), (rows, columns) = corner, operand.shape
     title = f"{operand.name}  {rows} × {columns}"
-    axes.text(left, top - 10, title, size=9, weight="bold", va="center", color=INK)
+    write(axes, left, top - 10, title, 9, weight="bold")
     size = (columns * _UNIT, rows * _UNIT)
-    axes.add_patch(Rectangle((left, top), *size, facecolor=EMPTY, edgecolor=INK, linewidth=1.4))
+    rectangle(axes, left, top, *size, EMPTY, linewidth=1.4)
     partial = operand.partial and tp > 1
     if operand.dim is None and len(places) > 1:
         label = "every place:\na part of\nevery sum" if partial else "every place:\nall of it"
@@ -240,15 +232,12 @@ def _draw_operand(
 def _draw_piece(axes: Axes, frame: Frame, fill: str, label: str, partial: bool) -> None:
     x, y, width, height = frame
     hatch = "//" if partial else None
-    axes.add_patch(
-        Rectangle((x, y), width, height, facecolor=fill, edgecolor=INK, linewidth=1.2, hatch=hatch, zorder=3)
-    )
+    rectangle(axes, x, y, width, height, fill, linewidth=1.2, hatch=hatch, zorder=3)
     narrow = width < 30
     label = label.removeprefix("tp ") if narrow else label
     size = min(8.5, max(width, 12) / (2 if narrow else 4), max(height, 12) / 1.4)
     box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if partial or width > 60 else None
-    middle = (x + width / 2, y + height / 2)
-    axes.text(*middle, label, size=size, ha="center", va="center", color=INK, zorder=7, bbox=box)
+    write(axes, x + width / 2, y + height / 2, label, size, ha="center", zorder=7, bbox=box)
 
 
 def draw_groups(groups: dict[str, list[list[int]]], grid: Grid) -> Picture:
@@ -258,8 +247,8 @@ def draw_groups(groups: dict[str, list[list[int]]], grid: Grid) -> Picture:
     said = []
     for number, (axis, listed) in enumerate(groups.items()):
         left = _MARGIN + 436 * number
-        axes.text(left, 24, f"{axis}_groups", size=11.5, weight="bold", va="center", color=INK)
-        axes.text(left, 44, "one fill, one group", size=9, va="center", color=QUIET)
+        write(axes, left, 24, f"{axis}_groups", 11.5, weight="bold")
+        write(axes, left, 44, "one fill, one group", 9, color=QUIET)
         for rank in grid.ranks:
             _draw_member(axes, grid, rank, listed, (left, 62.0, side))
         said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed) or 'none'}.")
@@ -279,12 +268,12 @@ def _draw_member(
 
 
 def draw_buffers(plan: Plan) -> Picture:
-    """For each place along tp, its flat buffer of all weights, and the slices in which dp cuts it."""
+    """For each tp position, its flat buffer of all weights, and the slices in which dp cuts it."""
     [bucket] = plan.buckets
     tp = plan.grid.size("tp")
     figure, axes = blank(_WIDTH, round(58 + 92 * tp))
     title = "One buffer for each place along tp, cut by dp"
-    axes.text(_MARGIN, 24, title, size=11.5, weight="bold", va="center", color=INK)
+    write(axes, _MARGIN, 24, title, 11.5, weight="bold")
     for place in range(tp):
         _draw_buffer(axes, plan, bucket, place, 52.0 + 92 * place)
     return finish(figure, "grid-buffers", " ".join(say_buffer(plan, place) for place in range(tp)))
@@ -294,9 +283,8 @@ def _draw_buffer(axes: Axes, plan: Plan, bucket: Bucket, place: int, top: float)
     at, dp, left = plan.grid.at(place), plan.grid.size("dp"), _MARGIN + 62
     length = bucket.length(bucket.model_layout, at)
     scale = (_WIDTH - left - _MARGIN) / length
-    axes.text(_MARGIN, top + 32, f"tp {place}", size=10, weight="bold", va="center", color=INK)
-    padding = Rectangle((left, top), length * scale, 32, facecolor=EMPTY, edgecolor=INK, hatch="xxxx")
-    axes.add_patch(padding)
+    write(axes, _MARGIN, top + 32, f"tp {place}", 10, weight="bold")
+    rectangle(axes, left, top, length * scale, 32, EMPTY, hatch="xxxx")
     for spot in bucket.buffer_slices(bucket.model_layout, at):
         if spot.box.numel:
             rows, columns = spot.box.shape
@@ -325,3 +313,42 @@ def say_buffer(plan: Plan, place: int) -> str:
         for position, rank in enumerate(at.group("dp"))
     )
     return f"tp {place}: a buffer of {length} numbers holds {', '.join(pieces)}; {'; '.join(slices)}."
+
+
+def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """A button for each rank and one for each cut, over the rank's groups and what it holds of a Linear."""
+    grid = Grid.of(dp=dp, tp=tp)
+
+    def draw(rank: int, cut: CutKind) -> Picture:
+        return draw_place(grid, UP, rank, cut)
+
+    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
+    cut.style.button_width = "130px"
+    return show(draw, draw_overview(grid, UP), live, rank=RankButtons(dp, tp), cut=cut)
+
+
+def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
+    """The groups that the reader's function returns, right or wrong; the reference's, where it is a stub."""
+    said = function(dp, tp)
+    if said is ...:
+        print("No answer yet: this is the reference.")
+        said = groups(dp, tp)
+    parts = said if isinstance(said, (tuple, list)) and len(said) == 2 else ((), ())
+    made = {axis: read_groups(part) or [] for axis, part in zip(("dp", "tp"), parts, strict=True)}
+    return draw_groups(made, Grid.of(dp=dp, tp=tp))
+
+
+def picture_of_kept(plan: Plan, kept: Sequence[KeptByRank]) -> Picture:
+    """The first weight and its momentum, by holder, with a letter for each distinct content of a real run."""
+    up, _, momentum = letters_of(kept)
+    held = with_letters(weight_holdings(plan), up), with_letters(momentum_holdings(plan), momentum)
+    moments = [
+        StepMoment("up: the weight", "tp cuts it, dp copies it", held[0]),
+        StepMoment("up: its momentum", "tp cuts it, dp cuts the buffer", held[1]),
+    ]
+    return figures.draw_holdings(moments, UP, "lesson06-kept")
+
+
+def picture_of_buffers(dp: int, tp: int) -> Picture:
+    """For each tp position the flat buffer of both weights, and how dp cuts it."""
+    return draw_buffers(plan_of(dp, tp))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ class MistakeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnswerVerdict:
     """What a check says. ``passed`` is None where nothing was answered."""
 
     passed: bool | None
@@ -62,22 +62,22 @@ class Exercise:
     tries: int = field(default=0, init=False)
     accepted: Any = field(default=..., init=False)
 
-    def check(self, *answers: Any) -> Verdict:
+    def check(self, *answers: Any) -> AnswerVerdict:
         """Judge the answers of the exercise's stub, in its order."""
         if any(_is_open(answer) for answer in answers):
-            return Verdict(None, "Replace ... with yours, or go on without.")
+            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
         try:
             wrong = self.judge(*answers)
         except OpenAnswerError:
-            return Verdict(None, "Replace ... with yours, or go on without.")
+            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
         except MistakeError as mistake:
             wrong = str(mistake)
         if wrong is None:
             self.accepted = answers[0] if len(answers) == 1 else answers
-            return Verdict(True, self.praise)
+            return AnswerVerdict(True, self.praise)
         self.tries += 1
         hint = f" Hint: {self.hints[min(self.tries, len(self.hints)) - 1]}" if self.hints else ""
-        return Verdict(False, wrong + hint)
+        return AnswerVerdict(False, wrong + hint)
 
     def accepted_or(self, reference: Any) -> Any:
         """The answer that passed, or the reference, said aloud, where none has."""
@@ -87,21 +87,22 @@ class Exercise:
         return self.accepted
 
 
-def value_of(function: Callable[..., Any], *arguments: Any) -> Any:
+def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") -> Any:
     """What the reader's function returns.
 
     Raises:
         OpenAnswerError: it returns ``...``.
-        MistakeError: it is no function, or it raised; says in which line.
+        MistakeError: it is no function, or it raised; says in which line. ``told`` says where ``{}`` stands.
     """
     if not callable(function):
-        raise MistakeError("Give a function.")
+        raise MistakeError(told.format("Give a function."))
     try:
         value = function(*arguments)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]
         where = f" In: {frames[0].line}" if frames and frames[0].line else ""
-        raise MistakeError(f"The function raised {type(error).__name__}: {error}.{where}") from error
+        said = f"The function raised {type(error).__name__}: {error}.{where}"
+        raise MistakeError(told.format(said)) from error
     if value is ...:
         raise OpenAnswerError
     return value
@@ -111,12 +112,12 @@ def _is_open(answer: Any) -> bool:
     return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
 
 
-def answer_or(reference: Any, answer: Any) -> Any:
-    """The reader's answer, or the reference, said aloud, where there is none."""
-    if answer is not ...:
-        return answer
-    print("Without an answer, this cell uses the reference.")
-    return reference
+def names_or_none(answer: object, known: Container[str]) -> list[str] | None:
+    """Names of the known ones as a list; None where the answer is something else."""
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        return None
+    names = list(answer)
+    return names if all(isinstance(name, str) and name in known for name in names) else None
 
 
 def numbers(expected: Mapping[str, float], why: Mapping[str, str], within: float = 0.0) -> Exercise:

@@ -1,11 +1,11 @@
-"""What ranks do in notebook 06: agree on groups, hold pieces of two weights, train them.
+"""Lesson 06 on real ranks: agree on groups, hold pieces of two weights, train them, and say what is kept.
 
-Real ranks import this module, so it imports nothing that only draws or displays.
+The weights have sizes that most tp do not divide. Each dp position has data of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
@@ -13,15 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ... import Grid, Matrix, Plan, Shard, zero1
 from ...errors import MismatchError
-from ...plan.layout import Shard
 from ...worlds.live import gather_objects
+from ..exercises.on_real_ranks import say_failure
+from ..pictures.holdings import name_contents
 
-Kind = Literal["column", "row"]
+__all__ = ["say_failure"]  # the notebook uses it, too
+
+CutKind = Literal["column", "row"]
 ShapeOf = Callable[[tuple[int, int], str, int, int], Any]
-
-KINDS: tuple[Kind, Kind] = ("column", "row")
-DIM: dict[Kind, int] = {"column": 0, "row": 1}
+KINDS: tuple[CutKind, CutKind] = ("column", "row")
+DIM: dict[CutKind, int] = {"column": 0, "row": 1}
 UP, DOWN = (10, 8), (6, 10)
 BATCH = 4
 
@@ -67,7 +70,7 @@ def agree(wanted: Sequence[Sequence[int]]) -> None:
 
 
 def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> tuple[int, int]:
-    """The shape of the piece of a Linear's weight that one place along tp holds.
+    """The shape of the piece of a Linear's weight that one tp position holds.
 
     >>> [local_shape((10, 8), "column", place, 3) for place in range(3)]
     [(4, 8), (4, 8), (2, 8)]
@@ -79,15 +82,15 @@ def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """What a run works on: a batch for each place along dp, and the whole weights of two Linears."""
+class LinearNumbers:
+    """What a run works on: a batch for each dp position, and the whole weights of two Linears."""
 
     batches: tuple[Tensor, ...]
     up: Tensor
     down: Tensor
 
 
-def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Numbers:
+def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> LinearNumbers:
     """Data and weights: ordinary random numbers, or small whole ones, whose sums need no rounding."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -97,11 +100,11 @@ def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Numb
         return torch.randn(shape, generator=generator)
 
     up, down = draw(*UP), draw(*DOWN)
-    return Numbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
+    return LinearNumbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
 
 
-def cut(weight: Tensor, kind: Kind, place: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
-    """A copy of what one place along tp holds of a weight, by the lengths that ``shape_of`` says."""
+def cut(weight: Tensor, kind: CutKind, place: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
+    """A copy of what one tp position holds of a weight, by the lengths that ``shape_of`` says."""
     dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
     lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(place + 1)]
     return weight.narrow(dim, sum(lengths[:place]), lengths[place]).clone()
@@ -115,7 +118,7 @@ def my_parameters(rank: int, tp: int, seed: int) -> list[torch.nn.Parameter]:
     ]
 
 
-def _parameter(weight: Tensor, kind: Kind, place: int, tp: int) -> torch.nn.Parameter:
+def _parameter(weight: Tensor, kind: CutKind, place: int, tp: int) -> torch.nn.Parameter:
     parameter: Any = torch.nn.Parameter(cut(weight, kind, place, tp))
     parameter.partition_dim = DIM[kind]
     parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
@@ -123,14 +126,14 @@ def _parameter(weight: Tensor, kind: Kind, place: int, tp: int) -> torch.nn.Para
 
 
 def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
-    """The gradients of one step: those of a place along dp, whose data nobody else has."""
+    """The gradients of one step: those of a dp position, whose data nobody else has."""
     whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
     for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
         parameter.grad = cut(gradient, kind, rank % tp, tp)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptByRank:
     """What one rank keeps after training: its pieces of the weights, and of their momentum."""
 
     weights: tuple[Tensor, ...]
@@ -142,8 +145,65 @@ class Kept:
         return sum(part.numel() for part in self.momentum)
 
 
-def kept_by(muon: Any) -> Kept:
+def kept_by(muon: Any) -> KeptByRank:
     """What the optimizer of this rank keeps."""
     parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
     momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
-    return Kept(tuple(parameter.detach() for parameter in parameters), momentum)
+    return KeptByRank(tuple(parameter.detach() for parameter in parameters), momentum)
+
+
+HEADS = 12
+
+
+def say_answers(answers: Sequence[Sequence[Sequence[int]]]) -> str:
+    """Who answered in the groups of each rank, a line a rank."""
+    lines = ["rank   who answered in its dp group, and in its tp group"]
+    return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
+
+
+def say_outputs(kind: str, outputs: Sequence[Tensor], alone: Sequence[Tensor], tp: int) -> str:
+    """The output of every rank beside that of one process, for the data of its dp position."""
+    pairs = [(output, alone[rank // tp]) for rank, output in enumerate(outputs)]
+    close = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
+    same = all(torch.equal(one, other) for one, other in pairs)
+    return f"{kind + ' numbers':17} the same output: {close!s:6} the same bits: {same}"
+
+
+def plan_of(dp: int, tp: int) -> Plan:
+    """The plan of the two weights, in one bucket."""
+    matrices = [
+        Matrix(0, "up", UP, (("tp", Shard(DIM["column"])),)),
+        Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),)),
+    ]
+    return zero1(matrices, Grid.of(dp=dp, tp=tp))
+
+
+def letters_of(kept: Sequence[KeptByRank]) -> tuple[list[str], list[str], list[str]]:
+    """A letter for each rank's piece of the first weight, of the second, and of the first one's momentum."""
+    pieces = [mine.weights[number] for number in (0, 1) for mine in kept]
+    letters, ranks = name_contents([*pieces, *(mine.momentum[0] for mine in kept)]), len(kept)
+    return letters[:ranks], letters[ranks : 2 * ranks], letters[2 * ranks :]
+
+
+def say_kept(kept: Sequence[KeptByRank], tp: int) -> str:
+    """What each rank keeps, a line a rank: the same letter means the same bytes."""
+    up, down, _ = letters_of(kept)
+    lines = ["rank   dp  tp   up  down   numbers of momentum: of up, of down"]
+    for rank, mine in enumerate(kept):
+        counts = [part.numel() for part in mine.momentum]
+        place = f"{rank:4}   {rank // tp:2}  {rank % tp:2}"
+        lines.append(f"{place}   {up[rank]:>2}  {down[rank]:>4}   {counts[0]:27}  {counts[1]:7}")
+    return "\n".join(lines)
+
+
+def say_fused(tp: int) -> str:
+    """How many rows of q, k and v each tp position gets of a fused weight that is cut as one."""
+    lines = [f"q, k and v of {HEADS} rows each, in one weight of {3 * HEADS} rows, column parallel:"]
+    for place, (start, length) in enumerate(_runs(3 * HEADS, tp)):
+        counts = [max(0, min(start + length, (n + 1) * HEADS) - max(start, n * HEADS)) for n in range(3)]
+        lines.append(f"  place {place}: {counts[0]:2} rows of q, {counts[1]:2} of k, {counts[2]:2} of v")
+    return "\n".join(lines)
+
+
+def _runs(length: int, tp: int) -> Iterator[tuple[int, int]]:
+    return (Shard(0).run(length, place, tp) for place in range(tp))

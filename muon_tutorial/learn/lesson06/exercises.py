@@ -1,22 +1,20 @@
-"""Exercises about a grid of ranks: its groups, and the shapes of the pieces in which tp cuts a weight.
+"""Exercises of lesson 06: the groups of a rank and of any grid, shapes of the pieces of a weight, the quiz.
 
-Knows answers and the plan's own arithmetic. What is said of a wrong one names the first wrong group or place.
+What is said of a wrong answer names the first wrong group or tp position.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...plan.grid import Coordinate, Grid
-from ..checks.exercise import Exercise, MistakeError, value_of
-from .grid_work import DIM, KINDS, Kind, ShapeOf, local_shape
+from ... import Coordinate, Grid
+from ..exercises.judge import Exercise, numbers, value_of
+from .on_ranks import DIM, KINDS, UP, CutKind, ShapeOf, local_shape, plan_of
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
 PARTS = (1, 2, 3, 4, 5, 8)
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
-
 Groups = Callable[[int, int], Any]
 
 
@@ -127,9 +125,13 @@ def shapes_exercise() -> Exercise:
     def judge(function: ShapeOf) -> str | None:
         for shape, tp in ((shape, tp) for tp in PARTS for shape in SHAPES):
             for kind in KINDS:
-                said = [_ask(function, shape, kind, place, tp) for place in range(tp)]
+                case = f"A weight of {shape}, {kind} parallel, tp {tp}"
+                said = [
+                    value_of(function, shape, kind, place, tp, told=f"{case}, place {place}: {{}}")
+                    for place in range(tp)
+                ]
                 if wrong := _judge_shapes(said, shape, kind, tp):
-                    return f"A weight of {shape}, {kind} parallel, tp {tp}: {wrong}"
+                    return f"{case}: {wrong}"
         return None
 
     hints = (
@@ -140,17 +142,7 @@ def shapes_exercise() -> Exercise:
     return Exercise(judge, hints, "As torch.chunk cuts, for places that get less, or nothing, too.")
 
 
-def _ask(function: ShapeOf, shape: tuple[int, int], kind: Kind, place: int, tp: int) -> Any:
-    """The shape that the reader's function returns; if it raises, the mistake says in which case."""
-    try:
-        return value_of(function, shape, kind, place, tp)
-    except MistakeError as mistake:
-        raise MistakeError(
-            f"A weight of {shape}, {kind} parallel, tp {tp}, place {place}: {mistake}"
-        ) from None
-
-
-def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: Kind, tp: int) -> str | None:
+def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:
     right = [local_shape(shape, kind, place, tp) for place in range(tp)]
     for place, (one, expected) in enumerate(zip(said, right, strict=True)):
         if not _is_pair(one):
@@ -163,18 +155,11 @@ def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: Kind, tp: i
 
 def _is_pair(said: object) -> bool:
     """Whether it is a pair of whole numbers. 4.0 is none: the lesson cuts with them."""
-    return isinstance(said, (tuple, list)) and len(said) == 2 and all(map(_is_whole, said))
+    pair = isinstance(said, (tuple, list)) and len(said) == 2
+    return pair and all(hasattr(value, "__index__") for value in said)  # type: ignore[attr-defined]
 
 
-def _is_whole(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: Kind, tp: int) -> str:
+def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutKind, tp: int) -> str:
     dim, length = DIM[kind], shape[DIM[kind]]
     other, sides = KINDS[1 - dim], ("out", "in")
     held = [piece[dim] for piece in said]
@@ -190,3 +175,24 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: Kind
         fault = "Round up" if sum(held) < length else "A place cannot hold more than is left"
         return f"Your places hold {sum(held)} of {length} together. {fault}."
     return f"Together yours hold all, but in runs of {held}; torch.chunk fills one place after another."
+
+
+def quiz(dp: int, tp: int) -> Exercise:
+    """Numbers that the notebook has measured."""
+    plan = plan_of(dp, tp)
+    expected = {
+        "groups": dp + tp,
+        "rows": local_shape(UP, "column", tp - 1, tp)[0],
+        "kept": sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0))),
+    }
+    why = {
+        "groups": "Ask len(dp_groups) + len(tp_groups) of what your function returns.",
+        "rows": f"Ask local_shape({UP}, 'column', tp - 1, tp).",
+        "kept": "Ask kept[0].numbers, or add up rank 0's line.",
+    }
+    return numbers(expected, why)
+
+
+def all_exercises(dp: int, tp: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """The notebook's exercises in order: predict, groups, shapes, quiz."""
+    return predict(dp, tp), groups_exercise(dp, tp), shapes_exercise(), quiz(dp, tp)

@@ -1,26 +1,32 @@
-"""Answers shared through one flat buffer, on real ranks: the run, and the record of it.
+"""Lesson 04 on real ranks: answers shared through one flat buffer, its record, bytes and time of steps.
 
 The matrices are those of a small GPT. A rank fills the buffer with the answers of the matrices it owns and
-leaves the rest at zero; an all_reduce adds the buffers up. What each rank handed to it is kept. Knows
-buffers. Refuses to know how they are drawn, and judges nothing.
+leaves the rest at zero; an all_reduce adds the buffers up. What each rank handed to it is kept. Bytes, time
+and the bits at the end are those of the package's own ``Muon(strategy="round_robin")``.
 """
 
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import MismatchError
+from ... import Ledger, LiveWorld, Muon, build_mesh, round_robin
+from ...errors import MismatchError, RankFailedError
+from ...evidence.formulas import ddp_adamw
+from ...evidence.ledger import Row
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects, sum_counts
+from ..exercises.on_real_ranks import say_failure
 from ..inputs import measure
 
 WIDTH = 32
@@ -28,14 +34,13 @@ LAYERS = 2
 WIRE = torch.bfloat16
 PATIENCE = 8.0
 _SUM = "all_reduce"
-
-Share = Callable[[list[torch.nn.Parameter], int, int], Any]
+SharingFunction = Callable[[list[torch.nn.Parameter], int, int], Any]
 Lacking = tuple[tuple[int, str], ...]
 """Gradients that are missing: on which rank, of which matrix."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """Where a matrix's answer belongs in the flat buffer."""
 
     number: int
@@ -68,10 +73,10 @@ def gpt_shapes(layers: int, width: int) -> dict[str, tuple[int, int]]:
 SHAPES = gpt_shapes(LAYERS, WIDTH)
 
 
-def _places() -> Iterator[Place]:
+def _places() -> Iterator[BufferPlace]:
     start = 0
     for number, (name, (rows, columns)) in enumerate(SHAPES.items()):
-        yield Place(number, name, start, start + rows * columns)
+        yield BufferPlace(number, name, start, start + rows * columns)
         start += rows * columns
 
 
@@ -79,7 +84,7 @@ PLACES = tuple(_places())
 LENGTH = PLACES[-1].stop
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str) -> BufferPlace:
     """The place of a matrix, by name."""
     return next(place for place in PLACES if place.name == name)
 
@@ -97,25 +102,15 @@ def parameters(
     return made
 
 
-def count(tensors: Sequence[Tensor]) -> int:
-    """How many numbers they have together."""
-    return sum(tensor.numel() for tensor in tensors)
-
-
-def orthogonalize(gradient: Tensor) -> Tensor:
-    """The answer for a matrix: Newton–Schulz of its gradient, in bfloat16."""
-    return zeropower_via_newtonschulz(gradient)
-
-
 def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
     """All answers, flat: every place filled by its owner and summed over ranks; the exercise's reference.
 
     All ranks must call.
     """
-    flat, offset = torch.zeros(count(parameters), dtype=WIRE), 0
+    flat, offset = torch.zeros(sum(each.numel() for each in parameters), dtype=WIRE), 0
     for number, parameter in enumerate(parameters):
         if number % ranks == rank and parameter.grad is not None:
-            flat[offset : offset + parameter.numel()] = orthogonalize(parameter.grad).flatten()
+            flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(parameter.grad).flatten()
         offset += parameter.numel()
     return sum_counts(flat)
 
@@ -125,12 +120,12 @@ def answers(seed: int) -> dict[str, Tensor]:
     """The answer for each matrix, flat, as one process finds it."""
     with measure.one_thread():
         grads = [parameter.grad for parameter in parameters(seed)]
-        found = [orthogonalize(grad).flatten() for grad in grads if grad is not None]
+        found = [zeropower_via_newtonschulz(grad).flatten() for grad in grads if grad is not None]
     return dict(zip(SHAPES, found, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class RankReport:
+class BufferReport:
     """What one rank sends back: each buffer it handed to an all_reduce, and what its function returned."""
 
     handed: tuple[Tensor, ...]
@@ -138,12 +133,12 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SharingRun:
     """One sharing of answers, as all ranks played it."""
 
     seed: int
     lacking: Lacking
-    reports: tuple[RankReport, ...]
+    reports: tuple[BufferReport, ...]
 
     @property
     def ranks(self) -> int:
@@ -239,30 +234,34 @@ def owner_lacks(name: str, ranks: int) -> Lacking:
 
 
 def run_cases(
-    function: Share,
+    function: SharingFunction,
     ranks: int,
     cases: Sequence[Lacking] = ((),),
     *,
     backend: str = "gloo",
     seed: int = 0,
     timeout: float = PATIENCE,
-) -> list[Run]:
+) -> list[SharingRun]:
     """Play ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
     reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=timeout)
-    return [Run(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)]
+    return [
+        SharingRun(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)
+    ]
 
 
-def play(rank: int, function: Share, ranks: int, cases: Sequence[Lacking], seed: int) -> list[RankReport]:
+def play(
+    rank: int, function: SharingFunction, ranks: int, cases: Sequence[Lacking], seed: int
+) -> list[BufferReport]:
     """One rank's part."""
     return [_play_case(rank, function, ranks, case, seed) for case in cases]
 
 
-def _play_case(rank: int, function: Share, ranks: int, case: Lacking, seed: int) -> RankReport:
+def _play_case(rank: int, function: SharingFunction, ranks: int, case: Lacking, seed: int) -> BufferReport:
     mine = parameters(seed, [name for lacker, name in case if lacker == rank])
     with noting_sums() as handed:
         returned = function(mine, rank, ranks)
     _check_alike("nothing, as it has returned")
-    return RankReport(tuple(handed), returned)
+    return BufferReport(tuple(handed), returned)
 
 
 @contextmanager
@@ -295,3 +294,129 @@ def _check_alike(brought: str) -> None:
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
         raise MismatchError(f"all ranks must hand alike buffers to an all_reduce. Handed over: {said}.")
+
+
+TIMED = gpt_shapes(2, 384)
+BACKS: tuple[Literal["all_reduce", "all_gather"], ...] = ("all_reduce", "all_gather")
+
+
+def say_axes(dp: int, tp: int) -> str:
+    """One line on what the lesson makes of its grid."""
+    unused = "" if tp == 1 else f" tp = {tp} is not used here; it enters with lesson 06."
+    return f"One axis, dp = {dp}: every rank has all matrices, and the same averaged gradients.{unused}"
+
+
+def run_share(
+    function: SharingFunction, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
+) -> SharingRun:
+    """Play ``function(parameters, rank, ranks)`` on real ranks; the reference, where it is a stub or fails.
+
+    ``lacking`` names a matrix whose gradient is missing, on its owner. Says so if it takes the reference.
+    """
+    cases = [owner_lacks(lacking, ranks) if lacking else ()]
+    try:
+        [run] = run_cases(function, ranks, cases, backend=backend, seed=seed)
+        trouble = "No answer yet" if run.is_open else ""
+    except RankFailedError as error:
+        trouble = f"{say_trouble(error).rstrip('.')}. Your function left no buffers to show"
+    if trouble:
+        print(textwrap.fill(f"{trouble}: this is the reference.", 100))
+        [run] = run_cases(share, ranks, cases, backend=backend, seed=seed)
+    return run
+
+
+def say_outcome(run: SharingRun) -> str:
+    """What a test would see of a run, and what it would not."""
+    rights = [place.name for place in PLACES if place.name not in run.wrong()]
+    same = "yes" if run.agree() else "no"
+    return (
+        f"ranks that returned without an error   {run.ranks}\n"
+        f"all of them ended with the same bits   {same}\n"
+        f"answers as one process finds them      {len(rights)} of {len(PLACES)}"
+    )
+
+
+def say_trouble(error: RankFailedError) -> str:
+    """A run that did not end: what the ranks did differently, or the first failure."""
+    if isinstance(error.original, MismatchError):
+        said = str(error.original)
+        return said[0].upper() + said[1:]
+    lines = say_failure(error).partition("The other ranks:")[0].splitlines()
+    return "A run failed: " + " ".join(line.strip() for line in lines[1:])
+
+
+def named_parameters(seed: int, lacking: Sequence[str] = ()) -> list[tuple[str, torch.nn.Parameter]]:
+    """The matrices with their names, as an optimizer takes them."""
+    return list(zip(SHAPES, parameters(seed, lacking), strict=True))
+
+
+def say_refusal(error: RankFailedError) -> str:
+    """What the package said on every rank, in words."""
+    return textwrap.fill(f"{type(error.original).__name__}: {error.original}", 100)
+
+
+def count_bytes(rank: int, ranks: int, seed: int) -> list[Row]:
+    """What one step's answers cost a rank, for either way of sharing them. Must be called by all ranks."""
+    world = LiveWorld(build_mesh({"dp": ranks}))
+    return [_count_bytes(world, back, seed) for back in BACKS]
+
+
+def _count_bytes(world: LiveWorld, back: Literal["all_reduce", "all_gather"], seed: int) -> Row:
+    ledger = Ledger()
+    muon = Muon(named_parameters(seed), strategy=partial(round_robin, back=back), mesh=world)
+    world.observers.append(ledger)
+    muon.step()
+    world.observers.remove(ledger)
+    rows = {row.phase: row for row in ledger.rows(world.at.rank)}
+    return rows.get(f"updates {back}", Row(f"updates {back}", 0, 0, 0))
+
+
+def say_bytes(rows: Sequence[Row], ranks: int) -> str:
+    """Bytes of one rank: the gradients' average that comes before, and either way of sharing answers."""
+    gradients = int(ddp_adamw(ranks, LENGTH, g=4))
+    lines = [
+        f"{'':<44}{'sends, bytes':>14}",
+        f"{'gradients, all_reduce (float32, formula)':<44}{gradients:>14,}",
+    ]
+    for row in rows:
+        name = f"answers, {row.phase.removeprefix('updates ')} (bfloat16, counted)"
+        lines.append(f"{name:<44}{row.ring:>14,}")
+    if rows[0].ring:
+        lines.append(f"{'all_gather over all_reduce':<44}{rows[1].ring / rows[0].ring:>14.2f}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of the fastest step where every rank does all the work, and where it is dealt out."""
+
+    replicated: float
+    round_robin: float
+
+
+def time_steps(rank: int, ranks: int, seed: int, steps: int) -> StepSeconds:
+    """Time a step either way. Must be called by all ranks."""
+    world = LiveWorld(build_mesh({"dp": ranks}))
+    seconds = []
+    for strategy in ("replicated", "round_robin"):
+        muon = Muon(parameters(seed, shapes=TIMED), strategy=strategy, mesh=world)
+        seconds.append(measure.fastest(steps, muon.step))
+    return StepSeconds(*seconds)
+
+
+def say_clock(alone: Sequence[StepSeconds], pair: Sequence[StepSeconds]) -> str:
+    """Times of the slowest rank, in words."""
+    both = max(report.replicated for report in pair)
+    dealt = max(report.round_robin for report in pair)
+    return (
+        f"cores this notebook may use             {measure.cores()}\n"
+        f"one process alone                       {alone[0].replicated * 1e3:.0f} ms\n"
+        f"a pair of ranks, both do everything     {both * 1e3:.0f} ms\n"
+        f"a pair of ranks, round robin            {dealt * 1e3:.0f} ms"
+    )
+
+
+def predict_ring(ranks: int) -> int:
+    """Bytes a rank sends to all_gather the answers: every segment but one, each as long as the longest."""
+    own = [sum(place.size for place in PLACES if place.owner(ranks) == rank) for rank in range(ranks)]
+    return (ranks - 1) * max(own) * 2

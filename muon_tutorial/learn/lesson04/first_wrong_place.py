@@ -1,7 +1,7 @@
-"""What is wrong with a run of ``sharing``: the first wrong interval, by rank and matrix, and why.
+"""Lesson 04: the first wrong place of a run, by rank and matrix, and why; and what a skipped offset spoils.
 
-Also what the early code would do, from intervals alone: where each answer goes if a missing gradient does not
-move the offset. Knows runs and places. Refuses to start one.
+What the early code would do follows from intervals alone: where each answer goes if a missing gradient does
+not move the offset.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .sharing import LENGTH, PLACES, Lacking, Place, Run, is_buffer, place_of
+from .on_ranks import LENGTH, PLACES, BufferPlace, Lacking, SharingRun, is_buffer, place_of
 
 
-def explain(run: Run) -> str | None:
+def explain(run: SharingRun) -> str | None:
     """What is wrong with a run, told by its first wrong interval; None where nothing is."""
     for rank, report in enumerate(run.reports):
         if wrong := _judge_returned(rank, report.returned):
@@ -38,7 +38,7 @@ def _judge_returned(rank: int, returned: Any) -> str | None:
     return None
 
 
-def _say_case(run: Run) -> str:
+def _say_case(run: SharingRun) -> str:
     if not run.lacking:
         return "With all gradients there:"
     lackers: dict[str, list[int]] = {}
@@ -61,11 +61,6 @@ def say_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
-def writers_at(run: Run, position: int) -> list[int]:
-    """The ranks that wrote a number of the buffer before the sum."""
-    return ranks_of(int(run.writers()[position]), run.ranks)
-
-
 def ranks_of(flags: int, ranks: int) -> list[int]:
     """The ranks whose bits are set.
 
@@ -75,7 +70,7 @@ def ranks_of(flags: int, ranks: int) -> list[int]:
     return [rank for rank in range(ranks) if flags >> rank & 1]
 
 
-def _explain_place(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
+def _explain_place(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
     """The first wrong interval, and from which number on; then why."""
     whose = "every rank's" if run.agree() else f"rank {rank}'s"
     place_said = f"the first wrong place is that of {place.name}, {place.start:,} to {place.stop:,}"
@@ -84,8 +79,8 @@ def _explain_place(run: Run, rank: int, place: Place, first: int, right: Tensor)
     return f"{said} {_why(run, rank, place, first, right)}{_say_displaced(run)}"
 
 
-def _why(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
-    owner, writers = place.owner(run.ranks), writers_at(run, first)
+def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
+    owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
     if not bool(right[place.slice].any()):
         return f"Nobody has that answer, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
     if len(writers) > 1:
@@ -99,7 +94,7 @@ def _why(run: Run, rank: int, place: Place, first: int, right: Tensor) -> str:
     return f"What is there is not Newton–Schulz of the gradient of {place.name}."
 
 
-def _why_empty(run: Run, rank: int, place: Place, owner: int) -> str:
+def _why_empty(run: SharingRun, rank: int, place: BufferPlace, owner: int) -> str:
     if run.found(owner).get(place.name) != place.start:
         return f"It is zero there: rank {owner}, the owner, has not put its answer in that place."
     if rank == owner:
@@ -107,22 +102,14 @@ def _why_empty(run: Run, rank: int, place: Place, owner: int) -> str:
     return f"It is zero there. Rank {owner} has the answer, but it never reached rank {rank}: what sums?"
 
 
-def _say_displaced(run: Run) -> str:
-    for rank, name, start in displaced(run):
-        place = place_of(name)
-        off, way = abs(start - place.start), "early" if start < place.start else "late"
-        return f" Rank {rank} has put its answer for {name} at {start:,}, which is {off:,} too {way}."
+def _say_displaced(run: SharingRun) -> str:
+    """The first answer that a rank has put elsewhere than in its place."""
+    for rank in range(run.ranks):
+        for name, start in run.found(rank).items():
+            if off := start - place_of(name).start:
+                way = f"{abs(off):,} too {'early' if off < 0 else 'late'}"
+                return f" Rank {rank} has put its answer for {name} at {start:,}, which is {way}."
     return ""
-
-
-def displaced(run: Run) -> list[tuple[int, str, int]]:
-    """Answers that a rank has put elsewhere than in their place: (rank, matrix, where it begins)."""
-    return [
-        (rank, name, start)
-        for rank in range(run.ranks)
-        for name, start in run.found(rank).items()
-        if start != place_of(name).start
-    ]
 
 
 def early_starts(ranks: int, lacking: Lacking) -> Mapping[tuple[int, str], int]:
@@ -152,6 +139,6 @@ def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
     return [place.name for place in PLACES if place.name in moved or place.name in hit]
 
 
-def reaches_into(name: str, start: int, other: Place) -> bool:
+def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
     """Whether a matrix's answer, put at ``start``, lies in part in the place of another."""
     return start < other.stop and other.start < start + place_of(name).size

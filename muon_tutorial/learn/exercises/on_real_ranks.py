@@ -1,0 +1,63 @@
+"""Exercises whose answer runs on real ranks: what becomes of a stub, and of a run that fails."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from ...errors import RankFailedError
+from .judge import Judge, MistakeError, OpenAnswerError
+
+_CELL = re.compile(r"Cell In\[\d+\], line")
+
+
+class RunOfAnswer(Protocol):
+    """What all ranks made of the reader's function."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the function was a stub still."""
+
+
+AnyRun = TypeVar("AnyRun", bound=RunOfAnswer)
+
+
+def judge_on_ranks(
+    play: Callable[[Any], AnyRun],
+    judge_run: Callable[[AnyRun], str | None],
+    say: Callable[[RankFailedError], str],
+) -> Judge:
+    """A judge that plays the reader's function on real ranks; ``say`` tells of a run that failed."""
+
+    def judge(function: Any) -> str | None:
+        try:
+            run = play(function)
+        except RankFailedError as error:
+            raise MistakeError(say(error)) from None
+        if run.is_open:
+            raise OpenAnswerError
+        return judge_run(run)
+
+    return judge
+
+
+def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: Any) -> AnyRun:
+    """The run of the reader's function; of the reference, said aloud, where it is a stub still."""
+    run = play(function)
+    if not run.is_open:
+        return run
+    print("No answer yet: this is the reference.")
+    return play(reference)
+
+
+def say_failure(error: RankFailedError) -> str:
+    """A failed launch in a few lines: its name, its first line, your own line, and the other ranks."""
+    report = str(error).splitlines()
+    own = [place for place, line in enumerate(report) if line.strip().startswith("Cell In")]
+    yours = report[own[-1] : own[-1] + 2] if own else []
+    start = report.index("The other ranks:") if "The other ranks:" in report else len(report)
+    lines = [type(error).__name__, report[0], *yours, *report[start:]]
+    shown = (_CELL.sub("your cell, line", line) for line in lines)
+    return "\n".join(textwrap.fill(line, 96, subsequent_indent="    ") for line in shown)

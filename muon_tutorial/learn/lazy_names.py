@@ -1,0 +1,33 @@
+"""The names of a lesson's files, each file imported when one of its names is first asked for.
+
+A function from a cell that mentions its lesson takes the lesson along to real ranks. They import the file
+that they run, and neither pictures nor widgets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def names_in(package: str, *files: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's ``__getattr__`` and ``__dir__``; a name that stands in several files is the first one's.
+
+    >>> find, listed = names_in("muon_tutorial.learn.course", "series", "glossary")
+    >>> find("look_up")("ring").terms[0].lesson, "LESSONS" in listed()
+    ('03', True)
+    """
+
+    def find(name: str) -> Any:
+        for file in (name,) if name in files else () if name.startswith("__") else files:
+            module = importlib.import_module(f"{package}.{file}")
+            if name == file or hasattr(module, name):
+                return module if name == file else getattr(module, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def listed() -> list[str]:
+        modules = [importlib.import_module(f"{package}.{file}") for file in files]
+        return sorted({name for module in modules for name in vars(module) if not name.startswith("_")})
+
+    return find, listed

@@ -1,0 +1,112 @@
+"""Lesson 00 on real ranks: one matrix, its gradients, what a rank reports of a step, and what a step costs.
+
+The gradients are small multiples of 1/64, so that their sum over dp has no rounding: any order gives the same
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import Grid, Matrix, Muon, Plan, Shard, build_mesh, zero1
+from ...plan.layout import shard_box
+from ..inputs import measure
+from ..pictures.holdings import name_contents
+
+SHAPE = (48, 64)
+TP_DIM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """What one rank sends back from a step: its weight before and after, and the momentum it keeps."""
+
+    before: Tensor
+    momentum: Tensor
+    after: Tensor
+
+
+def plan_of(dp: int, tp: int) -> Plan:
+    """The plan of the lesson: one matrix, cut by columns over tp, its momentum cut over dp."""
+    return zero1([Matrix(0, "W", SHAPE, (("tp", Shard(TP_DIM)),))], Grid.of(dp=dp, tp=tp))
+
+
+def weight(seed: int) -> Tensor:
+    """The whole matrix, the same on every rank."""
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) / 8
+
+
+def local_gradient(seed: int, dp_position: int) -> Tensor:
+    """The whole gradient of the data that one dp position has seen."""
+    generator = torch.Generator().manual_seed(1000 * (seed + 1) + dp_position)
+    return torch.randint(-64, 65, SHAPE, generator=generator) / 64
+
+
+def mean_gradient(seed: int, dp: int) -> Tensor:
+    """The gradient of all data: the mean over dp positions."""
+    return torch.stack([local_gradient(seed, position) for position in range(dp)]).sum(0) / dp
+
+
+def my_columns(matrix: Tensor, rank: int, tp: int) -> Tensor:
+    """A copy of the columns of ``matrix`` that a rank holds when tp cuts it."""
+    box = shard_box(tuple(matrix.shape), Shard(TP_DIM), rank % tp, tp)
+    return matrix[box.slices].clone()
+
+
+def join_columns(pieces: Sequence[Tensor]) -> Tensor:
+    """The whole matrix from the pieces of one dp position, in the order of tp."""
+    return torch.cat(list(pieces), dim=TP_DIM)
+
+
+def say_report(reports: Sequence[WeightReport]) -> str:
+    """How many different contents the ranks hold, in words."""
+    before, momentum, after = (
+        len(set(name_contents([getattr(report, name) for report in reports])))
+        for name in ("before", "momentum", "after")
+    )
+    return (
+        f"{len(reports)} ranks sent back {before} different pieces of the weight before the step,\n"
+        f"{momentum} different pieces of the momentum, and {after} different pieces of the weight after it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a rank measured: seconds of one step, and bytes of memory that are its own."""
+
+    seconds: float
+    memory: int
+
+
+def cost_alone(rank: int, seed: int, steps: int) -> float:
+    """Median seconds of one step of ``torch.optim.Muon`` on the whole matrix, in this process."""
+    parameter = torch.nn.Parameter(weight(seed))
+    parameter.grad = local_gradient(seed, 0)
+    return measure.median_seconds(torch.optim.Muon([parameter]).step, steps)
+
+
+def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> StepCost:
+    """Time ``steps`` steps on this rank. Must be called by all ranks."""
+    parameter = torch.nn.Parameter(my_columns(weight(seed), rank, tp))
+    muon = Muon([parameter], strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}), tp_dim=TP_DIM)
+    parameter.grad = my_columns(local_gradient(seed, rank // tp), rank, tp)
+    return StepCost(measure.median_seconds(muon.step, steps), measure.private_bytes())
+
+
+def say_cost(costs: Sequence[StepCost], alone: float, first_start: float, next_start: float) -> str:
+    """The measurements of this machine, in words."""
+    slowest = max(cost.seconds for cost in costs)
+    memory = max(cost.memory for cost in costs)
+    return (
+        f"cores this notebook may use   {measure.cores()}\n"
+        f"ranks                         {len(costs)}\n"
+        f"start of the ranks, first     {first_start:.2f} s\n"
+        f"start of the ranks, later     {next_start:.2f} s\n"
+        f"private memory of a rank      {memory / 1e6:.0f} MB\n"
+        f"one Muon step on the ranks    {slowest * 1e3:.1f} ms\n"
+        f"one Muon step in one process  {alone * 1e3:.1f} ms"
+    )

@@ -1,0 +1,46 @@
+"""Lesson 03: the latency and bandwidth of a machine, fitted to measured messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..inputs.measure import fastest
+
+__all__ = ["fastest"]  # the notebook uses it, too
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """A message's time as ``latency + bytes / bandwidth``: seconds, and bytes a second."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, nbytes: float) -> float:
+        """What the model says of a message."""
+        return self.latency + nbytes / self.bandwidth
+
+
+def fit_wire(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
+    """The latency and bandwidth that fit measured messages best, by relative error; neither is negative."""
+    size, time = np.asarray(sizes, float), np.asarray(seconds, float)
+    design = np.stack([np.ones_like(size), size], axis=1) / time[:, None]
+    latency, slope = np.linalg.lstsq(design, np.ones_like(time), rcond=None)[0]
+    if latency <= 0 or slope <= 0:
+        latency, slope = time.min(), max(time[-1] - time.min(), 1e-12) / size[-1]
+    return LinkSpeed(float(latency), float(1 / slope))
+
+
+def say_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> str:
+    """A machine's latency and bandwidth, in words."""
+    same = wire.latency * wire.bandwidth
+    return (
+        f"{f'a message of {sizes[0]} bytes':<29}{seconds[0] * 1e6:10,.0f} µs\n"
+        f"{f'a message of {sizes[-1] / 1e6:.1f} MB':<29}{seconds[-1] * 1e6:10,.0f} µs\n"
+        f"{'latency':<29}{wire.latency * 1e6:10,.0f} µs\n"
+        f"{'bandwidth':<29}{wire.bandwidth / 1e9:10.2f} GB/s\n"
+        f"{'bytes take as long as latency':<29}{same / 1e3:10,.0f} kB"
+    )

@@ -1,0 +1,154 @@
+"""Exercises of lesson 04: owners and zeros, what a skipped offset spoils, a right sharing, and the quiz."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsFloat, SupportsIndex
+
+from ...errors import RankFailedError
+from ..exercises.judge import Exercise, MistakeError, OpenAnswerError, names_or_none, numbers
+from .first_wrong_place import early_starts, early_wrong, explain, reaches_into
+from .makespan import WORST, fair_shares
+from .on_ranks import (
+    LENGTH,
+    PATIENCE,
+    PLACES,
+    SHAPES,
+    Lacking,
+    SharingFunction,
+    owner_lacks,
+    place_of,
+    predict_ring,
+    run_cases,
+    say_trouble,
+)
+
+LACKING = "k1"
+
+
+def guess(ranks: int) -> Exercise:
+    """The prediction: with one more rank, who owns the last matrix, and what part of all buffers is zero?"""
+    more = ranks + 1
+    right = PLACES[-1].owner(more)
+
+    def judge(owner_of_last: SupportsIndex, zeros: SupportsFloat) -> str | None:
+        try:
+            said, part = operator.index(owner_of_last), float(zeros)
+        except (TypeError, ValueError):
+            return "Give a rank, and a number between 0 and 1."
+        if said != right:
+            return f"owner_of_last: {_why_not_owner(said, ranks)}"
+        if not abs(part - ranks / more) <= 0.005:
+            return f"zeros: {_why_not_zeros(part, ranks)}"
+        return None
+
+    hints = (
+        "The last matrix has number 11. Deal out 0, 1, 2 … in turn.",
+        "Every place is filled on one rank, and zero on all others.",
+    )
+    return Exercise(judge, hints, "Each place is filled once. On all other ranks it is zero.")
+
+
+def _why_not_owner(said: int, ranks: int) -> str:
+    if not 0 <= said <= ranks:
+        return f"there is no rank {said}; with one more, ranks go from 0 to {ranks}."
+    if said == PLACES[-1].owner(ranks):
+        return f"{said} owns it as long as nobody joins."
+    if said == len(PLACES) % (ranks + 1):
+        return f"numbers begin at 0, so the last of {len(PLACES)} matrices has number {len(PLACES) - 1}."
+    return f"matrix i belongs to rank i modulo {ranks + 1}; {said} is not that of matrix {len(PLACES) - 1}."
+
+
+def _why_not_zeros(said: float, ranks: int) -> str:
+    if not 0 <= said <= 1:
+        return f"{said:g} is no part of a whole: give a number between 0 and 1."
+    if abs(said - 1 / (ranks + 1)) < 0.005:
+        return f"{said:g} is the part that is filled."
+    if abs(said - (ranks - 1) / ranks) < 0.005:
+        return f"{said:g} it is as long as nobody joins."
+    return f"{said:g} is not it. Look at one place: on how many ranks is it filled, and on how many zero?"
+
+
+def predict(ranks: int) -> Exercise:
+    """The prediction: which matrices come out wrong if a missing gradient does not move the offset?"""
+    lacking = owner_lacks(LACKING, ranks)
+    right = early_wrong(ranks, lacking)
+
+    def judge(answer: object) -> str | None:
+        said = names_or_none(answer, SHAPES)
+        if said is None:
+            return 'Give a list of names, such as ["q1", "v2"].'
+        if extra := [name for name in said if name not in right]:
+            return f"{extra[0]} comes out as it should. {_why_right(extra[0])}"
+        if missing := [name for name in right if name not in said]:
+            return f"{missing[0]} comes out wrong, too. {_why_wrong(missing[0], ranks, lacking)}"
+        return None
+
+    hints = (
+        "From k1 on, where does its owner believe to be in the buffer? Too early, by the numbers of k1.",
+        "Two kinds are wrong: what its owner puts elsewhere, and what it is put upon.",
+    )
+    return Exercise(judge, hints, "What is put elsewhere is wrong, and so is what it is put upon.")
+
+
+def _why_right(name: str) -> str:
+    if name == LACKING:
+        return "Nobody has an answer for it, so its place stays zero, and nobody changes it."
+    return "Its owner puts it in its place, and nobody else writes there."
+
+
+def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
+    starts, place = early_starts(ranks, lacking), place_of(name)
+    mine = starts.get((place.owner(ranks), name))
+    if mine is not None and mine != place.start:
+        return f"Rank {place.owner(ranks)} puts its answer at {mine:,}; its place begins at {place.start:,}."
+    rank, other, start = next(
+        (rank, other, start)
+        for (rank, other), start in starts.items()
+        if reaches_into(other, start, place) and other != name
+    )
+    return f"Rank {rank} puts its answer for {other} at {start:,}, and that reaches into it."
+
+
+def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float = PATIENCE) -> Exercise:
+    """The exercise: every answer in its place, whatever gradient is missing wherever, on real ranks."""
+    cases = [
+        (),
+        owner_lacks(LACKING, ranks),
+        tuple((rank, "up1") for rank in range(ranks)),
+        owner_lacks("q1", ranks) + owner_lacks("o2", ranks),
+    ]
+
+    def judge(function: SharingFunction) -> str | None:
+        try:
+            runs = run_cases(function, ranks, cases, backend=backend, seed=seed, timeout=timeout)
+        except RankFailedError as error:
+            raise MistakeError(say_trouble(error)) from None
+        if all(run.is_open for run in runs):
+            raise OpenAnswerError
+        return next(filter(None, map(explain, runs)), None)
+
+    hints = (
+        "The offset must say the same on all ranks. What may it depend on?",
+        "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
+        "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
+    )
+    return Exercise(judge, hints, "Whatever is missing, every other answer is in its place, on every rank.")
+
+
+def quiz(ranks: int) -> Exercise:
+    """Three numbers that the notebook has measured."""
+    own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
+    sent = predict_ring(ranks)
+    expected = {"zeros": LENGTH - own, "busiest": fair_shares(WORST), "bytes": sent}
+    why = {
+        "zeros": "Press rank 0 and 'own answers' in the first picture, or ask first.zeros(0).",
+        "busiest": f"Look at the row for {WORST} in the table, or ask lesson.fair_shares({WORST}).",
+        "bytes": "Look for all_gather in the table of bytes, or ask counted[0][1].ring.",
+    }
+    return numbers(expected, why, within=1e-6)
+
+
+def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """The notebook's exercises in order: guess, prediction, sharing, quiz."""
+    return guess(dp), predict(dp), check_share(dp, backend, seed), quiz(dp)

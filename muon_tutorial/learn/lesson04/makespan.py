@@ -1,0 +1,52 @@
+"""Lesson 04: the work of the busiest rank, where matrices are dealt out in turn or the costliest first.
+
+Work is counted in floating-point operations of Newton–Schulz, on the matrices of GPT-2's smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from ... import Grid, Matrix, Plan, owner, round_robin
+from ...newton_schulz import DEFAULT_STEPS
+from ...plan.assign import newton_schulz_cost
+from ...plan.strategies import plan_imbalance
+from .on_ranks import gpt_shapes
+
+LARGE = gpt_shapes(12, 768)
+RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
+MOST = 16
+WORST = 6
+Way = Literal["by index", "longest first"]
+WAYS: tuple[Way, Way] = ("by index", "longest first")
+
+
+def costs_of(shapes: Iterable[tuple[int, int]]) -> list[int]:
+    """Floating-point operations of Newton–Schulz, all its iterations, for each matrix."""
+    return [DEFAULT_STEPS * newton_schulz_cost(shape) for shape in shapes]
+
+
+def plan_of(ranks: int, way: Way) -> Plan:
+    """The package's plan for the large model: round robin, or its owners chosen with the costliest first."""
+    matrices = [Matrix(number, name, shape) for number, (name, shape) in enumerate(LARGE.items())]
+    if way == "by index":
+        return round_robin(matrices, Grid.of(dp=ranks))
+    one_bucket = sum(matrix.numel for matrix in matrices) * matrices[0].grad_dtype.itemsize
+    return owner(matrices, Grid.of(dp=ranks), bucket_bytes=one_bucket)
+
+
+def fair_shares(ranks: int, way: Way = "by index") -> float:
+    """The makespan for the large model, in fair shares: 1 is perfect."""
+    return plan_imbalance(plan_of(ranks, way))
+
+
+def say_makespans() -> str:
+    """The makespan by number of ranks: dealt out in turn, and the costliest first."""
+    fair = sum(costs_of(LARGE.values())) / 1e9
+    lines = ["ranks   a fair share   by index           longest first"]
+    for ranks in RANKS:
+        shares = [fair_shares(ranks, way) for way in WAYS]
+        said = "   ".join(f"{share * fair / ranks:6.0f} ({share:.2f})" for share in shares)
+        lines.append(f"{ranks:5}   {fair / ranks:12.0f}   {said}")
+    return "\n".join([*lines, "(GFLOP of the busiest rank; in brackets: over a fair share)"])

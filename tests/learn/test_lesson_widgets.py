@@ -1,0 +1,107 @@
+"""The widgets of lessons on grids and runs that notebooks do not show: every position has its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from muon_tutorial import Grid
+from muon_tutorial.learn import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07
+from muon_tutorial.learn.inputs import small_gpt
+from muon_tutorial.learn.widgets.shell import Shell
+
+from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
+from .test_lesson03 import all_reduce
+from .test_lesson04 import pretended
+
+Says = Callable[[Mapping[str, Any]], str]
+
+
+def where(dp: int, tp: int) -> Says:
+    """What lesson 06 says of a rank's place on its grid."""
+
+    def says(position: Mapping[str, Any]) -> str:
+        at = Grid.of(dp=dp, tp=tp).at(position["rank"])
+        return f"Rank {at.rank} stands at dp {at['dp']}, tp {at['tp']}"
+
+    return says
+
+
+def updates(steps: int) -> Any:
+    return lesson01.explore(small_gpt.train(steps, seed=steps), lesson01.svd_muon)
+
+
+def rounds(ranks: int) -> Any:
+    return lesson03.explore_sum(lesson03.run_sum(all_reduce, ranks))
+
+
+def holders(dp: int, tp: int) -> Any:
+    return lesson00.explore(lesson00.plan_of(dp, tp))
+
+
+def buffers(ranks: int) -> Any:
+    return lesson04.explore(pretended(ranks))
+
+
+SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
+    "01 trained": (
+        partial(updates, 3),
+        lambda at: f"blocks.{at['layer']}.{lesson01.KINDS[at['matrix']]}",
+        "",
+    ),
+    "01 untrained": (partial(updates, 0), lambda at: f"blocks.{at['layer']}.", ""),
+    "02": (lesson02.microscope, lambda at: lesson02.SPECTRA[at["spectrum"]], "After 5 steps"),
+    "04 loads": (
+        lesson04.explore_loads,
+        lambda at: f"{at['ranks']} ranks. by index: the busiest has {lesson04.fair_shares(at['ranks']):.2f}",
+        "6 ranks.",
+    ),
+    "05": (
+        lambda: lesson05.explore(lesson05.plan_of(4, 1, 400), 400),
+        lambda at: f"dp {at['dp']} ",
+        "Its slices by dp position",
+    ),
+    "07": (
+        lambda: lesson07.explore(4),
+        lambda at: f"{at['matrix']}: Cut by {at['cut']} into {at['pieces']}",
+        "power law: Cut by rows into 4",
+    ),
+}
+for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
+    SHELLS[f"00 {dp} {tp}"] = (
+        partial(holders, dp, tp),
+        lambda at: f"rank {at['rank']} holds",
+        "6 · its weight",
+    )
+for dp, tp in ((2, 3), (2, 6)):
+    SHELLS[f"06 {dp} {tp}"] = (partial(lesson06.explore, dp, tp), where(dp, tp), "A grid of")
+for ranks in (1, 2, 3, 4):
+    still = f"Round {2 * (ranks - 1)}: rank 0 sends"
+    SHELLS[f"04 {ranks}"] = (
+        partial(buffers, ranks),
+        lambda at: f"rank {at['rank']}: ",
+        "every place is right",
+    )
+    if ranks > 1:
+        SHELLS[f"03 {ranks}"] = (partial(rounds, ranks), lambda at: "all_reduce", still)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", SHELLS)
+def test_every_position_can_be_drawn_and_says_what_it_shows(name: str) -> None:
+    make, says, still = SHELLS[name]
+    shell = make()
+    assert isinstance(shell, Shell)
+    drive_shell(shell, says)
+    assert shell.still is not None
+    assert still in shell.still.alt
+
+
+def test_where_tp_cuts_nothing_both_cuts_are_drawn_and_said_in_the_same_words() -> None:
+    shell, says = lesson06.explore(3, 1), where(3, 1)
+    shown = [(position, move(shell, position)) for position in positions(shell)]
+    assert all(says(position) in alt_of_sound_picture(page) for position, page in shown)
+    assert len({page for _, page in shown}) == 6
