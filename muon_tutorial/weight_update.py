@@ -24,24 +24,6 @@ _BLOCK = 4096
 _SERIAL = 32768
 
 
-def momentum_update(buffer: Tensor, grad: Tensor, momentum: float, nesterov: bool) -> Tensor:
-    """Move the momentum towards the gradient, in place, and return what Newton–Schulz is to orthogonalize.
-
-    The momentum is an exponential moving average (``lerp``), as in ``torch.optim.Muon``. Without Nesterov the
-    buffer itself is returned: read it, do not write to it. A gradient of another dtype takes the buffer's.
-
-    >>> import torch
-    >>> buffer, grad = torch.zeros(1, 2), torch.ones(1, 2)
-    >>> momentum_update(buffer, grad, 0.75, nesterov=True)
-    tensor([[0.4375, 0.4375]])
-    >>> buffer
-    tensor([[0.2500, 0.2500]])
-    """
-    grad = grad.to(buffer.dtype)
-    buffer.lerp_(grad, 1 - momentum)
-    return grad.lerp(buffer, momentum) if nesterov else buffer
-
-
 @dataclass(frozen=True, slots=True)
 class ShardRange:
     """Where a part of a matrix lies: elements [start, stop) of a row-major box of the whole matrix.
