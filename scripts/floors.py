@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "muon_tutorial"
 PICTURE = ROOT / "docs" / "floors.svg"
-WIDTH, ROW, BOX, GAP = 980, 92, 46, 14
+WIDTH, ROW, BOX, GAP = 980, 84, 40, 14
 FACE = ("__init__", "__main__")
 
 
@@ -58,12 +58,6 @@ def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
     ]
 
 
-def lines_in(room: str) -> int:
-    """Lines of source in a room."""
-    paths = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else (PACKAGE / room).rglob("*.py")
-    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
-
-
 def draw() -> str:
     """The picture as SVG: a box a room, an arrow an import; rooms import downwards only."""
     below = imports()
@@ -78,7 +72,7 @@ def draw() -> str:
             corner[room] = left + place * (width + GAP), 20 + (top - floor) * ROW, width
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {40 + top * ROW + BOX}" role="img" '
-        'font-family="sans-serif"><title>The rooms of muon_tutorial; arrows are imports</title>'
+        'font-family="sans-serif" font-size="15"><title>The rooms of muon_tutorial; arrows are imports</title>'
         '<rect width="100%" height="100%" fill="#ffffff"/>'
     ]
     for room, other in direct(below):
@@ -90,9 +84,7 @@ def draw() -> str:
     for room, (x, y, w) in corner.items():
         parts.append(
             f'<rect x="{x:.0f}" y="{y}" width="{w:.0f}" height="{BOX}" rx="6" fill="#eef3f8" stroke="#345"/>'
-            f'<g transform="translate({x + w / 2:.0f} {y})" text-anchor="middle" fill="#16222e">'
-            f'<text y="20" font-size="15">{escape(room)}</text>'
-            f'<text y="37" font-size="12">{lines_in(room):,} lines</text></g>'
+            f'<text x="{x + w / 2:.0f}" y="{y + 25}" text-anchor="middle">{escape(room)}</text>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from .helpers import HelperFunctions
+from .helper_functions import HelperFunctions
 
 AssignFn = Callable[[list[Tensor], dict[str, Any]], dict[int, int]]
 GatherFn = Callable[[Tensor, int, dict[str, Any]], Any]

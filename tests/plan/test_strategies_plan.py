@@ -77,7 +77,7 @@ def test_a_matrix_is_worked_on_by_one_owner_or_by_whole_tensor_parallel_groups(
             assert workers
             assert all(0 <= position < case.grid.at(0).size(*bucket.axes) for position in entry.workers)
             if variant.startswith("owner"):
-                assert len(workers) == 1
+                assert len(workers) == case.grid.world_size // case.grid.at(0).size(*bucket.axes)
             else:
                 tp = case.grid.size("tp")
                 assert {case.grid.at(rank)["tp"] for rank in workers} == set(range(tp))
@@ -176,7 +176,9 @@ def test_what_a_step_must_find_in_the_gradients_is_stated() -> None:
 
 def test_unknown_strategies_and_options_are_named() -> None:
     one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
-    with pytest.raises(StrategyError, match="unknown strategy 'zero2'; known: owner, replicated"):
+    with pytest.raises(
+        StrategyError, match="unknown strategy 'zero2'; known: owner, owner_per_replica, replicated"
+    ):
         find_builder("zero2")
     with pytest.raises(StrategyError, match='gather="all" and gather="boundary"; got \'most\''):
         zero1(one, grid, gather="most")  # type: ignore[arg-type]
