@@ -10,12 +10,30 @@ The public surface, by floor:
 - the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``, ``DistributedConfig`` and its three
   ``create_…_config``
 - errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
+
+The words, one a thing, in the package as in the lessons:
+
+- *grid*, *axis*, *coordinate*, *position*: ranks in named axes; where a rank stands; its number along one
+- *placement*: how one axis holds a tensor; *cut*: a ``Shard`` along one axis of a parameter
+- *piece*: what tensor parallelism leaves to a rank of a matrix; *shard*: what the rank stores between steps
+- *hop*, *route*, *exchange*: one change of placement; several in order; many matrices packed into one move
+- *bucket*, *buffer*, *layout*: matrices that travel together; their flat tensor; which rank holds what
+- *request*, *collective*, *walk*: what a generator asks for; the generator
+- *world*, *mesh*: what answers requests; the ranks it answers for
+- *step*, *phase*: one optimizer step; its seven parts, in ``step/``
+- *owner*, *worker*: the one rank, or any rank, that orthogonalizes a matrix
+- *strategy*, *plan*: a builder; the data that it builds
+- *ledger*: the requests that were made, in bytes
 """
 
 from __future__ import annotations
 
 from .callbacks.config import DistributedConfig
-from .callbacks.helpers import create_devicemesh_config, create_dtensor_config, create_processgroup_config
+from .callbacks.create_configs import (
+    create_devicemesh_config,
+    create_dtensor_config,
+    create_processgroup_config,
+)
 from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import LaunchError, TutorialError, UsageError
 from .evidence.ledger import Ledger

@@ -72,7 +72,7 @@ def draw() -> str:
             corner[room] = left + place * (width + GAP), 20 + (top - floor) * ROW, width
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {40 + top * ROW + BOX}" role="img" '
-        'font-family="sans-serif" font-size="15"><title>The rooms of muon_tutorial; arrows are imports</title>'
+        'font-family="sans-serif" font-size="15"><title>Rooms of muon_tutorial and their imports</title>'
         '<rect width="100%" height="100%" fill="#ffffff"/>'
     ]
     for room, other in direct(below):

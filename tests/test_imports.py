@@ -28,7 +28,7 @@ FLOORS = {
     "errors": 0,
     "newton_schulz": 1,
     "learning_rate": 1,
-    "weight_update": 1,
+    "decay_and_add": 1,
     "plan": 1,
     "launching": 1,
     "engine": 2,
@@ -48,7 +48,7 @@ FLOORS = {
     "scripts": 10,
 }
 
-KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "weight_update", "plan", "engine")
+KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
 # ring.py takes collectives apart, message by message, for lesson 03.
 MOVERS = {f"{PACKAGE}.worlds.live", f"{PACKAGE}.learn.lesson03.ring"}

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
-from ..parameters.on_meshes import global_rank
+from ..parameters.mesh_parameters import global_rank
 from ..plan.strategies import WIRE
 from ..step.agreement import agreed, gradient_flags
 from ..step.momentum import momentum_update
@@ -29,7 +29,7 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, local_part
 from ..step.write_parameters import apply_update
 from ..worlds.live import gather_objects, sum_counts
-from .check_answers import BareWork, complaint_about_full, complaint_about_part
+from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
 from .config import DistributedConfig
 
 TORN = ': give it to all ranks or to none, or name the ranks that share parameters in state["agree_group"]'

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engine.collective import Label
 from ..engine.travel import travel
 from ..errors import ConfigError
-from ..parameters.on_meshes import (
+from ..parameters.mesh_parameters import (
     ParametersOnMeshes,
     ReadParameters,
     global_rank,

@@ -1,0 +1,7 @@
+"""The optimizers that users construct.
+
+``muon``               ``Muon``, a ``torch.optim.Optimizer``
+``muon_with_adamw``    ``MuonWithAdamW``: two optimizers behind the face of one
+``split_parameters``   which of a model's parameters go to Muon
+``make_steps``         from an optimizer's parameters to its steps: which plan, on which mesh
+"""

@@ -16,18 +16,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..callbacks.callback_step import CallbackStep
-from ..callbacks.check_answers import checked_assignments
+from ..callbacks.check_user_functions import checked_assignments
 from ..callbacks.config import DistributedConfig
 from ..engine.collective import Walk
 from ..errors import StrategyError, TutorialError
 from ..parameters.describe_matrices import describe_matrices, named_params
-from ..parameters.on_meshes import MeshParameters, same_tensors
+from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.bucket import Bucket
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Builder, Plan, fingerprint, owner
-from ..step.alone import AloneStep
 from ..step.parameter_state import ParameterState
+from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, check_same, drive, refuse
 from ..worlds.local import LocalMesh

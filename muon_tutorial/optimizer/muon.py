@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from ..callbacks.config import DistributedConfig
-from ..callbacks.helpers import create_dtensor_config
+from ..callbacks.create_configs import create_dtensor_config
 from ..engine.collective import Walk
 from ..errors import NotAMatrixError, StrategyError, UsageError
 from ..learning_rate import ADJUST_LR_FNS

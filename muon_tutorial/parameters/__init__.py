@@ -1,0 +1,9 @@
+"""From tensors to the plan's matrices: how each is cut, from placements, groups and attributes.
+
+``describe_matrices``    an optimizer's parameters as a strategy's matrices
+``dtensor_placements``   a DTensor's placements become cuts
+``tensor_parallel``      how tensor parallelism cut plain parameters
+``process_groups``       parameters cut over process groups that cross at this rank
+``dtensor_meshes``       DTensors, each on its own mesh
+``mesh_parameters``      what the last two find out: the parameters on each mesh
+"""

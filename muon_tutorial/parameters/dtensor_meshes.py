@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ..worlds.live import LiveWorld
 from .dtensor_placements import dtensor_cuts
-from .on_meshes import (
+from .mesh_parameters import (
     MeshParameters,
     ParameterReading,
     alone,

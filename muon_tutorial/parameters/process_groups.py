@@ -20,7 +20,7 @@ from ..plan.matrix import Matrix
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
 from .dtensor_placements import dtensor_cuts
-from .on_meshes import (
+from .mesh_parameters import (
     MeshParameters,
     ParameterReading,
     Shape,

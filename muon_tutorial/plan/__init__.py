@@ -1,0 +1,10 @@
+"""The plan: pure data about matrices, ranks and moves. No tensors, no process groups.
+
+``grid``         ranks in named axes
+``layout``       placements, boxes, hops and routes
+``matrix``       a matrix: its shape, and how axes cut it
+``bucket``       matrices packed into a flat buffer; the master plan, ``DistMeta``
+``exchange``     layouts of flat buffers, and the packed exchange between two of them
+``assign``       who orthogonalizes what
+``strategies``   builders that turn matrices and a grid into a plan
+"""

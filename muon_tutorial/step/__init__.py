@@ -9,4 +9,5 @@
 ``clipping``            the norm of all gradients together
 ``rank_bucket``         one bucket on one rank: parameters beside the plan's geometry, worked out once
 ``parameter_state``     a parameter with its group and its optimizer state
+``single_process``      the same phases where every matrix is whole: nothing travels
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..decay_and_add import ShardRange
 from ..plan.bucket import Bucket, StoredShard, flat_frame
 from ..plan.exchange import BufferSlice
 from ..plan.grid import Coordinate
 from ..plan.matrix import BucketEntry, Matrix
-from ..weight_update import ShardRange
 from .parameter_state import ParameterState
 
 MomentumIndex = slice | tuple[slice, ...]

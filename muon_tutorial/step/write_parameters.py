@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decay_and_add import ShardRange, decay_and_add
 from ..engine.collective import Label, Walk
 from ..engine.hops import view
 from ..engine.travel import travel
 from ..learning_rate import adjusted_lr
-from ..weight_update import ShardRange, decay_and_add
 from .rank_bucket import RankBucket
 
 

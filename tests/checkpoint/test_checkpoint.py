@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
-from muon_tutorial.callbacks.helpers import create_dtensor_config, create_processgroup_config
+from muon_tutorial.callbacks.create_configs import create_dtensor_config, create_processgroup_config
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial.callbacks.config import DistributedConfig
-from muon_tutorial.callbacks.helpers import (
+from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,

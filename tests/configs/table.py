@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from muon_tutorial.callbacks.helpers import create_devicemesh_config
+from muon_tutorial.callbacks.create_configs import create_devicemesh_config
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon

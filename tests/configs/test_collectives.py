@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from muon_tutorial.callbacks.helpers import create_dtensor_config
+from muon_tutorial.callbacks.create_configs import create_dtensor_config
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from muon_tutorial.callbacks.config import DistributedConfig
-from muon_tutorial.callbacks.helpers import create_devicemesh_config, create_processgroup_config
+from muon_tutorial.callbacks.create_configs import create_devicemesh_config, create_processgroup_config
 from muon_tutorial.errors import RankFailedError, TutorialError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon

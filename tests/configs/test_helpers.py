@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from muon_tutorial.callbacks.helpers import create_processgroup_config
+from muon_tutorial.callbacks.create_configs import create_processgroup_config
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon

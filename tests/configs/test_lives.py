@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial.callbacks.config import DistributedConfig
-from muon_tutorial.callbacks.helpers import create_dtensor_config, create_processgroup_config
+from muon_tutorial.callbacks.create_configs import create_dtensor_config, create_processgroup_config
 from muon_tutorial.errors import GradientError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor import distribute_tensor
 
 from muon_tutorial.callbacks.config import DistributedConfig
-from muon_tutorial.callbacks.helpers import (
+from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ConfigError
 from ..parameters.dtensor_meshes import read_dtensor_meshes
-from ..parameters.on_meshes import (
+from ..parameters.mesh_parameters import (
     MeshParameters,
     ReadParameters,
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, TutorialError
-from ..parameters.on_meshes import global_rank
+from ..parameters.mesh_parameters import global_rank
 from ..step.parameter_state import ParameterState, local_part
 from .config import DistributedConfig
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
+from muon_tutorial.decay_and_add import ShardRange, decay_and_add
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learning_rate import adjusted_lr
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
 from muon_tutorial.step.momentum import momentum_update
-from muon_tutorial.weight_update import ShardRange, decay_and_add
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 LR, WEIGHT_DECAY = 0.02, 0.1
