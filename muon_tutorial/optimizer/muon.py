@@ -24,9 +24,11 @@ from ..errors import NotAMatrixError, StrategyError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
 from ..parameters.describe_matrices import named_params
+from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
+from ..step.parameter_state import local_part
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -92,6 +94,7 @@ class Muon(torch.optim.Optimizer):
             strategy, self.world, tp_dim, _checked_window(window), distributed_config
         )
         self._made_steps: list[MeshStep] | None = None
+        self._made_for: list[Tensor] = []
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -106,8 +109,6 @@ class Muon(torch.optim.Optimizer):
         _check_hyperparameters(defaults)
         self._gradients_ready = False
         super().__init__(params, defaults)
-        if self._make_steps is alone and any(isinstance(param, DTensor) for param in self._params()):
-            self._make_steps = ConfigSteps(create_dtensor_config())
         self._steps()
 
     @property
@@ -234,11 +235,19 @@ class Muon(torch.optim.Optimizer):
         return steps[0]
 
     def _steps(self) -> list[MeshStep]:
-        """The steps over the current groups and state, made anew after either has changed."""
+        """The steps over the current groups and state, made anew after either has changed.
+
+        Hosts change groups behind an optimizer's back: Accelerate puts FSDP2's parameters in place of ours.
+        """
+        params = self._params()
+        if self._make_steps is alone and any(isinstance(param, DTensor) for param in params):
+            self._make_steps = ConfigSteps(create_dtensor_config())
         if self._make_steps is alone:
             return alone(self.param_groups, self.state)
-        if self._made_steps is None:
+        if self._made_steps is None or not same_tensors(self._made_for, params):
+            _refuse_lost_momentum(self._made_for, params, self.state)
             self._made_steps = self._make_steps(self.param_groups, self.state)
+            self._made_for = params
         return self._made_steps
 
     def _params(self) -> list[Tensor]:
@@ -288,6 +297,7 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_gradients_ready", False)
         self.__dict__.setdefault("_make_steps", alone)
         self.__dict__.setdefault("_made_steps", None)
+        self.__dict__.setdefault("_made_for", [])
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
@@ -344,6 +354,20 @@ def _checked_window(window: int) -> int:
     if window < 1:
         raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
     return window
+
+
+def _refuse_lost_momentum(before: list[Tensor], now: list[Tensor], state: Mapping[Tensor, Any]) -> None:
+    """Parameters that replace others start without momentum: right before the first step, and wrong after."""
+    gone = set(before) - set(now)
+    if set(now) - set(before) and any(_has_moved(state[param]) for param in gone):
+        raise UsageError(
+            f"{len(gone)} parameters were replaced by others after they had been stepped, and their momentum "
+            "belongs to the old ones: construct the optimizer over the new parameters, then load its state"
+        )
+
+
+def _has_moved(state: Mapping[str, Any]) -> bool:
+    return "momentum_buffer" in state and bool(local_part(state["momentum_buffer"]).any())
 
 
 def _check_hyperparameters(group: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.matrix import Cut, Matrix
+from ..step.parameter_state import mesh_axes
 from ..worlds.live import LiveWorld, check_same
 from ..worlds.local import LocalMesh, LocalWorld
 
@@ -150,8 +151,8 @@ def with_names(mesh: DeviceMesh) -> DeviceMesh:
     """The mesh, with a name for each dimension: ``fully_shard`` makes one without where it is given none."""
     if mesh.mesh_dim_names is not None:
         return mesh
-    names = tuple(f"axis {dim}" for dim in range(mesh.ndim))
-    return DeviceMesh.from_group(mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    groups, names = mesh.get_all_groups(), mesh_axes(mesh)
+    return DeviceMesh.from_group(groups, mesh.device_type, mesh.mesh, mesh_dim_names=names)
 
 
 def alone() -> LocalMesh:

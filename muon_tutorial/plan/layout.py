@@ -65,10 +65,6 @@ class Shard:
         lengths = self.lengths(length, parts)
         return sum(lengths[:position]), lengths[position]
 
-    def longest(self, length: int, parts: int) -> int:
-        """How many indices the position with most of them holds."""
-        return -(-length // parts) if self.sizes is None else max(self.lengths(length, parts))
-
 
 Placement = Shard | Replicate | Partial | Owned
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce
 from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
-from .parameter_state import local_gradient
+from .parameter_state import local_gradient, mesh_axes
 from .rank_bucket import RankBucket
 
 Share = tuple[Tensor, int]
@@ -68,7 +69,6 @@ def _sharded_axes(param: Tensor) -> tuple[str, ...]:
     if not isinstance(param, DTensor):
         cut = getattr(param, "partition_dim", None)
         return () if cut is None or cut < 0 else ("tp",)
-    names = param.device_mesh.mesh_dim_names or ()
-    return tuple(
-        axis for axis, placement in zip(names, param.placements, strict=True) if placement.is_shard()
-    )
+    pairs = zip(mesh_axes(param.device_mesh), param.placements, strict=True)
+    # What FSDP2 does to a parameter that tensor parallelism has cut is a shard that denies it.
+    return tuple(axis for axis, it in pairs if it.is_shard() or isinstance(it, _StridedShard))

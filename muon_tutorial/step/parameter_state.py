@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError
@@ -47,6 +48,11 @@ def local_gradient(param: Tensor) -> Tensor | None:
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a DTensor; a plain tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def mesh_axes(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The names of a mesh's dimensions. ``fully_shard`` makes meshes without: those get numbers."""
+    return mesh.mesh_dim_names or tuple(f"axis {dim}" for dim in range(mesh.ndim))
 
 
 def _placed_alike(one: DTensor, other: DTensor) -> bool:

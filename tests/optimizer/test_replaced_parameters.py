@@ -1,0 +1,74 @@
+"""A host that puts other parameters into the groups gets them stepped, or is told what is wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from muon_tutorial import Grid, LocalWorld, Muon, launch
+from muon_tutorial.errors import UsageError
+
+STRATEGIES = ("replicated", "round_robin", "zero1", "owner", "owner_per_replica")
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12, bias=False), nn.Linear(12, 8, bias=False))
+
+
+def give(params: list[nn.Parameter]) -> None:
+    for number, param in enumerate(params, start=1):
+        param.grad = torch.full_like(param, 0.1) + param.detach() * number
+
+
+def stocks_answer() -> list[Tensor]:
+    """The weights after one step of the single-process optimizer."""
+    params = list(layers().parameters())
+    give(params)
+    torch.optim.Muon(params, lr=0.1).step()
+    return [param.detach() for param in params]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parameters_put_in_before_the_first_step_are_stepped(strategy: str) -> None:
+    model = layers()
+    muon = Muon(model.parameters(), lr=0.1, strategy=strategy, mesh=LocalWorld(Grid.of(dp=1)).mesh(0))
+    others = list(copy.deepcopy(model).parameters())
+    muon.param_groups[0]["params"] = others
+    give(others)
+    muon.step()
+    assert all(map(torch.equal, others, stocks_answer()))
+
+
+def test_parameters_put_in_later_are_refused_since_their_momentum_would_be_lost() -> None:
+    params = list(layers().parameters())
+    muon = Muon(params, lr=0.1, strategy="owner", mesh=LocalWorld(Grid.of(dp=1)).mesh(0))
+    give(params)
+    muon.step()
+    muon.param_groups[0]["params"] = [nn.Parameter(param.detach().clone()) for param in params]
+    with pytest.raises(UsageError, match="2 parameters were replaced by others after they had been stepped"):
+        muon.step()
+
+
+def swap_as_accelerate_does(rank: int) -> list[Tensor]:
+    """The optimizer first, over plain parameters; then FSDP2; then its parameters into the groups."""
+    model = layers()
+    muon = Muon(model.parameters(), lr=0.1)
+    fully_shard(model)
+    params = list(model.parameters())
+    muon.param_groups[0]["params"] = params
+    give(params)
+    muon.step()
+    return [param.full_tensor() for param in params if isinstance(param, DTensor)]
+
+
+@pytest.mark.live
+def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> None:
+    for found in launch(swap_as_accelerate_does, 2):
+        assert len(found) == 2
+        assert all(map(torch.equal, found, stocks_answer()))

@@ -1,0 +1,68 @@
+"""The norm for clipping counts every element once, however torch has cut the parameters."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from muon_tutorial import Muon, build_mesh, launch
+
+CASES = ("FSDP2, a mesh without names", "FSDP2", "TP", "FSDP2 and TP", "HSDP", "plain among DTensors")
+
+
+def layers() -> nn.Sequential:
+    """Two hidden matrices for Muon; biases and a head, which another optimizer steps."""
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(16, 32), "b": nn.Linear(32, 16), "head": nn.Linear(16, 24, bias=False)}
+    return nn.Sequential(OrderedDict[str, nn.Module](parts))
+
+
+def laid_out(case: str, dtype: torch.dtype) -> nn.Sequential:
+    model = layers().to(dtype)
+    tensor_parallel = {"a": ColwiseParallel(), "b": RowwiseParallel(), "head": ColwiseParallel()}
+    if case == "FSDP2, a mesh without names":
+        fully_shard(model)
+    elif case == "TP":
+        parallelize_module(model, build_mesh({"tp": 4})["tp"], tensor_parallel)
+    elif case == "FSDP2 and TP":
+        mesh = build_mesh({"fsdp": 2, "tp": 2})
+        parallelize_module(model, mesh["tp"], tensor_parallel)
+        fully_shard(model, mesh=mesh["fsdp"])
+    elif case == "HSDP":
+        fully_shard(model, mesh=build_mesh({"dp": 2, "fsdp": 2}))
+    else:
+        fully_shard(model if case == "FSDP2" else model[0], mesh=build_mesh({"fsdp": 4}))
+    return model
+
+
+def norms(rank: int) -> list[tuple[str, float, float]]:
+    """For each case the norm that was used, and that of the whole gradients."""
+    found = []
+    for case in CASES:
+        for dtype in (torch.float32, torch.bfloat16):
+            named = list(laid_out(case, dtype).named_parameters())
+            with torch.no_grad():
+                for number, (_, param) in enumerate(named, start=1):
+                    param.grad = torch.zeros_like(param).copy_(param * number)
+            grads = [param.grad for _, param in named if param.grad is not None]
+            wholes = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads]
+            due = sum(float(whole.double().square().sum()) for whole in wholes) ** 0.5
+            hidden = [param for name, param in named if name in ("a.weight", "b.weight")]
+            rest = [param for name, param in named if name not in ("a.weight", "b.weight")]
+            norm = Muon(hidden).ready_gradients(1.0, rest=rest)
+            assert norm is not None
+            found.append((case, float(norm), due))
+    return found
+
+
+@pytest.mark.live
+def test_the_norm_is_that_of_the_whole_gradients() -> None:
+    for by_rank in launch(norms, 4):
+        for case, norm, due in by_rank:
+            assert norm == pytest.approx(due, rel=1e-6), case
