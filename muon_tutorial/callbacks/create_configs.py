@@ -23,7 +23,7 @@ from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig
 from .helper_functions import HelperFunctions
 
-# What the names of mesh dimensions mean; the first word of each row is the axis' name in the plan.
+# What the names of mesh dimensions mean; the first word of each row is what the plan calls the axis.
 ROLES = {
     "fsdp": ("fsdp", "dp_shard", "shard"),
     "tp": ("tp",),

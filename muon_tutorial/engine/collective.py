@@ -27,7 +27,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collective:
-    """A request: all ranks of the axis' group ask it alike, and each is answered with a flat tensor.
+    """A request: all ranks of the group over ``axes`` ask it alike, and each is answered with a flat tensor.
 
     ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer
     holds, which may be none. ``root`` is a position along the axis. ``sends`` and ``receives`` are the

@@ -1,6 +1,6 @@
 """Matrices packed into flat buffers: the virtual buffer of ZeRO-1 and its master plan, ``DistMeta``.
 
-Knows shapes and intervals, in elements. Refuses to know data and process groups.
+All intervals are half-open, in elements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """What one rank keeps of one matrix: elements ``inside`` of its own piece, at ``kept`` of its storage."""
+    """What one rank stores of a matrix: elements ``in_piece`` of its piece, ``in_buffer`` of its buffer."""
 
     entry: BucketEntry
     in_piece: Interval
@@ -29,7 +29,7 @@ class StoredShard:
 
     @property
     def numel(self) -> int:
-        """Elements that the rank keeps."""
+        """Elements that the rank stores."""
         return self.in_piece[1] - self.in_piece[0]
 
 
@@ -57,11 +57,12 @@ class DistMeta:
 class Bucket:
     """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
-    ``handed`` is how gradients come and parameters are kept by the model, ``storage`` how gradient, momentum
-    and update are kept between steps, ``worked`` where matrices are to be orthogonalized. ``gradient`` leads
-    from handed to storage, ``compute`` from storage to worked, ``parameter`` from storage to handed. ``axes``
-    name the group in which the workers of an entry are counted. ``summands`` is how many local gradients the
-    gradient route adds up. ``phases`` name the compute route, out and back.
+    ``model_layout`` is how the model holds gradients and parameters; ``storage_layout``, what each rank
+    stores between steps; ``compute_layout``, where matrices are orthogonalized. The route ``gradient`` leads
+    from the model's layout to storage, ``compute`` from storage to where the work is done, ``parameter`` from
+    storage back to the model's layout. Workers of an entry are counted in the group over ``axes``.
+    ``summands`` is how many local gradients the gradient route adds up. ``phases`` name the compute route,
+    out and back.
     """
 
     index: int
@@ -82,20 +83,22 @@ class Bucket:
         return layout.length(self.entries, at)
 
     def buffer_slices(self, layout: Layout, at: Coordinate) -> tuple[BufferSlice, ...]:
-        """What this rank's flat buffer holds of each matrix under a layout, one spot an entry."""
+        """What this rank's flat buffer holds of each matrix under a layout, one slice an entry."""
         return tuple(layout.buffer_slices(self.entries, at))
 
     def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
-        """What this rank keeps of each matrix between steps, one an entry, empty ones included."""
-        return tuple(_stored_shard(self, spot) for spot in self.buffer_slices(self.storage_layout, at))
+        """What this rank stores of each matrix between steps, one an entry, empty ones included."""
+        return tuple(_stored_shard(self, piece) for piece in self.buffer_slices(self.storage_layout, at))
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
         """Where this rank works on each matrix, one an entry; None where it does not.
 
         It follows from the coordinate, never from data. The box has the shape in which the matrix lies there.
         """
-        spots = self.buffer_slices(self.compute_layout, at)
-        return tuple(_work_slice(self, spot, at) if self.works_on(spot.entry, at) else None for spot in spots)
+        pieces = self.buffer_slices(self.compute_layout, at)
+        return tuple(
+            _work_slice(self, piece, at) if self.works_on(piece.entry, at) else None for piece in pieces
+        )
 
     def works_on(self, entry: BucketEntry, at: Coordinate) -> bool:
         """Whether this rank orthogonalizes the matrix."""
@@ -104,7 +107,7 @@ class Bucket:
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The bucket's part of the master plan, as this rank reads it."""
         pairs = zip(self.buffer_slices(self.model_layout, at), self.stored_shards(at), strict=True)
-        return tuple(_dist_meta(self, spot, held) for spot, held in pairs)
+        return tuple(_dist_meta(self, piece, shard) for piece, shard in pairs)
 
     @property
     def sides(self) -> list[tuple[int, int]]:
@@ -112,61 +115,56 @@ class Bucket:
         return [entry.matrix.sides for entry in self.entries]
 
     def padding(self, at: Coordinate) -> int:
-        """Elements of this rank's handed buffer that belong to no matrix."""
-        held = sum(spot.box.numel for spot in self.buffer_slices(self.model_layout, at))
-        return self.length(self.model_layout, at) - held
+        """Elements of this rank's buffer, as the model holds it, that belong to no matrix."""
+        shard = sum(piece.box.numel for piece in self.buffer_slices(self.model_layout, at))
+        return self.length(self.model_layout, at) - shard
 
 
-def _stored_shard(bucket: Bucket, spot: BufferSlice) -> StoredShard:
-    start = spot.box.offset[0] if isinstance(bucket.storage_layout, SlicedBuffer) else 0
+def _stored_shard(bucket: Bucket, piece: BufferSlice) -> StoredShard:
+    start = piece.box.offset[0] if isinstance(bucket.storage_layout, SlicedBuffer) else 0
     return StoredShard(
-        spot.entry, (start, start + spot.box.numel) if spot.box.numel else (0, 0), spot.interval
+        piece.entry, (start, start + piece.box.numel) if piece.box.numel else (0, 0), piece.interval
     )
 
 
-def _work_slice(bucket: Bucket, spot: BufferSlice, at: Coordinate) -> BufferSlice:
-    matrix = spot.entry.matrix
+def _work_slice(bucket: Bucket, piece: BufferSlice, at: Coordinate) -> BufferSlice:
+    matrix = piece.entry.matrix
     whole = isinstance(bucket.compute_layout, WholeMatrices) and bucket.compute_layout.frame == "matrix"
     return BufferSlice(
-        spot.entry, spot.offset, Box((0,) * len(matrix.shape), matrix.shape) if whole else matrix.box(at)
+        piece.entry, piece.offset, Box((0,) * len(matrix.shape), matrix.shape) if whole else matrix.box(at)
     )
 
 
-def _dist_meta(bucket: Bucket, spot: BufferSlice, held: StoredShard) -> DistMeta:
-    matrix = spot.entry.matrix
+def _dist_meta(bucket: Bucket, piece: BufferSlice, shard: StoredShard) -> DistMeta:
+    matrix = piece.entry.matrix
     cut = matrix.cut("tp")
     return DistMeta(
         name=matrix.name,
-        shape=spot.box.shape,
+        shape=piece.box.shape,
         global_shape=matrix.shape,
         tp_dim=None if cut is None else cut.dim,
         buffer_idx=bucket.buffer,
         bucket_idx=bucket.index,
-        global_range=spot.interval,
-        local_range=held.in_buffer,
+        global_range=piece.interval,
+        local_range=shard.in_buffer,
     )
 
 
-def matrix_boxes(holding: StoredShard, at: Coordinate) -> tuple[Box, ...]:
-    """The rectangles of the whole matrix, by rows and columns, that a holding covers, in the order of its
-    elements.
-
-    A piece that is empty has none.
-    """
-    frame = flat_frame(holding.entry.matrix, at)
-    if not holding.numel:
+def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
+    """The rectangles of the whole matrix that a shard covers, rows by columns, in order of its elements."""
+    frame = flat_frame(shard.entry.matrix, at)
+    if not shard.numel:
         return ()
     shape = (frame.shape[0], frame.shape[1])
-    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *holding.in_piece))
+    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *shard.in_piece))
 
 
-def parameter_boxes(holding: StoredShard, at: Coordinate) -> tuple[Box, ...]:
-    """The boxes of the whole parameter, in its own dimensions, that a holding covers, in the order of its
-    elements."""
-    matrix = holding.entry.matrix
+def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
+    """The boxes of the parameter that a shard covers, in the parameter's dimensions, in order of elements."""
+    matrix = shard.entry.matrix
     piece = matrix.box(at)
     place = piece.offset if matrix.part is None else piece.shifted(matrix.part.offset).offset
-    return tuple(box.shifted(place) for box in run_boxes(piece.shape, *holding.in_piece))
+    return tuple(box.shifted(place) for box in run_boxes(piece.shape, *shard.in_piece))
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> Box:

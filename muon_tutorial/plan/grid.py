@@ -1,4 +1,4 @@
-"""Ranks arranged in named axes. Knows arithmetic on ranks; refuses to know process groups or devices."""
+"""Ranks arranged in named axes: arithmetic on ranks alone, without process groups or devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate(Mapping[str, int]):
-    """One rank's place on a grid, readable as a mapping from axis to position."""
+    """One rank's coordinate on a grid, readable as a mapping from axis to position."""
 
     grid: Grid
     rank: int
@@ -106,7 +106,7 @@ class Coordinate(Mapping[str, int]):
         return math.prod(size for axis, size in sizes if axis in axes)
 
     def position(self, *axes: str) -> int:
-        """This rank's place in its group over the axes."""
+        """This rank's position in its group over the axes."""
         place = 0
         for axis in axes:
             place = place * self.grid.size(axis) + self[axis]

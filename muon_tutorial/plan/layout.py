@@ -1,4 +1,4 @@
-"""How an axis holds a tensor, and what it costs to change that.
+"""How an axis holds a tensor (placements), and how that changes (hops and routes).
 
 Knows shapes, offsets, cuts and coordinates. Knows neither data nor process groups.
 """
@@ -97,7 +97,7 @@ class Box:
         return self.shifted(tuple(-start for start in frame.offset))
 
     def overlap(self, other: Box) -> Box:
-        """What two boxes share; of no elements where they share nothing."""
+        """What two boxes share: an empty box where they share nothing."""
         low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         ends = (
             (a + n, b + m)

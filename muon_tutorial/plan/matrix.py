@@ -1,6 +1,6 @@
 """One matrix as the plan sees it: its shape, how axes cut it, and where it lies in its parameter.
 
-Knows shapes and boxes. Refuses to know data, ranks and process groups.
+Shapes and boxes alone: no data, no process groups.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Matrix:
         return dict(self.cuts).get(axis)
 
     def box(self, at: Coordinate) -> Box:
-        """The box of the matrix that the parameter on this rank holds; of no elements where it holds none."""
+        """The box of the matrix that the parameter on this rank holds; empty where it holds nothing of it."""
         return self._held(at) if self.part is None else self._mine(at).seen_from(self._place())
 
     def slices(self, at: Coordinate) -> tuple[slice, ...]:
@@ -167,7 +167,7 @@ def split_parts(whole: Matrix, parts: Parts, first: int) -> list[Matrix]:
 
 @dataclass(frozen=True, slots=True)
 class BucketEntry:
-    """A matrix's place in a bucket.
+    """A matrix in a bucket.
 
     ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:
     ``size`` is the largest piece that any of them holds. ``workers`` are the positions in the bucket's group

@@ -309,7 +309,7 @@ def _unmoved(
 
 
 def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Out: everyone keeps the buffer, zeros where it does not own. Back: the sum."""
+    """Out: every rank keeps the buffer, zeros where it is not the owner. Back: the sum over ranks."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     size = padded(sum(entry.size for entry in entries), 1)
     compute = _route(grid, "dp", Replicate(), Partial(), size, WIRE)
@@ -329,8 +329,7 @@ def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: 
 
 
 def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Out: everyone keeps its own segment of the buffer, one a position. Back: all segments, one after the
-    other."""
+    """Out: every rank keeps its own segment of the buffer. Back: all segments, one after the other."""
     dp = grid.size("dp")
     sizes = [largest_piece(matrix, grid) for matrix in run]
     filled = [sum(size for size, place in zip(sizes, owners, strict=True) if place == p) for p in range(dp)]

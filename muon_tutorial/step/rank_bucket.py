@@ -19,11 +19,11 @@ MomentumIndex = slice | tuple[slice, ...]
 class RankMatrix:
     """One matrix of a bucket on one rank: its name, its parameter's index, [rows, columns] of the whole.
 
-    ``place`` is this rank's piece within its part of the parameter, ``held`` the same piece in a flat buffer
-    laid out as the model holds it. ``stored`` are the elements of the bucket's buffer that the rank stores of
-    the matrix, ``in_piece`` the same elements within the piece, ``shard_range`` the same within the whole
-    matrix, and ``momentum_index`` within the parameter's momentum. ``work`` is where the rank orthogonalizes
-    the matrix, or None.
+    ``place`` is the index of this rank's piece within its part of the parameter, ``held`` the same piece in a
+    flat buffer laid out as the model holds it. ``stored`` are the elements of the bucket's buffer that the
+    rank stores of the matrix, ``in_piece`` the same elements within the piece, ``shard_range`` the same
+    within the whole matrix, and ``momentum_index`` within the parameter's momentum. ``work`` is where the
+    rank orthogonalizes the matrix, or None.
     """
 
     entry: BucketEntry
