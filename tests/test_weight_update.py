@@ -115,17 +115,6 @@ def test_slices_that_tile_a_real_update_make_the_whole(shape: tuple[int, int]) -
     assert torch.equal(whole, expected)
 
 
-def test_column_shards_make_the_whole() -> None:
-    whole, update = normal(90, 95, seed=1, dtype=torch.bfloat16), laid_out_update(90, 95, seed=2)
-    expected = whole.clone()
-    decay_and_add(expected, update, LR, LR, WEIGHT_DECAY)
-    for first, last in [(0, 30), (30, 95)]:
-        piece = ShardRange((90, 95), (0, first), (90, last - first), 0, 90 * (last - first))
-        shard = whole[:, first:last].contiguous()
-        decay_and_add(shard, update[:, first:last], LR, LR, WEIGHT_DECAY, piece)
-        assert torch.equal(shard, expected[:, first:last])
-
-
 def test_the_trap_is_real() -> None:
     # The plain operation on a bf16 slice gives other bits than on the whole, since the scalar loop at the end
     # of the slice rounds twice. If this test fails one day, ShardRange can go.
