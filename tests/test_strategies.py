@@ -18,9 +18,17 @@ from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Builder, Plan, owner, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
-from muon_tutorial.worlds.local import LocalWorld
 
-from .oracle import UNEVEN, Case, give_gradients, one_rank, own_part, single_process, whole_gradients
+from .oracle import (
+    UNEVEN,
+    Case,
+    assert_own_parts,
+    give_gradients,
+    one_rank,
+    seated,
+    single_process,
+    whole_gradients,
+)
 from .plan import cases
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
@@ -33,17 +41,6 @@ def all_on_the_last_rank(matrices: Sequence[Matrix], grid: Grid, **options: Any)
 
 
 VARIANTS: dict[str, Builder] = {**cases.VARIANTS, "throwaway": all_on_the_last_rank}
-
-
-def in_process(case: Case, strategy: Builder, grid: Grid, **settings: Any) -> list[list[Tensor]]:
-    """The parameters of every rank after the case's steps, all ranks in this process."""
-    world = LocalWorld(grid)
-    ranks = [one_rank(case, strategy, world.mesh(rank), **settings) for rank in grid.ranks]
-    for grads in whole_gradients(case):
-        for (params, _muon), rank in zip(ranks, grid.ranks, strict=True):
-            give_gradients(params, grads, case, grid.at(rank))
-        world.run([muon.program() for _, muon in ranks])
-    return [[param.detach() for param in params] for params, _ in ranks]
 
 
 def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Tensor]]:
@@ -59,20 +56,14 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
     return found
 
 
-def assert_equal_to_single_process(found: Sequence[list[Tensor]], case: Case, grid: Grid) -> None:
-    for index, (whole, cut) in enumerate(zip(single_process(case), case.cuts, strict=True)):
-        for rank in grid.ranks:
-            expected = own_part(whole, cut, grid.at(rank))
-            assert torch.equal(found[rank][index], expected), f"rank {rank}, matrix {index} of {whole.shape}"
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
 @pytest.mark.parametrize("strategy", VARIANTS)
 def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int], dtype: torch.dtype) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
-    found = in_process(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), grid)
-    assert_equal_to_single_process(found, case, grid)
+    ranks = seated(grid, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), case)
+    ranks.steps(whole_gradients(case))
+    assert_own_parts(ranks.params, single_process(case), case, grid)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -85,8 +76,10 @@ def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -
         adjust_lr_fn=adjust_lr_fn,
         cuts=(Shard(0), Replicate(), Shard(1)) * 2 + (Shard(0),),
     )
-    found = in_process(case, partial(zero1, bucket_bytes=SMALL_BUCKETS), Grid.of(dp=2, tp=2), window=window)
-    assert_equal_to_single_process(found, case, Grid.of(dp=2, tp=2))
+    grid = Grid.of(dp=2, tp=2)
+    ranks = seated(grid, partial(zero1, bucket_bytes=SMALL_BUCKETS), case, window=window)
+    ranks.steps(whole_gradients(case))
+    assert_own_parts(ranks.params, single_process(case), case, grid)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8])
@@ -101,7 +94,7 @@ def test_real_processes_equal_single_process(world_size: int, monkeypatch: pytes
     ]
     by_rank = launch(on_a_process, world_size, args=(jobs,))
     for (case, _, grid), live in zip(jobs, zip(*by_rank, strict=True), strict=True):
-        assert_equal_to_single_process(live, case, grid)
+        assert_own_parts(live, single_process(case), case, grid)
 
 
 def test_a_printed_plan_tells_strategies_apart() -> None:
