@@ -94,11 +94,6 @@ def test_partition_sizes_that_do_not_fit_are_refused(sizes: tuple[int, ...]) -> 
         described(weight(2, 4, partition_dim=0, partition_sizes=sizes), Grid.of(tp=2).at(0))
 
 
-def test_a_cut_along_a_dimension_the_parameter_does_not_have_is_refused() -> None:
-    with pytest.raises(StrategyError, match="parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"):
-        described(weight(2, 4), Grid.of(tp=2).at(0), tp_dim=2)
-
-
 def test_without_tensor_parallelism_a_plain_parameter_is_whole() -> None:
     at = Grid.of(dp=2).at(1)
     assert described(weight(3, 4, partition_dim=1, partition_sizes=(4,)), at) == Matrix(
@@ -106,7 +101,9 @@ def test_without_tensor_parallelism_a_plain_parameter_is_whole() -> None:
     )
 
 
-def test_names_are_the_users_or_say_where_the_parameter_is() -> None:
+def test_dtypes_are_the_parameters_and_names_the_users_or_say_where_the_parameter_is() -> None:
+    bf16 = described(nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16)), Grid.of().at(0))
+    assert (bf16.dtype, bf16.grad_dtype) == (torch.bfloat16, torch.bfloat16)
     named = {"params": [weight(2, 2)], "param_names": ["blocks.0.up"]}
     groups: Groups = [named, {"params": [weight(3, 2), weight(3, 2)]}]
     found = describe_matrices(groups, Grid.of().at(0), None)
@@ -115,11 +112,6 @@ def test_names_are_the_users_or_say_where_the_parameter_is() -> None:
         "group 1, parameter 0",
         "group 1, parameter 1",
     ]
-
-
-def test_dtypes_are_the_parameters() -> None:
-    found = described(nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16)), Grid.of().at(0))
-    assert (found.dtype, found.grad_dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
@@ -290,9 +282,15 @@ def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single
 
 
 @pytest.mark.parametrize(
-    ("tp_dim", "says"), [({0: 1}, "says nothing of parameter 1"), (-1, "to dimension -1")]
+    ("tp_dim", "says"),
+    [
+        ({0: 1}, "says nothing of parameter 1"),
+        (-1, "to dimension -1"),
+        (2, "parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"),
+    ],
 )
-def test_a_tp_dim_that_leaves_a_parameter_open_is_refused(tp_dim: TpDim, says: str) -> None:
-    group = {"params": [torch.ones(4, 4), torch.ones(4, 4)]}
+def test_a_tp_dim_that_fits_no_dimension_or_leaves_a_parameter_open_is_refused(
+    tp_dim: TpDim, says: str
+) -> None:
     with pytest.raises(StrategyError, match=says):
-        describe_matrices([group], Grid.of(tp=2).at(0), tp_dim)
+        describe_matrices([{"params": [weight(4, 4), weight(4, 4)]}], Grid.of(tp=2).at(0), tp_dim)
