@@ -63,7 +63,7 @@ def assert_same_bits(ours: list[nn.Parameter], optimizer, stocks: list[nn.Parame
         assert pair[0] is None or (pair[0].dtype == pair[1].dtype and torch.equal(*pair))
 
 
-def assert_steps_alike(ours: list[nn.Parameter], optimizer, stocks, stock, steps: range) -> None:
+def assert_steps_alike(steps: range, ours: list[nn.Parameter], optimizer, stocks, stock) -> None:
     run(ours, optimizer, steps)
     run(stocks, stock, steps)
     assert_same_bits(ours, optimizer, stocks, stock)
@@ -83,7 +83,7 @@ def test_same_bits_as_torch(
     options = {"lr": 0.02, "adjust_lr_fn": adjust_lr_fn, "nesterov": nesterov}
     both = twins(dtype=dtype, **options)
     for step in range(STEPS):
-        assert_steps_alike(*both, range(step, step + 1))
+        assert_steps_alike(range(step, step + 1), *both)
 
 
 def test_momentum_is_not_normalized_without_nesterov_on_bf16() -> None:
@@ -119,7 +119,7 @@ def test_momentum_is_not_normalized_without_nesterov_on_bf16() -> None:
 )
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.float64], ids=str)
 def test_same_bits_as_torch_for_other_options(options: dict, dtype: torch.dtype) -> None:
-    assert_steps_alike(*twins([(8, 24), (24, 8), (1, 40)], dtype, **options), range(5))
+    assert_steps_alike(range(5), *twins([(8, 24), (24, 8), (1, 40)], dtype, **options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -127,7 +127,7 @@ def test_same_bits_as_torch_for_column_major_parameters(dtype: torch.dtype) -> N
     ours, stocks = (
         [nn.Parameter(normal(shape, 3, dtype).T) for shape in [(40, 12), (12, 40)]] for _ in range(2)
     )
-    assert_steps_alike(ours, Muon(ours, lr=0.02), stocks, torch.optim.Muon(stocks, lr=0.02), range(5))
+    assert_steps_alike(range(5), ours, Muon(ours, lr=0.02), stocks, torch.optim.Muon(stocks, lr=0.02))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -245,7 +245,7 @@ def test_state_passes_between_ours_and_the_stock_optimizer(
     loaded = target(others, lr=9.0)
     torch.save(optimizer.state_dict(), tmp_path / "muon.pt")
     loaded.load_state_dict(torch.load(tmp_path / "muon.pt", weights_only=True))
-    assert_steps_alike(params, optimizer, others, loaded, range(4, 8))
+    assert_steps_alike(range(4, 8), params, optimizer, others, loaded)
     assert loaded.param_groups[0]["lr"] == lr
 
 
@@ -317,7 +317,7 @@ def test_copies_step_alike(duplicate) -> None:
     muon = Muon(params, lr=0.05)
     run(params, muon, range(2))
     others, other = duplicate((params, muon))
-    assert_steps_alike(params, muon, others, other, range(2, 4))
+    assert_steps_alike(range(2, 4), params, muon, others, other)
 
 
 def test_the_signature_starts_with_torchs() -> None:
