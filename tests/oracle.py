@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.plan.layout import Placement, Shard, shard_box
-from muon_tutorial.plan.strategies import Builder
+from muon_tutorial.plan.strategies import Builder, zero1
 from muon_tutorial.worlds.live import LiveWorld
-from muon_tutorial.worlds.local import LocalMesh
+from muon_tutorial.worlds.local import LocalMesh, LocalWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ UNEVEN = Case(
     shapes=((5, 7), (16, 4), (1, 9), (9, 1), (12, 12), (33, 6), (3, 50)),
     cuts=(Shard(0), Shard(1), Shard(1), Shard(0), Shard(1), Shard(0), Shard(1)),
 )
+
+
+SMALL = partial(zero1, bucket_bytes=400)
 
 
 def whole_matrices(case: Case) -> list[Tensor]:
@@ -61,19 +65,18 @@ def own_part(whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
     return whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices].clone()
 
 
+def own_param(whole: Tensor, cut: Placement, at: Coordinate) -> torch.nn.Parameter:
+    """A rank's parameter, hand-cut, carrying the attributes that say so."""
+    param = torch.nn.Parameter(own_part(whole.detach(), cut, at))
+    param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
+    if isinstance(cut, Shard):
+        param.partition_sizes = cut.lengths(whole.shape[cut.dim], at.size("tp"))  # type: ignore[attr-defined]
+    return param
+
+
 def own_params(case: Case, at: Coordinate) -> list[torch.nn.Parameter]:
-    """One rank's parameters, hand-cut, carrying the attributes that say so."""
-    params = [
-        torch.nn.Parameter(own_part(whole, cut, at))
-        for whole, cut in zip(whole_matrices(case), case.cuts, strict=True)
-    ]
-    for param, shape, cut in zip(params, case.shapes, case.cuts, strict=True):
-        if isinstance(cut, Shard):
-            param.partition_dim = cut.dim  # type: ignore[attr-defined]
-            param.partition_sizes = cut.lengths(shape[cut.dim], at.size("tp"))  # type: ignore[attr-defined]
-        else:
-            param.partition_dim = -1  # type: ignore[attr-defined]
-    return params
+    """One rank's parameters."""
+    return [own_param(whole, cut, at) for whole, cut in zip(whole_matrices(case), case.cuts, strict=True)]
 
 
 def give_gradients(
@@ -89,15 +92,25 @@ def options(case: Case) -> dict:
     return {"lr": 0.02, "nesterov": case.nesterov, "adjust_lr_fn": case.adjust_lr_fn}
 
 
-def single_process(case: Case) -> list[Tensor]:
+class Stock:
+    """``torch.optim.Muon`` over the whole matrices of a case, step by step."""
+
+    def __init__(self, case: Case = UNEVEN, **settings: Any) -> None:
+        self.params = [torch.nn.Parameter(whole) for whole in whole_matrices(case)]
+        self.muon = torch.optim.Muon(self.params, **{**options(case), **settings})
+
+    def steps(self, each: Iterable[Sequence[Tensor | None]]) -> None:
+        for grads in each:
+            for param, grad in zip(self.params, grads, strict=True):
+                param.grad = None if grad is None else grad.clone()
+            self.muon.step()
+
+
+def single_process(case: Case) -> list[torch.nn.Parameter]:
     """Where ``torch.optim.Muon`` takes the whole matrices."""
-    params = [torch.nn.Parameter(whole) for whole in whole_matrices(case)]
-    stock = torch.optim.Muon(params, **options(case))
-    for grads in whole_gradients(case):
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = None if grad is None else grad.clone()
-        stock.step()
-    return [param.detach() for param in params]
+    stock = Stock(case)
+    stock.steps(whole_gradients(case))
+    return stock.params
 
 
 def one_rank(
@@ -106,3 +119,54 @@ def one_rank(
     """One rank's optimizer over its own parameters."""
     params = own_params(case, mesh.at)
     return params, Muon(params, **options(case), strategy=strategy, mesh=mesh, **settings)
+
+
+@dataclass(slots=True, eq=False)
+class Ranks:
+    """Everyone's optimizer over the same case, all in this process."""
+
+    world: LocalWorld
+    case: Case
+    params: list[list[torch.nn.Parameter]]
+    muons: list[Muon]
+
+    @property
+    def places(self) -> list[Coordinate]:
+        return [self.world.grid.at(rank) for rank in self.world.grid.ranks]
+
+    def give(self, *grads: Sequence[Tensor | None]) -> None:
+        """Each dp position its own full gradients, or all the same."""
+        for at, params in zip(self.places, self.params, strict=True):
+            give_gradients(params, grads[at["dp"] % len(grads)], self.case, at)
+
+    def ready(
+        self, max_norm: float | None = None, rest: Sequence[Sequence[Tensor]] | None = None
+    ) -> list[Tensor | None]:
+        each = rest or [()] * len(self.muons)
+        return self.world.run(
+            [muon.ready_program(max_norm, rest=own) for muon, own in zip(self.muons, each, strict=True)]
+        )
+
+    def step(self) -> None:
+        self.world.run([muon.program() for muon in self.muons])
+
+    def steps(self, each: Iterable[Sequence[Tensor | None]]) -> None:
+        for grads in each:
+            self.give(grads)
+            self.step()
+
+
+def seated(grid: Grid, strategy: str | Builder = SMALL, case: Case = UNEVEN, **settings: Any) -> Ranks:
+    """All ranks of a grid, each with its parts of the case's matrices."""
+    world = LocalWorld(grid)
+    made = [one_rank(case, strategy, world.mesh(rank), **settings) for rank in grid.ranks]
+    return Ranks(world, case, [params for params, _ in made], [muon for _, muon in made])
+
+
+def assert_own_parts(
+    found: Sequence[Sequence[Tensor]], wholes: Sequence[Tensor], case: Case, grid: Grid
+) -> None:
+    """Every rank's parameters are its own parts of the whole ones, to the bit."""
+    for at, params in zip(map(grid.at, grid.ranks), found, strict=True):
+        for index, (param, whole, cut) in enumerate(zip(params, wholes, case.cuts, strict=True)):
+            assert torch.equal(param, own_part(whole.detach(), cut, at)), f"{at}, matrix {index}"

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -53,51 +54,14 @@ KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "p
 # ring.py takes collectives apart, message by message, for lesson 03.
 MOVERS = {f"{PACKAGE}.worlds.live", f"{PACKAGE}.learn.lesson03.ring"}
 
-MOVES_DATA = {
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-}
+# Names in torch.distributed, by how they start: all_gather_into_tensor, irecv, ...
+MOVES_DATA = re.compile(r"(all_)?(gather|reduce|to_all)|scatter|broadcast|(batch_)?i?(send|recv)")
 
-STARTS_OR_STOPS = (
-    "asyncio.create_subprocess_exec",
-    "asyncio.create_subprocess_shell",
-    "concurrent.futures.ProcessPoolExecutor",
-    "multiprocessing",
-    "os._exit",
-    "os.abort",
-    "os.exec",
-    "os.fork",
-    "os.kill",
-    "os.popen",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.system",
-    "subprocess",
-    "torch.distributed.elastic",
-    "torch.distributed.launcher",
-    "torch.multiprocessing",
+# Modules by family; functions of os and asyncio by how they start: execv, spawnl, killpg, ...
+STARTS_OR_STOPS = re.compile(
+    r"((torch\.)?multiprocessing|subprocess|torch\.distributed\.(elastic|launcher))(\.|$)"
+    r"|concurrent\.futures\.ProcessPoolExecutor|asyncio\.create_subprocess_"
+    r"|os\.(_exit|abort|exec|fork|kill|popen|posix_spawn|spawn|system)"
 )
 
 ENVIRONMENT = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv")
@@ -110,10 +74,6 @@ class Module:
     name: str
     path: Path
     tree: ast.Module
-
-    @property
-    def is_package(self) -> bool:
-        return self.path.name == "__init__.py"
 
     @property
     def part(self) -> str:
@@ -144,18 +104,10 @@ def imported(module: Module) -> Iterator[tuple[int, str, str]]:
                 bound = alias.name if alias.asname else alias.name.split(".")[0]
                 yield node.lineno, alias.asname or bound, alias.name
         elif isinstance(node, ast.ImportFrom):
-            base = absolute(module, node)
+            package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+            base = resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 yield node.lineno, alias.asname or alias.name, f"{base}.{alias.name}"
-
-
-def absolute(module: Module, node: ast.ImportFrom) -> str:
-    """Return the dotted name a ``from … import`` starts from, relative dots resolved."""
-    if not node.level:
-        return node.module or ""
-    names = module.name.split(".")
-    drop = node.level - 1 if module.is_package else node.level
-    return ".".join([*names[: len(names) - drop], *([node.module] if node.module else [])])
 
 
 def used(module: Module) -> Iterator[tuple[ast.expr, str]]:
@@ -167,18 +119,9 @@ def used(module: Module) -> Iterator[tuple[ast.expr, str]]:
     inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(module.tree):
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in inner:
-            head, dot, rest = dotted_name(node).partition(".")
+            head, dot, rest = ast.unparse(node).partition(".")
             if head in targets:
                 yield node, f"{targets[head]}{dot}{rest}"
-
-
-def dotted_name(node: ast.expr) -> str:
-    """Return ``a.b.c`` for a chain of attributes on a name, or nothing for any other expression."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (head := dotted_name(node.value)):
-        return f"{head}.{node.attr}"
-    return ""
 
 
 def is_in(name: str, *families: str) -> bool:
@@ -195,46 +138,6 @@ def floor_of(target: str, known: set[str]) -> int:
     return FLOORS.get(names[1], 0) if inside else FLOORS[""]
 
 
-def upward_imports(module: Module, known: set[str]) -> Iterator[tuple[int, str]]:
-    floor = FLOORS[module.part]
-    for line, _, target in imported(module):
-        if is_in(target, PACKAGE, "scripts") and floor_of(target, known) > floor:
-            yield line, f"imports {target}, floor {floor_of(target, known)}, from floor {floor}"
-
-
-def process_groups_low_down(module: Module) -> Iterator[tuple[int, str]]:
-    for line, _, target in imported(module):
-        if module.part in KNOW_NO_GROUP and is_in(target, "torch.distributed"):
-            yield line, f"imports {target}: it knows no process group"
-
-
-def misplaced_collectives(module: Module) -> Iterator[tuple[int, str]]:
-    for node, name in used(module):
-        moves = is_in(name, "torch.distributed") and name.split(".")[-1] in MOVES_DATA
-        if moves and module.name not in MOVERS:
-            yield node.lineno, f"uses {name}: calls that move data live in worlds/live.py"
-
-
-def misplaced_processes(module: Module) -> Iterator[tuple[int, str]]:
-    if module.part == "scripts" or module.name.startswith(f"{PACKAGE}.launching"):
-        return
-    called = {node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
-    for node, name in used(module):
-        if node in called and any(is_process_name(name, start) for start in STARTS_OR_STOPS):
-            yield node.lineno, f"calls {name}: processes are started and stopped in launching/"
-
-
-def misplaced_environment(module: Module) -> Iterator[tuple[int, str]]:
-    for node, name in used(module):
-        if module.part not in ("scripts", "worlds", "launching") and is_in(name, *ENVIRONMENT):
-            yield node.lineno, f"uses {name}: the environment is read in worlds/ only"
-
-
-def is_process_name(name: str, start: str) -> bool:
-    """Match modules by family and ``os`` functions by prefix (execv, spawnl, killpg, …)."""
-    return name.startswith(start) if start.startswith("os.") else is_in(name, start)
-
-
 def violations(root: Path) -> list[str]:
     """Return every broken rule under ``root`` as ``path:line what``, in order."""
     modules = read_modules(root)
@@ -248,11 +151,21 @@ def broken_rules(module: Module, known: set[str]) -> Iterator[tuple[int, str]]:
     if module.part not in FLOORS:
         yield 1, f"has no floor: add {module.part!r} to FLOORS in tests/test_imports.py"
         return
-    yield from upward_imports(module, known)
-    yield from process_groups_low_down(module)
-    yield from misplaced_collectives(module)
-    yield from misplaced_processes(module)
-    yield from misplaced_environment(module)
+    floor = FLOORS[module.part]
+    for line, _, target in imported(module):
+        if is_in(target, PACKAGE, "scripts") and floor_of(target, known) > floor:
+            yield line, f"imports {target}, floor {floor_of(target, known)}, from floor {floor}"
+        if module.part in KNOW_NO_GROUP and is_in(target, "torch.distributed"):
+            yield line, f"imports {target}: it knows no process group"
+    called = {node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+    for node, name in used(module):
+        moves = is_in(name, "torch.distributed") and MOVES_DATA.match(name.split(".")[-1])
+        if moves and module.name not in MOVERS:
+            yield node.lineno, f"uses {name}: calls that move data live in worlds/live.py"
+        if module.part not in ("scripts", "launching") and node in called and STARTS_OR_STOPS.match(name):
+            yield node.lineno, f"calls {name}: processes are started and stopped in launching/"
+        if module.part not in ("scripts", "worlds", "launching") and is_in(name, *ENVIRONMENT):
+            yield node.lineno, f"uses {name}: the environment is read in worlds/ only"
 
 
 def test_the_package_keeps_its_floors() -> None:

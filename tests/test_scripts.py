@@ -121,23 +121,21 @@ def test_a_failed_set_up_says_why_in_one_line(
     assert "ran:" not in run.stdout
 
 
-def test_the_demo_runs_the_main_job_in_the_new_environment(clone: Clone) -> None:
-    run = clone.run("demo", "--steps", "3")
+def test_the_demo_runs_the_main_job_in_an_environment_that_no_other_active_one_reaches(clone: Clone) -> None:
+    other = {"VIRTUAL_ENV": "/elsewhere", "PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere"}
+    run = clone.run("demo", "--steps", "3", **other)
     assert run.returncode == 0, run.stderr
     assert "ran: -m muon_tutorial train --dp 2 --tp 2 --compare --steps 3" in run.stdout
+    assert "/elsewhere" not in run.stdout
     assert clone.count("--constraint constraints.txt --editable .[notebooks,tests]") == 1
 
 
-def test_a_second_run_uses_the_environment_again(clone: Clone) -> None:
+def test_the_environment_is_used_again_and_filled_anew_only_when_versions_change(clone: Clone) -> None:
     clone.run("demo")
     again = clone.run("test", FAKE_PIP_SAYS=NO_NETWORK)
     assert again.returncode == 0, again.stderr
     assert "already filled" in again.stdout
     assert (clone.count("-m venv"), clone.count("-m pip")) == (1, 1)
-
-
-def test_changed_versions_are_installed_into_the_same_environment(clone: Clone) -> None:
-    clone.run("demo")
     with (clone.folder / "constraints.txt").open("a") as file:
         file.write("new==1\n")
     clone.run("demo")
@@ -179,11 +177,6 @@ def test_a_moved_project_is_filled_anew(clone: Clone) -> None:
     moved = Clone(clone.folder.rename(clone.folder.with_name("elsewhere")), clone.stand_ins, clone.calls)
     assert moved.run("demo").returncode == 0
     assert clone.count("-m venv") == 2
-
-
-def test_another_active_environment_does_not_reach_ours(clone: Clone) -> None:
-    other = {"VIRTUAL_ENV": "/elsewhere", "PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere"}
-    assert "/elsewhere" not in clone.run("demo", **other).stdout
 
 
 def test_the_asked_for_python_is_tried_first(clone: Clone) -> None:

@@ -16,19 +16,20 @@ from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import (
-    Builder,
-    Plan,
-    owner,
-    owner_per_replica,
-    replicated,
-    round_robin,
-    zero1,
-)
+from muon_tutorial.plan.strategies import Builder, Plan, owner, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
-from muon_tutorial.worlds.local import LocalWorld
 
-from .oracle import UNEVEN, Case, give_gradients, one_rank, own_part, single_process, whole_gradients
+from .oracle import (
+    UNEVEN,
+    Case,
+    assert_own_parts,
+    give_gradients,
+    one_rank,
+    seated,
+    single_process,
+    whole_gradients,
+)
+from .plan import cases
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
 SMALL_BUCKETS = 400
@@ -39,28 +40,7 @@ def all_on_the_last_rank(matrices: Sequence[Matrix], grid: Grid, **options: Any)
     return owner(matrices, grid, assign=[grid.world_size - 1] * len(matrices), **options)
 
 
-VARIANTS: dict[str, Builder] = {
-    "replicated": replicated,
-    "round_robin": round_robin,
-    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
-    "zero1": zero1,
-    "zero1, boundary": partial(zero1, gather="boundary"),
-    "owner": owner,
-    "owner, in turn": partial(owner, assign="in_turn"),
-    "owner_per_replica": owner_per_replica,
-    "throwaway": all_on_the_last_rank,
-}
-
-
-def in_process(case: Case, strategy: Builder, grid: Grid, **settings: Any) -> list[list[Tensor]]:
-    """The parameters of every rank after the case's steps, all ranks in this process."""
-    world = LocalWorld(grid)
-    ranks = [one_rank(case, strategy, world.mesh(rank), **settings) for rank in grid.ranks]
-    for grads in whole_gradients(case):
-        for (params, _muon), rank in zip(ranks, grid.ranks, strict=True):
-            give_gradients(params, grads, case, grid.at(rank))
-        world.run([muon.program() for _, muon in ranks])
-    return [[param.detach() for param in params] for params, _ in ranks]
+VARIANTS: dict[str, Builder] = {**cases.VARIANTS, "throwaway": all_on_the_last_rank}
 
 
 def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Tensor]]:
@@ -76,20 +56,14 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
     return found
 
 
-def assert_equal_to_single_process(found: list[list[Tensor]], case: Case, grid: Grid) -> None:
-    for index, (whole, cut) in enumerate(zip(single_process(case), case.cuts, strict=True)):
-        for rank in grid.ranks:
-            expected = own_part(whole, cut, grid.at(rank))
-            assert torch.equal(found[rank][index], expected), f"rank {rank}, matrix {index} of {whole.shape}"
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
 @pytest.mark.parametrize("strategy", VARIANTS)
 def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int], dtype: torch.dtype) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
-    found = in_process(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), grid)
-    assert_equal_to_single_process(found, case, grid)
+    ranks = seated(grid, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), case)
+    ranks.steps(whole_gradients(case))
+    assert_own_parts(ranks.params, single_process(case), case, grid)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -102,14 +76,14 @@ def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -
         adjust_lr_fn=adjust_lr_fn,
         cuts=(Shard(0), Replicate(), Shard(1)) * 2 + (Shard(0),),
     )
-    found = in_process(case, partial(zero1, bucket_bytes=SMALL_BUCKETS), Grid.of(dp=2, tp=2), window=window)
-    assert_equal_to_single_process(found, case, Grid.of(dp=2, tp=2))
+    grid = Grid.of(dp=2, tp=2)
+    ranks = seated(grid, partial(zero1, bucket_bytes=SMALL_BUCKETS), case, window=window)
+    ranks.steps(whole_gradients(case))
+    assert_own_parts(ranks.params, single_process(case), case, grid)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8])
-def test_real_processes_equal_single_process_and_the_in_process_world(
-    world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_processes_equal_single_process(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # its checks would take most of the time
     grids = [Grid.of(dp=dp, tp=tp) for dp, tp in GRIDS if dp * tp == world_size]
     jobs = [
@@ -119,25 +93,17 @@ def test_real_processes_equal_single_process_and_the_in_process_world(
         for strategy in VARIANTS
     ]
     by_rank = launch(on_a_process, world_size, args=(jobs,))
-    for number, (case, strategy, grid) in enumerate(jobs):
-        live = [jobs_of_rank[number] for jobs_of_rank in by_rank]
-        assert_equal_to_single_process(live, case, grid)
-        local = in_process(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), grid)
-        assert all(
-            torch.equal(a, b)
-            for one, other in zip(live, local, strict=True)
-            for a, b in zip(one, other, strict=True)
-        )
+    for (case, _, grid), live in zip(jobs, zip(*by_rank, strict=True), strict=True):
+        assert_own_parts(live, single_process(case), case, grid)
 
 
 def test_a_printed_plan_tells_strategies_apart() -> None:
     matrices = [Matrix(index, f"m{index}", (64, 64)) for index in range(8)]
     grid = Grid.of(dp=2, tp=2)
     said = {name: str(build(matrices, grid)) for name, build in VARIANTS.items()}
-    assert "8 matrices in 1 buckets" in said["owner"]
-    assert "busiest rank has 1.00 fair shares" in said["owner"]
-    assert "busiest rank has 2.00 fair shares" in said["round_robin"]
-    assert "busiest rank has 4.00 fair shares" in said["replicated"]
-    assert "busiest rank has 4.00 fair shares" in said["throwaway"]
-    assert "each rank's own" in said["zero1"]
+    assert "8 matrices in 1 buckets" in said["owner, longest first"]
+    shares = {"owner, longest first": 1, "round_robin, all_reduce": 2, "replicated": 4, "throwaway": 4}
+    for name, most in shares.items():
+        assert f"busiest rank has {most}.00 fair shares" in said[name]
+    assert "each rank's own" in said["zero1, all"]
     assert str(owner([], grid)).startswith("owner on dp=2 × tp=2: 0 matrices in 0 buckets")

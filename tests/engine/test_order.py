@@ -12,25 +12,18 @@ from muon_tutorial.errors import MismatchError, RequestError
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Cut, Matrix
+from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Plan
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.step import PlanStep
 from muon_tutorial.worlds.local import LocalWorld
 from muon_tutorial.worlds.shadow import requests_of
 
+from ..plan.cases import cases
 
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    grid = Grid.of(dp=draw(st.integers(1, 4)), tp=draw(st.integers(1, 3)))
-    sides = st.integers(1, 9)
-    cuts: st.SearchStrategy[tuple[Cut, ...]] = st.sampled_from(((("tp", Shard(0)),), (("tp", Shard(1)),), ()))
-    matrices = [
-        Matrix(index, f"m{index}", (draw(sides), draw(sides)), draw(cuts))
-        for index in range(draw(st.integers(1, 6)))
-    ]
-    builder = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))]
-    return builder(matrices, grid, bucket_bytes=draw(st.sampled_from((4, 64, 400))))
+plans = st.builds(
+    lambda case, builder: case.plan(builder), cases(), st.sampled_from(list(STRATEGIES.values()))
+)
 
 
 def steps(plan: Plan, window: int) -> list[PlanStep]:
@@ -48,14 +41,14 @@ def _over(requests: list[Collective], axis: str) -> list[str]:
     return [f"{request.kind} {request.label}" for request in requests if axis in request.axes]
 
 
-@given(plans(), st.integers(1, 4))
+@given(plans, st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_members_of_a_group_issue_the_same_sequence_under_every_window(plan: Plan, window: int) -> None:
     for group, members in sequences(plan, window).items():
         assert all(member == members[0] for member in members), group
 
 
-@given(plans(), st.integers(1, 4), st.integers(0, 99))
+@given(plans, st.integers(1, 4), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(
     plan: Plan, window: int, seed: int

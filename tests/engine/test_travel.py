@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +11,8 @@ from muon_tutorial.engine.travel import travel
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
 from muon_tutorial.worlds.local import LocalWorld
+
+from ..plan.cases import hand_cuts
 
 HERE = Label("test")
 
@@ -30,9 +30,7 @@ def placements(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Placement
     if kind == "shard":
         return Shard(dim)
     if kind == "hand":
-        marks = sorted(draw(st.lists(st.integers(0, shape[dim]), min_size=parts - 1, max_size=parts - 1)))
-        edges = [0, *marks, shape[dim]]
-        return Shard(dim, tuple(high - low for low, high in itertools.pairwise(edges)))
+        return Shard(dim, draw(hand_cuts(shape[dim], parts)))
     return Replicate() if kind == "replicate" else Owned(draw(st.integers(0, parts - 1)))
 
 
@@ -79,10 +77,3 @@ def test_partial_sums_arrive_whole_or_cut(parts: int, cut: bool) -> None:
     total = torch.full((5, 3), sum(range(1, parts + 1)) * 1.0)
     for rank in grid.ranks:
         assert torch.equal(got[rank], total[shard_box((5, 3), dst, rank, parts).slices])
-
-
-@given(hops())
-@settings(deadline=None)
-def test_the_inverse_of_the_inverse_is_the_route(case: tuple[Hop, int]) -> None:
-    route = Route((case[0],), torch.bfloat16)
-    assert route.inverse.inverse == route

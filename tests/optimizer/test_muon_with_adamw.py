@@ -30,6 +30,16 @@ def pair_of(model: nn.Module, **adamw) -> MuonWithAdamW:
     return MuonWithAdamW(Muon(hidden, lr=0.05), torch.optim.AdamW(rest, **{"lr": 0.01, **adamw}))
 
 
+@pytest.fixture
+def model() -> nn.Sequential:
+    return network()
+
+
+@pytest.fixture
+def both(model: nn.Sequential) -> MuonWithAdamW:
+    return pair_of(model)
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         optimizer.zero_grad()
@@ -61,46 +71,29 @@ def test_the_pair_steps_as_the_two_side_by_side(max_norm: float | None) -> None:
     assert_same_weights(ours, theirs)
 
 
-def test_it_is_an_optimizer() -> None:
-    both = pair_of(network())
+def test_it_is_an_optimizer_whose_state_covers_both(model: nn.Sequential, both: MuonWithAdamW) -> None:
     assert isinstance(both, torch.optim.Optimizer)
     assert len(both.param_groups) == 2
     assert "lr: 0.05" in repr(both)
-
-
-def test_the_state_covers_both() -> None:
-    model = network()
-    both = pair_of(model)
     train(model, both, range(1))
     assert set(both.state) == set(model.parameters())
 
 
-def test_schedulers_move_both_learning_rates() -> None:
-    model = network()
-    both = pair_of(model)
+def test_schedulers_move_both_learning_rates_also_after_loading(
+    model: nn.Sequential, both: MuonWithAdamW
+) -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(both, lambda epoch: 0.5**epoch)
-    train(model, both, range(1))
-    scheduler.step()
-    assert both.muon.param_groups[0]["lr"] == 0.025
-    assert both.adamw.param_groups[0]["lr"] == 0.005
-
-
-def test_schedulers_still_move_both_after_loading() -> None:
-    model = network()
-    both = pair_of(model)
-    train(model, both, range(1))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(both, lambda epoch: 0.5**epoch)
-    both.load_state_dict(both.state_dict())
-    train(model, both, range(1, 2))
-    scheduler.step()
-    assert both.muon.param_groups[0]["lr"] == 0.025
+    for step in (1, 2):
+        train(model, both, range(1))
+        scheduler.step()
+        assert both.muon.param_groups[0]["lr"] == 0.05 / 2**step
+        assert both.adamw.param_groups[0]["lr"] == 0.01 / 2**step
+        both.load_state_dict(both.state_dict())
     assert both.param_groups[0] is both.muon.param_groups[0]
     assert both.param_groups[1] is both.adamw.param_groups[0]
 
 
-def test_training_resumes_from_a_saved_state(tmp_path) -> None:
-    model = network()
-    both = pair_of(model)
+def test_training_resumes_from_a_saved_state(model: nn.Sequential, both: MuonWithAdamW, tmp_path) -> None:
     train(model, both, range(3))
     torch.save(both.state_dict(), tmp_path / "both.pt")
     other = copy.deepcopy(model)
@@ -112,9 +105,9 @@ def test_training_resumes_from_a_saved_state(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["key", "muon", "adamw"])
-def test_a_state_that_does_not_fit_changes_neither(spoil: str) -> None:
-    model = network()
-    both = pair_of(model)
+def test_a_state_that_does_not_fit_changes_neither(
+    model: nn.Sequential, both: MuonWithAdamW, spoil: str
+) -> None:
     train(model, both, range(1))
     state = copy.deepcopy(both.state_dict())
     if spoil == "key":
@@ -149,9 +142,7 @@ def test_a_closure_runs_once_with_gradients() -> None:
     assert_same_weights(model, other)
 
 
-def test_a_closure_may_clip() -> None:
-    model = network()
-    both = pair_of(model)
+def test_a_closure_may_clip(model: nn.Sequential, both: MuonWithAdamW) -> None:
     norms = []
 
     def closure() -> float:
@@ -170,9 +161,9 @@ def test_a_closure_may_clip() -> None:
     assert total.item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_step_readies_gradients_only_if_nobody_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
-    both = pair_of(model)
+def test_step_readies_gradients_only_if_nobody_did(
+    model: nn.Sequential, both: MuonWithAdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
     original = Muon.ready_gradients
 
@@ -189,9 +180,7 @@ def test_step_readies_gradients_only_if_nobody_did(monkeypatch: pytest.MonkeyPat
     assert calls == [5, 5, 5]
 
 
-def test_zero_grad_reaches_both() -> None:
-    model = network()
-    both = pair_of(model)
+def test_zero_grad_reaches_both(model: nn.Sequential, both: MuonWithAdamW) -> None:
     loss_of(model).backward()
     both.zero_grad(set_to_none=False)
     assert all(param.grad is not None and not param.grad.any() for param in model.parameters())
@@ -199,9 +188,7 @@ def test_zero_grad_reaches_both() -> None:
     assert all(param.grad is None for param in model.parameters())
 
 
-def test_hooks_of_the_pair_are_called() -> None:
-    model = network()
-    both = pair_of(model)
+def test_hooks_of_the_pair_are_called(model: nn.Sequential, both: MuonWithAdamW) -> None:
     seen: list[str] = []
     both.register_step_pre_hook(lambda *_: seen.append("before step"))
     both.register_step_post_hook(lambda *_: seen.append("after step"))
@@ -214,8 +201,7 @@ def test_hooks_of_the_pair_are_called() -> None:
     assert seen == [f"{when} {what}" for what in ("step", "save", "load") for when in ("before", "after")]
 
 
-def test_state_dict_hooks_may_replace_the_state() -> None:
-    both = pair_of(network())
+def test_state_dict_hooks_may_replace_the_state(both: MuonWithAdamW) -> None:
     both.register_state_dict_post_hook(lambda _, state: {"wrapped": state})
     both.register_load_state_dict_pre_hook(lambda _, state: state["wrapped"])
     state = both.state_dict()
@@ -224,9 +210,7 @@ def test_state_dict_hooks_may_replace_the_state() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_step_alike(duplicate) -> None:
-    model = network()
-    both = pair_of(model)
+def test_copies_step_alike(model: nn.Sequential, both: MuonWithAdamW, duplicate) -> None:
     train(model, both, range(2))
     other, its = duplicate((model, both))
     train(model, both, range(2, 4))
@@ -234,8 +218,7 @@ def test_copies_step_alike(duplicate) -> None:
     assert_same_weights(model, other)
 
 
-def test_a_group_cannot_be_added_to_the_pair() -> None:
-    both = pair_of(network())
+def test_a_group_cannot_be_added_to_the_pair(both: MuonWithAdamW) -> None:
     with pytest.raises(UsageError, match=r"\.muon or to \.adamw"):
         both.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
     both.muon.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2, 2)))]})

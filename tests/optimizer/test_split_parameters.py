@@ -51,13 +51,44 @@ def test_heads_are_known_by_name(head: str) -> None:
     assert names(GPT(head))[0] == HIDDEN
 
 
-def test_a_layers_own_output_is_hidden() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.output = nn.Linear(4, 4)
+class VocabParallelEmbedding(nn.Module):
+    """An embedding of another library, known by its class name."""
 
-    assert names(nn.Sequential(Attention()))[0] == ["0.output.weight"]
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(9, 4))
+
+
+def tied_to_a_table() -> nn.ModuleDict:
+    model = nn.ModuleDict({"first": nn.Linear(4, 9, bias=False), "table": nn.Embedding(9, 4)})
+    model["first"].weight = model["table"].weight
+    return model
+
+
+LAYER = nn.Linear(4, 4, bias=False)
+SMALL: dict[str, tuple[nn.Module, list[str], list[str]]] = {
+    "a layer's own output": (nn.ModuleList([nn.ModuleDict({"output": LAYER})]), ["0.output.weight"], []),
+    "a shared layer": (nn.Sequential(LAYER, LAYER), ["0.weight"], []),
+    "a layer that is also the head": (
+        nn.ModuleDict({"first": LAYER, "lm_head": LAYER}),
+        [],
+        ["first.weight"],
+    ),
+    "a matrix tied to an embedding": (tied_to_a_table(), [], ["first.weight"]),
+    "complex": (nn.Linear(3, 3, bias=False, dtype=torch.complex64), [], ["weight"]),
+    "a foreign embedding": (nn.Sequential(VocabParallelEmbedding()), [], ["0.weight"]),
+    "convolution": (nn.Sequential(nn.Conv1d(4, 4, 3)), [], ["0.weight", "0.bias"]),
+    "bag": (nn.Sequential(nn.EmbeddingBag(9, 4)), [], ["0.weight"]),
+    "norm": (nn.Sequential(nn.LayerNorm(4)), [], ["0.weight", "0.bias"]),
+    "PReLU": (nn.Sequential(nn.PReLU()), [], ["0.weight"]),
+}
+
+
+@pytest.mark.parametrize(("module", "hidden", "rest"), SMALL.values(), ids=SMALL)
+def test_small_modules_are_split_by_what_they_are(
+    module: nn.Module, hidden: list[str], rest: list[str]
+) -> None:
+    assert names(module) == (hidden, rest)
 
 
 def test_every_parameter_is_in_one_list() -> None:
@@ -66,6 +97,7 @@ def test_every_parameter_is_in_one_list() -> None:
     assert sorted([*hidden, *rest], key=lambda pair: pair[0]) == sorted(
         model.named_parameters(), key=lambda pair: pair[0]
     )
+    assert Muon(hidden).param_groups[0]["param_names"] == HIDDEN
 
 
 @pytest.mark.parametrize("first", ["wte", "lm_head"])
@@ -79,53 +111,10 @@ def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     assert [name for name in rest if name.startswith(("wte", "lm_head"))] == [f"{first}.weight"]
 
 
-def test_a_matrix_tied_to_an_embedding_is_held_back() -> None:
-    model = nn.ModuleDict({"first": nn.Linear(4, 9, bias=False), "table": nn.Embedding(9, 4)})
-    model["first"].weight = model["table"].weight
-    assert names(model) == ([], ["first.weight"])
-
-
-def test_a_shared_layer_is_listed_once() -> None:
-    layer = nn.Linear(4, 4, bias=False)
-    assert names(nn.Sequential(layer, layer)) == (["0.weight"], [])
-
-
-def test_a_layer_that_is_also_the_head_is_held_back() -> None:
-    layer = nn.Linear(4, 4, bias=False)
-    assert names(nn.ModuleDict({"first": layer, "lm_head": layer})) == ([], ["first.weight"])
-
-
 def test_patterns_hold_back_more() -> None:
     hidden, rest = names(GPT(), exclude=["blocks.1.*", "*.up.weight"])
     assert hidden == ["blocks.0.down.weight"]
     assert "blocks.1.down.weight" in rest
-
-
-def test_a_pattern_that_matches_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"exclude matches no parameter of the model: 'layers\.\*'"):
-        split_parameters(GPT(), exclude=["layers.*", "wte.*"])
-
-
-@pytest.mark.parametrize(
-    "module",
-    [nn.Conv1d(4, 4, 3), nn.EmbeddingBag(9, 4), nn.LayerNorm(4), nn.PReLU()],
-    ids=lambda m: type(m).__name__,
-)
-def test_modules_without_hidden_matrices(module: nn.Module) -> None:
-    assert names(nn.Sequential(module))[0] == []
-
-
-def test_complex_matrices_are_held_back() -> None:
-    assert names(nn.Linear(3, 3, bias=False, dtype=torch.complex64)) == ([], ["weight"])
-
-
-def test_embeddings_of_other_libraries_are_known_by_their_class_name() -> None:
-    class VocabParallelEmbedding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(9, 4))
-
-    assert names(nn.Sequential(VocabParallelEmbedding()))[0] == []
 
 
 def test_frozen_parameters_are_split_like_others() -> None:
@@ -134,11 +123,8 @@ def test_frozen_parameters_are_split_like_others() -> None:
     assert names(model) == names(GPT())
 
 
-def test_muon_takes_what_the_split_gives_it() -> None:
-    hidden, _ = split_parameters(GPT())
-    assert Muon(hidden).param_groups[0]["param_names"] == HIDDEN
-
-
-def test_other_than_modules_are_refused() -> None:
+def test_other_than_modules_and_patterns_that_match_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="got list"):
         split_parameters([nn.Linear(2, 2)])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"exclude matches no parameter of the model: 'layers\.\*'"):
+        split_parameters(GPT(), exclude=["layers.*", "wte.*"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -94,11 +94,6 @@ def test_partition_sizes_that_do_not_fit_are_refused(sizes: tuple[int, ...]) -> 
         described(weight(2, 4, partition_dim=0, partition_sizes=sizes), Grid.of(tp=2).at(0))
 
 
-def test_a_cut_along_a_dimension_the_parameter_does_not_have_is_refused() -> None:
-    with pytest.raises(StrategyError, match="parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"):
-        described(weight(2, 4), Grid.of(tp=2).at(0), tp_dim=2)
-
-
 def test_without_tensor_parallelism_a_plain_parameter_is_whole() -> None:
     at = Grid.of(dp=2).at(1)
     assert described(weight(3, 4, partition_dim=1, partition_sizes=(4,)), at) == Matrix(
@@ -106,7 +101,9 @@ def test_without_tensor_parallelism_a_plain_parameter_is_whole() -> None:
     )
 
 
-def test_names_are_the_users_or_say_where_the_parameter_is() -> None:
+def test_dtypes_are_the_parameters_and_names_the_users_or_say_where_the_parameter_is() -> None:
+    bf16 = described(nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16)), Grid.of().at(0))
+    assert (bf16.dtype, bf16.grad_dtype) == (torch.bfloat16, torch.bfloat16)
     named = {"params": [weight(2, 2)], "param_names": ["blocks.0.up"]}
     groups: Groups = [named, {"params": [weight(3, 2), weight(3, 2)]}]
     found = describe_matrices(groups, Grid.of().at(0), None)
@@ -115,11 +112,6 @@ def test_names_are_the_users_or_say_where_the_parameter_is() -> None:
         "group 1, parameter 0",
         "group 1, parameter 1",
     ]
-
-
-def test_dtypes_are_the_parameters() -> None:
-    found = described(nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16)), Grid.of().at(0))
-    assert (found.dtype, found.grad_dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
@@ -152,18 +144,6 @@ def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) 
 # DTensors on real ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One parameter as its rank holds it, and as the plan believes that it does."""
-
-    name: str
-    placements: str
-    shape: tuple[int, ...]
-    believed_shape: tuple[int, ...]
-    local: Tensor
-    believed: Tensor
-
-
 class Net(nn.Module):
     """Two matrices for a column- and a row-parallel cut."""
 
@@ -190,10 +170,17 @@ def parameters_of(mesh: DeviceMesh) -> dict[str, nn.Parameter]:
         "rows over dp, columns over tp": (numbered(3, 3), mesh, [TorchShard(0), TorchShard(1)]),
     }
     made = {name: nn.Parameter(distribute_tensor(*what)) for name, what in wanted.items()}
-    modules = {"parallelize_module": parallelized(tp), "fully_shard": sharded(mesh), "both": strided(mesh)}
-    for kind, module in modules.items():
-        made |= {f"{kind} {name}": param for name, param in module.named_parameters()}
-    return made
+    modules = {
+        "parallelize_module": parallelized(tp).named_parameters(),
+        "fully_shard": fully_sharded(numbered_net(), mesh),
+        "both": fully_sharded(parallelized(tp), mesh),
+    }
+    return made | {f"{kind} {name}": param for kind, named in modules.items() for name, param in named}
+
+
+def fully_sharded(net: nn.Module, mesh: DeviceMesh) -> Iterable[tuple[str, nn.Parameter]]:
+    fully_shard(net, mesh=mesh["dp"])
+    return net.named_parameters()
 
 
 def numbered_net() -> Net:
@@ -207,66 +194,47 @@ def parallelized(tp: DeviceMesh) -> nn.Module:
     return parallelize_module(numbered_net(), tp, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
-def sharded(mesh: DeviceMesh) -> nn.Module:
-    net = numbered_net()
-    fully_shard(net, mesh=mesh["dp"])
-    return net
-
-
-def strided(mesh: DeviceMesh) -> nn.Module:
-    net = parallelized(mesh["tp"])
-    fully_shard(net, mesh=mesh["dp"])
-    return net
-
-
-def look(name: str, param: nn.Parameter, at: Coordinate) -> Seen:
+def check_it_is_read_as_it_lies(name: str, param: nn.Parameter, at: Coordinate) -> None:
     assert isinstance(param, DTensor)
     matrix = described(param, at)
-    box, local = matrix.box(at), param.to_local().detach()
-    believed = param.full_tensor().detach()[box.slices]
-    return Seen(name, str(param.placements), tuple(param.shape), matrix.shape, local, believed)
+    assert matrix.shape == tuple(param.shape), name
+    believed = param.full_tensor().detach()[matrix.box(at).slices]
+    assert torch.equal(believed, param.to_local().detach()), f"{name}, {param.placements}"
 
 
-def refusal(kind: type[Exception], call: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
-
-
-def on_one_of_four(rank: int) -> dict[str, Any]:
+def on_one_of_four(rank: int) -> list[Tensor]:
     torch.manual_seed(0)
-    mesh = build_mesh(DP2_TP2)
+    mesh, alone = build_mesh(DP2_TP2), build_mesh({"dp": 4})
     pairs, flat = init_device_mesh("cpu", (2, 2)), build_mesh({"dp": 1, "tp": 4})
     made = parameters_of(mesh)
-
-    def zero1(*names: str, on: DeviceMesh = mesh) -> Muon:
-        return Muon([(name, made[name]) for name in names], strategy="zero1", mesh=on)
+    made["thin"] = nn.Parameter(distribute_tensor(numbered(1, 8), mesh["dp"], [TorchShard(1)]))
+    for name, param in made.items():
+        check_it_is_read_as_it_lies(name, param, DP2_TP2.at(rank))
+    strided = str(made["both up.weight"].placements)  # type: ignore[attr-defined]
+    assert "StridedShard" in strided or "sf=" in strided
+    assert made["one row"].to_local().shape == ((1, 3) if rank % 2 == 0 else (0, 3))  # type: ignore[attr-defined]
 
     made["unnamed"] = nn.Parameter(distribute_tensor(numbered(4, 4), pairs, [TorchShard(0)] * 2))
     made["partial"] = nn.Parameter(DTensor.from_local(numbered(4, 4), mesh["tp"], [Partial()]))
-    thin = nn.Parameter(distribute_tensor(numbered(1, 8), mesh["dp"], [TorchShard(1)]))
-    made["thin"] = thin
-    alone = build_mesh({"dp": 4})
-    made |= {f"alone {name}": param for name, param in sharded(alone).named_parameters()}
-    refused = {
-        "fsdp": refusal(StrategyError, lambda: zero1("even rows", "fully_shard down.weight")),
-        "fsdp without tp": refusal(StrategyError, lambda: zero1("alone up.weight", on=alone)),
-        "fsdp over tp": refusal(StrategyError, lambda: zero1("both up.weight")),
-        "one row": refusal(StrategyError, lambda: zero1("thin")),
-        "other mesh": refusal(StrategyError, lambda: zero1("even rows", on=flat)),
-        "unnamed": refusal(StrategyError, lambda: zero1("unnamed")),
-        "partial": refusal(StrategyError, lambda: zero1("partial")),
-        "partial gradient": partial_gradient(mesh),
-    }
-    names = [name for name in made if "unnamed" not in name and "partial" not in name and "alone" not in name]
-    return {
-        "seen": [look(name, made[name], DP2_TP2.at(rank)) for name in names],
-        "refused": refused,
-        "stepped": stepped_dtensors(mesh),
-    }
+    made |= {f"alone {name}": param for name, param in fully_sharded(numbered_net(), alone)}
+    refused = [
+        (mesh, "even rows, fully_shard down.weight", "is sharded along 'dp': strategy 'zero1'"),
+        (alone, "alone up.weight", "is sharded along 'dp': strategy 'zero1'"),
+        (mesh, "both up.weight", "is sharded along 'dp'"),
+        (mesh, "thin", "is sharded along 'dp'"),
+        (flat, "even rows", "is cut over 2 ranks along 'tp', which has 4 on the optimizer's mesh"),
+        (mesh, "unnamed", "lies on a mesh without axis names"),
+        (mesh, "partial", "is P(sum) along 'tp': reduce it before the step"),
+    ]
+    for on, listed, said in refused:
+        names = listed.split(", ")
+        with pytest.raises(StrategyError, match=re.escape(f"{names[-1]} {said}")):
+            Muon([(name, made[name]) for name in names], strategy="zero1", mesh=on)
+    check_partial_gradient(mesh)
+    return stepped_dtensors(mesh)
 
 
-def partial_gradient(mesh: DeviceMesh) -> str:
+def check_partial_gradient(mesh: DeviceMesh) -> None:
     """A replicated weight meets a sharded input: each tp rank's gradient is its own share of the sum."""
     tp = mesh["tp"]
     param = nn.Parameter(distribute_tensor(numbered(4, 3), tp, [Replicate()]))
@@ -275,10 +243,11 @@ def partial_gradient(mesh: DeviceMesh) -> str:
     (x @ param.T).sum().backward()
     assert isinstance(param.grad, DTensor)
     assert param.grad.placements[0].is_partial()
-    said = refusal(GradientError, muon.step)
+    said = "shape (4, 3) lies as (Partial(sum),) where the parameter lies as (Replicate(),)"
+    with pytest.raises(GradientError, match=re.escape(said)):
+        muon.step()
     param.grad = param.grad.redistribute(placements=[Replicate()])
     muon.step()
-    return said
 
 
 def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
@@ -299,61 +268,29 @@ def whole_gradients(step: int) -> list[Tensor]:
     return [torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in ((6, 4), (4, 6))]
 
 
-@pytest.fixture(scope="module")
-def four() -> list[dict[str, Any]]:
-    return launch(on_one_of_four, 4)
-
-
 @pytest.mark.live
-def test_placements_of_real_parameters_are_read_as_they_lie(four: list[dict[str, Any]]) -> None:
+def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single_process_does() -> None:
     """Also uneven and empty shards, and strided ones."""
-    for found in four:
-        for seen in found["seen"]:
-            assert seen.believed_shape == seen.shape, seen
-            assert torch.equal(seen.believed, seen.local), seen
-    placements = {seen.name: seen.placements for seen in four[0]["seen"]}
-    assert "StridedShard" in placements["both up.weight"] or "sf=" in placements["both up.weight"]
-    assert {tuple(found["seen"][2].local.shape) for found in four} == {(1, 3), (0, 3)}
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("case", "said"),
-    [
-        ("fsdp", "fully_shard down.weight is sharded along 'dp': strategy 'zero1'"),
-        ("fsdp without tp", "alone up.weight is sharded along 'dp': strategy 'zero1'"),
-        ("fsdp over tp", "both up.weight is sharded along 'dp'"),
-        ("one row", "thin is sharded along 'dp'"),
-        ("other mesh", "even rows is cut over 2 ranks along 'tp', which has 4 on the optimizer's mesh"),
-        ("unnamed", "unnamed lies on a mesh without axis names"),
-        ("partial", "partial is P(sum) along 'tp': reduce it before the step"),
-        (
-            "partial gradient",
-            "shape (4, 3) lies as (Partial(sum),) where the parameter lies as (Replicate(),)",
-        ),
-    ],
-)
-def test_what_zero1_cannot_take_is_refused_by_name(four: list[dict[str, Any]], case: str, said: str) -> None:
-    for found in four:
-        assert said in found["refused"][case]
-
-
-@pytest.mark.live
-def test_tensor_parallel_modules_step_as_the_single_process_does(four: list[dict[str, Any]]) -> None:
     net = numbered_net()
     stock = torch.optim.Muon(net.parameters(), lr=0.02)
     for step in range(2):
         for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
             param.grad = grad
         stock.step()
-    for found in four:
-        assert all(torch.equal(a, b) for a, b in zip(found["stepped"], net.parameters(), strict=True))
+    for stepped in launch(on_one_of_four, 4):
+        assert all(torch.equal(a, b) for a, b in zip(stepped, net.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("tp_dim", "says"), [({0: 1}, "says nothing of parameter 1"), (-1, "to dimension -1")]
+    ("tp_dim", "says"),
+    [
+        ({0: 1}, "says nothing of parameter 1"),
+        (-1, "to dimension -1"),
+        (2, "parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"),
+    ],
 )
-def test_a_tp_dim_that_leaves_a_parameter_open_is_refused(tp_dim: TpDim, says: str) -> None:
-    group = {"params": [torch.ones(4, 4), torch.ones(4, 4)]}
+def test_a_tp_dim_that_fits_no_dimension_or_leaves_a_parameter_open_is_refused(
+    tp_dim: TpDim, says: str
+) -> None:
     with pytest.raises(StrategyError, match=says):
-        describe_matrices([group], Grid.of(tp=2).at(0), tp_dim)
+        describe_matrices([{"params": [weight(4, 4), weight(4, 4)]}], Grid.of(tp=2).at(0), tp_dim)

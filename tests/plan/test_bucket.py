@@ -75,23 +75,6 @@ def intersection(meta: DistMeta, kept: tuple[int, int]) -> tuple[int, int]:
 @sliced
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_local_ranges_over_dp_cover_the_global_range(variant: str, case: Case) -> None:
-    for bucket in case.plan(VARIANTS[variant]).buckets:
-        for at in case.places:
-            columns = zip(*(bucket.dist_meta(peer) for peer in at.peers("dp")), strict=True)
-            starts = [kept_slice(bucket, peer)[0] for peer in at.peers("dp")]
-            for metas in columns:
-                covered = [
-                    start + element
-                    for start, meta in zip(starts, metas, strict=True)
-                    for element in range(*meta.local_range)
-                ]
-                assert covered == list(range(*metas[0].global_range))
-
-
-@sliced
-@given(case=cases())
-@settings(deadline=None, max_examples=30)
 def test_a_buffer_is_padded_to_equal_slices_and_no_further(variant: str, case: Case) -> None:
     dp = case.grid.size("dp")
     for bucket in case.plan(VARIANTS[variant]).buckets:

@@ -14,6 +14,8 @@ from muon_tutorial import Box, Hop, Owned, Partial, Replicate, Route, Shard
 from muon_tutorial.errors import GridError, OneWayError
 from muon_tutorial.plan.layout import Placement, run_boxes, shard_box
 
+from .cases import hand_cuts
+
 SHAPES = st.tuples(st.integers(0, 9), st.integers(0, 9))
 PARTS = st.integers(1, 5)
 
@@ -26,11 +28,7 @@ def boxes(draw: st.DrawFn) -> Box:
 @st.composite
 def cuts(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Shard:
     dim = draw(st.sampled_from((0, 1)))
-    if draw(st.booleans()):
-        return Shard(dim)
-    marks = st.lists(st.integers(0, shape[dim]), min_size=parts - 1, max_size=parts - 1)
-    edges = [0, *sorted(draw(marks)), shape[dim]]
-    return Shard(dim, tuple(high - low for low, high in itertools.pairwise(edges)))
+    return Shard(dim, draw(st.none() | hand_cuts(shape[dim], parts)))
 
 
 PLACEMENTS: st.SearchStrategy[Placement] = st.one_of(
@@ -55,13 +53,6 @@ def test_overlap_holds_what_both_hold(one: Box, other: Box) -> None:
     assert one.overlap(other) == other.overlap(one)
     assert one.overlap(one) == one
     assert one.overlap(other).numel == len(elements(one) & elements(other))
-
-
-@given(boxes(), boxes(), boxes())
-@settings(deadline=None)
-def test_overlap_does_not_ask_for_an_order(one: Box, two: Box, three: Box) -> None:
-    left, right = one.overlap(two).overlap(three), one.overlap(two.overlap(three))
-    assert elements(left) == elements(right)
 
 
 @given(boxes(), boxes())
@@ -102,18 +93,13 @@ def test_a_cut_without_sizes_is_torch_chunks(length: int, parts: int) -> None:
     assert list(Shard(0).lengths(length, parts)) == expected
 
 
-@given(SHAPES, st.integers(0, 3))
-@settings(deadline=None)
-def test_replicated_and_partial_tensors_are_whole_everywhere(shape: tuple[int, int], position: int) -> None:
-    for placement in (Replicate(), Partial()):
-        assert shard_box(shape, placement, position, 4) == Box((0, 0), shape)
-
-
 @given(SHAPES, st.integers(0, 3), st.integers(0, 3))
 @settings(deadline=None)
-def test_an_owned_tensor_is_whole_at_its_owner_alone(
+def test_a_tensor_is_whole_where_it_is_replicated_partial_or_owned(
     shape: tuple[int, int], owner: int, position: int
 ) -> None:
+    for placement in (Replicate(), Partial()):
+        assert shard_box(shape, placement, position, 4) == Box((0, 0), shape)
     held = shard_box(shape, Owned(owner), position, 4)
     assert held.shape == (shape if position == owner else (0, 0))
 
@@ -128,19 +114,6 @@ def test_a_cut_that_does_not_cover_is_refused(sizes: tuple[int, ...], length: in
         Shard(0, sizes).lengths(length, parts)
 
 
-@given(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.data())
-@settings(deadline=None)
-def test_the_boxes_of_a_run_are_its_elements_in_order(shape: tuple[int, int], data: st.DataObject) -> None:
-    flat = torch.arange(shape[0] * shape[1])
-    start = data.draw(st.integers(0, len(flat)))
-    stop = data.draw(st.integers(start, len(flat)))
-    found = run_boxes(shape, start, stop)
-    assert len(found) <= 3
-    assert all(box.numel for box in found)
-    pieces = [flat.view(shape)[box.slices].reshape(-1) for box in found]
-    assert torch.equal(torch.cat([flat[:0], *pieces]), flat[start:stop])
-
-
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=4))
 @settings(deadline=None)
 def test_a_run_of_a_tensor_is_the_elements_of_its_boxes_in_order(
@@ -151,15 +124,13 @@ def test_a_run_of_a_tensor_is_the_elements_of_its_boxes_in_order(
     stop = data.draw(st.integers(start, whole.numel()))
     found = run_boxes(tuple(sizes), start, stop)
     assert len(found) <= 2 * len(sizes) - 1
+    assert all(box.numel for box in found)
     pieces = [whole[box.slices].reshape(-1) for box in found]
     assert torch.equal(torch.cat([whole.new_empty(0), *pieces]), whole.reshape(-1)[start:stop])
 
 
-def test_a_run_of_no_elements_has_no_boxes() -> None:
+def test_runs_of_nothing_of_a_whole_matrix_and_of_whole_rows_have_no_box_or_one() -> None:
     assert run_boxes((0, 4), 0, 0) == run_boxes((4, 0), 0, 0) == run_boxes((3, 3), 5, 5) == ()
-
-
-def test_a_whole_matrix_and_whole_rows_are_one_box() -> None:
     assert run_boxes((4, 3), 0, 12) == (Box((0, 0), (4, 3)),)
     assert run_boxes((4, 3), 3, 9) == (Box((1, 0), (2, 3)),)
 

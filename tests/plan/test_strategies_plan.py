@@ -19,9 +19,23 @@ from muon_tutorial.errors import StrategyError
 from muon_tutorial.plan.assign import longest_first
 from muon_tutorial.plan.strategies import find_builder
 
-from .cases import SLICED, VARIANTS, Case, any_cuts, cases, elements, holdings_of, numbered
+from .cases import (
+    SLICED,
+    VARIANTS,
+    Case,
+    CutDrawer,
+    any_cuts,
+    cases,
+    elements,
+    holdings_of,
+    numbered,
+    tp_cuts,
+)
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
+under_any_cut = pytest.mark.parametrize(
+    ("variant", "cuts"), [*((name, tp_cuts) for name in VARIANTS), ("owner, longest first", any_cuts)]
+)
 HERE = Label("test")
 
 
@@ -40,20 +54,11 @@ def test_every_matrix_is_in_one_bucket_with_others_of_its_kind(variant: str, cas
         assert order == sorted(order)
 
 
-@every_variant
-@given(case=cases())
-@settings(deadline=None, max_examples=30)
-def test_every_element_is_kept_once_a_replica(variant: str, case: Case) -> None:
-    check_elements(variant, case)
-
-
-@given(case=cases(any_cuts))
+@under_any_cut
+@given(data=st.data())
 @settings(deadline=None, max_examples=50)
-def test_every_element_is_kept_once_a_replica_under_any_cut(case: Case) -> None:
-    check_elements("owner, longest first", case)
-
-
-def check_elements(variant: str, case: Case) -> None:
+def test_every_element_is_kept_once_a_replica(variant: str, cuts: CutDrawer, data: st.DataObject) -> None:
+    case = data.draw(cases(cuts))
     plan = case.plan(VARIANTS[variant])
     for matrix in case.matrices:
         kept: Counter[float] = Counter()
@@ -84,21 +89,14 @@ def test_a_matrix_is_worked_on_by_one_owner_or_by_whole_tensor_parallel_groups(
                 assert len(workers) == len(entry.workers) * tp
 
 
-@every_variant
-@given(case=cases())
-@settings(deadline=None, max_examples=20)
-def test_a_worker_gets_the_matrix_and_its_answer_comes_home(variant: str, case: Case) -> None:
-    check_round_trip(variant, case)
-
-
-@given(case=cases(any_cuts))
+@under_any_cut
+@given(data=st.data())
 @settings(deadline=None, max_examples=50)
-def test_an_owner_gets_the_matrix_and_its_answer_comes_home_under_any_cut(case: Case) -> None:
-    check_round_trip("owner, longest first", case)
-
-
-def check_round_trip(variant: str, case: Case) -> None:
+def test_a_worker_gets_the_matrix_and_its_answer_comes_home(
+    variant: str, cuts: CutDrawer, data: st.DataObject
+) -> None:
     """Each element carries its own place, so that a wrong place shows."""
+    case = data.draw(cases(cuts))
     for bucket in case.plan(VARIANTS[variant]).buckets:
         kept = [
             torch.zeros(bucket.length(bucket.storage_layout, at), dtype=torch.bfloat16) for at in case.places

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from muon_tutorial.errors import GradientError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.strategies import STRATEGIES
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
-from muon_tutorial.worlds.local import LocalWorld
 
-from ..oracle import UNEVEN, give_gradients, one_rank, whole_gradients
+from ..oracle import (
+    UNEVEN,
+    assert_own_parts,
+    give_gradients,
+    one_rank,
+    seated,
+    whole_gradients,
+    whole_matrices,
+)
 
 GRID = Grid.of(dp=2, tp=2)
 
@@ -20,19 +26,15 @@ GRID = Grid.of(dp=2, tp=2)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_a_spoilt_gradient_is_named_and_changes_nothing(strategy: str, value: float) -> None:
-    world = LocalWorld(GRID)
-    ranks = [one_rank(UNEVEN, strategy, world.mesh(rank)) for rank in GRID.ranks]
-    for (params, _), rank in zip(ranks, GRID.ranks, strict=True):
-        give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, GRID.at(rank))
-    spoilt = ranks[3][0][4].grad
+    ranks = seated(GRID, strategy)
+    ranks.give(next(whole_gradients(UNEVEN)))
+    spoilt = ranks.params[3][4].grad
     assert spoilt is not None
     spoilt[-1, -1] = value
-    before = [[param.detach().clone() for param in params] for params, _ in ranks]
     with pytest.raises(GradientError, match=r"parameter 4 holds NaN or infinity on 1 of 4 ranks"):
-        world.run([muon.program() for _, muon in ranks])
-    for (params, muon), kept in zip(ranks, before, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(params, kept, strict=True))
-        assert not any(state["momentum_buffer"].any() for state in muon.state.values())
+        ranks.step()
+    assert_own_parts(ranks.params, whole_matrices(UNEVEN), UNEVEN, GRID)
+    assert not any(state["momentum_buffer"].any() for muon in ranks.muons for state in muon.state.values())
 
 
 def spoil_on_one_rank(rank: int) -> str:
