@@ -68,7 +68,7 @@ def step_over_ones(
 
 
 def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
-    """A matrix of each parameter, and the box of that parameter that a rank holds; in the parameters' order."""
+    """A matrix of each parameter, and the box of that parameter that a rank holds; in their order."""
     found = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
     wholes = [(m, m.shape if m.part is None else m.part.shape) for _, m in sorted(found.items())]
     return [(matrix, held_box(whole, matrix.cuts, at)) for matrix, whole in wholes]

@@ -23,7 +23,7 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from . import functions
 from .oracle import Oracle
-from .setups import as_it_is, full, joined
+from .setups import full, joined
 
 SHAPES = ((8, 5), (6, 9), (12, 12))
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
@@ -66,7 +66,7 @@ def differences(made: DistributedConfig, shards: bool, steps: int = 3) -> list[s
     everyone = dist.group.WORLD
     assert everyone is not None
     rows = joined(everyone, {id(param): 0 for param in params})
-    oracle = Oracle(params, rows if shards else as_it_is, **OPTIONS)
+    oracle = Oracle(params, rows if shards else full, **OPTIONS)
     muon = Muon(params, **OPTIONS, distributed_config=made)
     for step in range(1, steps + 1):
         give(params, step, shards)

@@ -23,7 +23,7 @@ from muon_tutorial.worlds.live import build_mesh
 
 from . import functions
 from .oracle import Oracle
-from .setups import as_it_is, batch, full, hidden, mlp, sharded
+from .setups import batch, full, hidden, mlp, sharded
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
 MICROBATCHES = 3
@@ -80,7 +80,7 @@ def run_lives(rank: int) -> dict[str, list[str]]:
     for name, (make, settings) in makers.items():
         model = make()
         params = hidden(model)
-        oracle = Oracle(params, full if isinstance(model, FSDPModule) else as_it_is, **OPTIONS)
+        oracle = Oracle(params, full, **OPTIONS)
         found[name] = live(model, oracle, Muon(params, **OPTIONS, **settings))
     return found
 
