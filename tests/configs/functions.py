@@ -14,7 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from muon_tutorial.callbacks.config import DistributedConfig
+
 State = dict[str, Any]
+
+
+def config(shards: bool, later: str = "") -> DistributedConfig:
+    """A config of the plain functions, or with ``later="_later"`` of those with handles."""
+    gather, redistribute = (globals()[name + later] for name in ("gather", "redistribute"))
+    return DistributedConfig(in_turn, gather, redistribute, {"shards": shards})
 
 
 def in_turn(params: list[Tensor], state: State) -> dict[int, int]:
@@ -120,7 +128,7 @@ def gather_everywhere(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
 
 
 def gather_work(momentum: Tensor, dst_rank: int, state: State) -> Any:
-    return dist.gather(momentum, pieces_at(dst_rank, momentum), dst=dst_rank, async_op=True)
+    return gather_later(momentum, dst_rank, state).work
 
 
 def gather_wrapped(momentum: Tensor, dst_rank: int, state: State) -> Any:
@@ -142,8 +150,7 @@ def redistribute_whole(update: Tensor | None, src_rank: int, state: State) -> An
 
 
 def redistribute_work(update: Tensor | None, src_rank: int, state: State) -> Any:
-    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
-    return dist.scatter(mine, None if update is None else chunks(update), src=src_rank, async_op=True)
+    return redistribute_later(update, src_rank, state).work
 
 
 def redistribute_wrapped(update: Tensor | None, src_rank: int, state: State) -> Any:
