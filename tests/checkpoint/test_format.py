@@ -28,7 +28,7 @@ from muon_tutorial.plan.strategies import zero1
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
-Pair = tuple[nn.Module, MuonWithAdamW]
+Pair = tuple[nn.Module, Any]
 
 
 class Parts(nn.Module):
@@ -71,6 +71,13 @@ def trained(steps: int = 2, **settings: Any) -> Pair:
     return model, both
 
 
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Pair:
+    model = Parts(seed=9, dtype=dtype)
+    both = pair_of(model, **settings)
+    load_checkpoint(folder, model, both)
+    return model, both
+
+
 def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
     for (name, tensor), its in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(tensor, its), name
@@ -100,7 +107,7 @@ def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
     model, both = trained(steps=0)
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
-    assert load_checkpoint(tmp_path / "a", other, its) == {}
+    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and the state it had is gone
     assert_go_on_alike((model, both), (other, its), range(2))
 
 
@@ -110,9 +117,7 @@ def test_momentum_keeps_its_precision(tmp_path: Path) -> None:
     precise = torch.full((6, 5), 1 / 3)
     both.muon.state[model.get_parameter("matrix")]["momentum_buffer"] = precise
     save_checkpoint(tmp_path / "a", model, both)
-    other = Parts(seed=2, dtype=torch.bfloat16)
-    its = pair_of(other)
-    load_checkpoint(tmp_path / "a", other, its)
+    other, its = loaded(tmp_path / "a", torch.bfloat16)
     assert torch.equal(its.muon.state[other.get_parameter("matrix")]["momentum_buffer"], precise)
 
 
@@ -193,49 +198,46 @@ def fitted(model: nn.Module, muon: str = "w") -> Pair:
     return model, MuonWithAdamW(Muon([(muon, named[muon])]), torch.optim.AdamW(rest))
 
 
-UNFIT = {
-    "a shape": (partial(Fit, w=(3, 4)), r"model.w was saved with shape \(4, 3\) and has \(3, 4\) here"),
-    "a dtype": (
-        partial(Fit, torch.bfloat16),
-        "model.w was saved as torch.float32 and is torch.bfloat16 here",
-    ),
-    "a parameter more": (partial(Fit, c=(2,)), "has no entry model.c"),
-}
+def by_adamw(*lrs: float) -> Pair:
+    """In one group, or each parameter in its own with a learning rate of its own."""
+    model = Fit()
+    groups = [{"params": [param], "lr": lr} for param, lr in zip(model.parameters(), lrs, strict=False)]
+    return model, torch.optim.AdamW(groups or model.parameters())
 
 
-@pytest.mark.parametrize("what", UNFIT)
-def test_what_does_not_fit_is_named_and_nothing_changes(tmp_path: Path, what: str) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit()))
-    make, complaint = UNFIT[what]
-    model, both = fitted(make())
+@pytest.mark.parametrize(
+    ("saved", "here", "complaint"),
+    [
+        (
+            fitted(Fit()),
+            fitted(Fit(w=(3, 4))),
+            r"model.w was saved with shape \(4, 3\) and has \(3, 4\) here",
+        ),
+        (
+            fitted(Fit()),
+            fitted(Fit(torch.bfloat16)),
+            "model.w was saved as torch.float32 and is torch.bfloat16",
+        ),
+        (fitted(Fit()), fitted(Fit(c=(2,))), "has no entry model.c"),
+        (fitted(Fit(c=(2,))), fitted(Fit()), "holds c, which no rank's model has"),
+        (fitted(Fit()), by_adamw(), "w was stepped by muon when it was saved, by adamw here"),
+        (
+            by_adamw(0.1, 0.2),
+            by_adamw(),
+            r"w and b share a group here, and were saved with lr 0\.1 and 0\.2",
+        ),
+    ],
+    ids=["shape", "dtype", "one more", "one less", "other optimizer", "one group of two"],
+)
+def test_what_does_not_fit_is_named_and_nothing_changes(
+    tmp_path: Path, saved: Pair, here: Pair, complaint: str
+) -> None:
+    save_checkpoint(tmp_path / "a", *saved)
+    model, both = here
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(CheckpointError, match=complaint):
         load_checkpoint(tmp_path / "a", model, both)
     assert all(torch.equal(before[name], its) for name, its in model.state_dict().items())
-
-
-def test_a_parameter_that_no_model_has_is_named(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit(c=(2,))))
-    with pytest.raises(CheckpointError, match="holds c, which no rank's model has"):
-        load_checkpoint(tmp_path / "a", *fitted(Fit()))
-
-
-def test_a_parameter_of_the_other_optimizer_is_named(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit()))
-    model = Fit()
-    with pytest.raises(CheckpointError, match="w was stepped by muon when it was saved, by adamw here"):
-        load_checkpoint(tmp_path / "a", model, torch.optim.AdamW(model.named_parameters()))
-
-
-def test_one_group_of_two_that_differed_is_named(tmp_path: Path) -> None:
-    model = Fit()
-    apart = torch.optim.AdamW([{"params": [model.w], "lr": 0.1}, {"params": [model.b], "lr": 0.2}])
-    save_checkpoint(tmp_path / "a", model, apart)
-    other = Fit()
-    with pytest.raises(
-        CheckpointError, match=r"w and b share a group here, and were saved with lr 0\.1 and 0\.2"
-    ):
-        load_checkpoint(tmp_path / "a", other, torch.optim.AdamW(other.parameters()))
 
 
 def test_a_parameter_from_elsewhere_is_named(tmp_path: Path) -> None:
@@ -365,7 +367,4 @@ def test_flat_slices_of_every_kind_of_parameter_are_read_by_stock_tools(tmp_path
         assert torch.equal(whole[f"model.{name}"], param), name
         for entry, value in both.state[param].items():
             assert torch.equal(whole[f"optimizer.{name}.{entry}"], value), (name, entry)
-    other = Parts(seed=5)
-    its = pair_of(other)
-    load_checkpoint(tmp_path / "a", other, its)
-    assert_go_on_alike((model, both), (other, its), range(2, 4))
+    assert_go_on_alike((model, both), loaded(tmp_path / "a"), range(2, 4))
