@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.strategies import zero1
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
+
+from ..configs.setups import error_of
 
 Pair = tuple[nn.Module, MuonWithAdamW]
 
@@ -298,29 +299,21 @@ def test_a_tensor_in_pieces_takes_part_in_no_arithmetic() -> None:
 # --- real ranks ---------------------------------------------------------------------------------------------
 
 
-def complaint_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except CheckpointError as error:
-        return str(error)
-    return "none"
-
-
-def on_two_ranks(rank: int, root: str) -> dict[str, str]:
+def on_two_ranks(rank: int, root: str) -> dict[str, tuple[str, str]]:
     """What each rank is told where ranks disagree; and a folder that a lone process is to read."""
     model = Fit()
     both = fitted(model)[1]
-    found = {"folders": complaint_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
+    found = {"folders": error_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
     both.param_groups[0]["lr"] = 0.1 + rank
-    found["lr"] = complaint_of(lambda: save_checkpoint(Path(root, "lr"), model, both))
+    found["lr"] = error_of(lambda: save_checkpoint(Path(root, "lr"), model, both))
     both.param_groups[0]["lr"] = 0.1
     with torch.no_grad():
         model.get_parameter("w")[1, 2] += rank
-    found["values"] = complaint_of(lambda: save_checkpoint(Path(root, "values"), model, both))
+    found["values"] = error_of(lambda: save_checkpoint(Path(root, "values"), model, both))
     expert = partial(save_checkpoint, rename=lambda name: f"expert {rank}.{name}")
-    found["renamed"] = complaint_of(lambda: expert(Path(root, "renamed"), model, both))
+    found["renamed"] = error_of(lambda: expert(Path(root, "renamed"), model, both))
     here = Fit(w=(4, 3 + rank))
-    found["torn"] = complaint_of(lambda: load_checkpoint(Path(root, "wrapped"), here, fitted(here)[1]))
+    found["torn"] = error_of(lambda: load_checkpoint(Path(root, "wrapped"), here, fitted(here)[1]))
     return found
 
 
@@ -338,14 +331,18 @@ def test_ranks_that_disagree_are_all_told(tmp_path: Path, monkeypatch: pytest.Mo
     launch(on_a_pair, 2, args=(str(tmp_path),))
     load_checkpoint(tmp_path / "wrapped", *fitted(Fit()))
     first, second = launch(on_two_ranks, 2, args=(str(tmp_path),))
-    assert first["folders"] == second["folders"]
-    assert "the folder is" in first["folders"]
-    assert first["lr"] == second["lr"] == "lr of w is 0.1 on rank 0 and 1.1 on rank 1"
-    assert first["values"] == second["values"]
-    assert first["values"].startswith("model.w, from (0, 0) on, differs between ranks 0 and 1. ")
-    assert first["renamed"] == second["renamed"] == "none"
-    assert "saved with shape (4, 3) and has (4, 4) here" in second["torn"]
-    assert first["torn"] == f"rank 1: {second['torn']}"
+    assert first["renamed"] == second["renamed"] == ("nothing", "")
+    for what, said in (
+        ("folders", "the folder is"),
+        ("lr", "lr of w is 0.1 on rank 0 and 1.1 on rank 1"),
+        ("values", "model.w, from (0, 0) on, differs between ranks 0 and 1. "),
+    ):
+        assert first[what] == second[what]
+        assert first[what][0] == "CheckpointError"
+        assert first[what][1].startswith(said)
+    assert first["lr"][1].endswith("rank 1")
+    assert "saved with shape (4, 3) and has (4, 4) here" in second["torn"][1]
+    assert first["torn"] == ("CheckpointError", f"rank 1: {second['torn'][1]}")
     assert not (tmp_path / "values").exists()
 
 

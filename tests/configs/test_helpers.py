@@ -14,15 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from muon_tutorial.callbacks.helpers import create_processgroup_config
-from muon_tutorial.errors import StrategyError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin
 from muon_tutorial.worlds.live import build_mesh
 
+from ..test_strategies import VARIANTS
 from .models import Block, Experts
 from .oracle import Oracle, counted
-from .setups import HELPERS, HIDDEN, MATRICES, SETUPS, WIDTH, batch, full, hidden, learn, mlp
+from .setups import HELPERS, HIDDEN, MATRICES, SETUPS, WIDTH, batch, error_of, full, hidden, learn, mlp
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
@@ -84,12 +83,10 @@ def run_strategies(rank: int) -> dict[str, int]:
     return found
 
 
-STRATEGIES: dict[str, Builder] = {
-    "round_robin": round_robin,
-    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
-    "owner": owner,
-    "owner, in turn": partial(owner, assign="in_turn"),
-    "replicated": replicated,
+STRATEGIES = {
+    name: builder
+    for name, builder in VARIANTS.items()
+    if name.startswith(("replicated", "round_robin", "owner")) and name != "owner_per_replica"
 }
 
 
@@ -102,23 +99,23 @@ def test_newton_schulz_runs_once_a_matrix_but_under_replicated() -> None:
     assert set(counts.values()) == {MATRICES}
 
 
-def run_zero1(rank: int) -> list[str]:
+def run_zero1(rank: int) -> list[tuple[str, str]]:
     """What zero1 says of a living DDP module's parameters, and of parameters that no such module holds."""
-    mesh, said = build_mesh(SETUPS["dp"].axes), []
+    mesh = build_mesh(SETUPS["dp"].axes)
     rig = SETUPS["dp"].build(mesh)
-    for params in (rig.params, hidden(mlp())):
-        try:
-            Muon(params, **OPTIONS, strategy="zero1", mesh=mesh)
-        except StrategyError as error:
-            said.append(str(error))
-    return said
+    makers = [
+        partial(Muon, params, **OPTIONS, strategy="zero1", mesh=mesh)
+        for params in (rig.params, hidden(mlp()))
+    ]
+    return [error_of(make) for make in makers]
 
 
 @pytest.mark.live
 def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
-    for said in launch(run_zero1, SETUPS["dp"].world_size):
-        (refusal,) = said
+    for (kind, refusal), other in launch(run_zero1, SETUPS["dp"].world_size):
+        assert kind == "StrategyError"
         assert refusal.startswith("group 0, parameter 0 belongs to a DistributedDataParallel module")
+        assert other == ("nothing", "")
 
 
 def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:

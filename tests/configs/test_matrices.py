@@ -30,11 +30,11 @@ from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Parts
-from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
 from ..oracle import own_part
+from ..test_strategies import VARIANTS
 from .oracle import counted
 from .setups import full
 
@@ -109,14 +109,6 @@ def grouped(params: list[nn.Parameter]) -> list[dict[str, Any]]:
     return [{"params": [p], "parts": kind.parts} for p, kind in zip(params, KINDS.values(), strict=True)]
 
 
-BUILDERS: dict[str, Builder] = {
-    "replicated": replicated,
-    "round_robin": round_robin,
-    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
-    "zero1": zero1,
-    "zero1, boundary": partial(zero1, gather="boundary"),
-    "owner": owner,
-}
 CUTS = (
     (Grid.of(dp=3, tp=1), 0),
     *((grid, dim) for grid in (Grid.of(dp=1, tp=3), Grid.of(dp=2, tp=2)) for dim in (0, 1, 2)),
@@ -140,10 +132,10 @@ def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize(("grid", "dim"), CUTS, ids=str)
-@pytest.mark.parametrize("strategy", BUILDERS)
+@pytest.mark.parametrize("strategy", VARIANTS)
 def test_strategies_equal_stock_muon_on_separate_matrices(strategy: str, grid: Grid, dim: int) -> None:
     world = LocalWorld(grid)
-    builder = partial(BUILDERS[strategy], bucket_bytes=500)
+    builder = partial(VARIANTS[strategy], bucket_bytes=500)
     ranks = []
     for rank in grid.ranks:
         params = own_params(dim, grid.at(rank))
@@ -313,7 +305,7 @@ FEW: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 @pytest.mark.parametrize("shapes", FEW.values(), ids=FEW)
-@pytest.mark.parametrize("strategy", BUILDERS)
+@pytest.mark.parametrize("strategy", VARIANTS)
 def test_more_ranks_than_matrices_and_one_far_larger(
     strategy: str, shapes: tuple[tuple[int, int], ...]
 ) -> None:
@@ -324,12 +316,11 @@ def test_more_ranks_than_matrices_and_one_far_larger(
     ranks = []
     for rank in grid.ranks:
         params = [nn.Parameter(tensor.clone()) for tensor in made]
-        ranks.append((params, Muon(params, **OPTIONS, strategy=BUILDERS[strategy], mesh=world.mesh(rank))))
+        ranks.append((params, Muon(params, **OPTIONS, strategy=VARIANTS[strategy], mesh=world.mesh(rank))))
     for step in range(3):
         for params in (alone, *(params for params, _ in ranks)):
             for index, param in enumerate(params):
-                size = 2.0 ** (step - index)
-                param.grad = param.detach().sign() * size
+                param.grad = param.detach().sign() * 2.0 ** (step - index)
             if step == 1 and len(params) > 1:  # the last matrix has no gradient on any rank
                 params[-1].grad = None
         stock.step()
