@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,33 +172,28 @@ BROKEN: Mapping[str, tuple[str, str]] = {
 }
 
 
-def assign_nothing(params: list[Tensor], state: State) -> Any:
-    return None
-
-
-def assign_too_few(params: list[Tensor], state: State) -> dict[int, int]:
-    return {0: 0}
-
-
-def assign_out_of_range(params: list[Tensor], state: State) -> dict[int, int]:
-    return {index: dist.get_world_size() for index in range(len(params))}
-
-
-def assign_differently(params: list[Tensor], state: State) -> dict[int, int]:
-    """A rank that disagrees."""
-    return {index: int(dist.get_rank() == 1) for index in range(len(params))}
-
-
 def assign_raises_on_one(params: list[Tensor], state: State) -> dict[int, int]:
     if dist.get_rank() == 1:
         raise RuntimeError("no such host")
     return in_turn(params, state)
 
 
-WRONG_ASSIGNMENTS: Mapping[str, tuple[str, str]] = {
-    "assign_nothing": ("ConfigError", "must return a dict"),
-    "assign_too_few": ("ConfigError", "missing: [1, 2]"),
-    "assign_out_of_range": ("ConfigError", "gives parameter 0 to rank 2; ranks are 0 to 1"),
-    "assign_differently": ("PlanMismatchError", "to rank 1"),
-    "assign_raises_on_one": ("ConfigError, PlanMismatchError", "no such host"),
+def all_to(rank: int, params: list[Tensor]) -> dict[int, int]:
+    return dict.fromkeys(range(len(params)), rank)
+
+
+WRONG_ASSIGNMENTS: Mapping[str, tuple[Callable[[list[Tensor], State], Any], str, str]] = {
+    "nothing": (lambda params, state: None, "ConfigError", "must return a dict"),
+    "too few": (lambda params, state: {0: 0}, "ConfigError", "missing: [1, 2]"),
+    "out of range": (
+        lambda params, state: all_to(dist.get_world_size(), params),
+        "ConfigError",
+        "gives parameter 0 to rank 2; ranks are 0 to 1",
+    ),
+    "a rank disagrees": (
+        lambda params, state: all_to(int(dist.get_rank() == 1), params),
+        "PlanMismatchError",
+        "to rank 1",
+    ),
+    "a rank raises": (assign_raises_on_one, "ConfigError, PlanMismatchError", "no such host"),
 }

@@ -165,8 +165,7 @@ def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
     """What each wrong answer ends in when the optimizer is made: with own functions, and with a helper's."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     configs = config(True), create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"))
-    for name in functions.WRONG_ASSIGNMENTS:
-        mine: Any = getattr(functions, name)
+    for name, (mine, _, _) in functions.WRONG_ASSIGNMENTS.items():
         wrong = [replace(made, assign_fn=mine) for made in configs]
         found[name] = [error_of(partial(Muon, own_params(True), distributed_config=made)) for made in wrong]
     return found
@@ -175,7 +174,7 @@ def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
 @pytest.mark.live
 def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction() -> None:
     for found in launch(run_wrong_assignments, 2):
-        for name, (kinds, text) in functions.WRONG_ASSIGNMENTS.items():
+        for name, (_, kinds, text) in functions.WRONG_ASSIGNMENTS.items():
             for kind, said in found[name]:
                 assert kind in kinds.split(", "), (name, kind, said)
                 assert text in said or "worked on at fsdp 1 to 1" in said, (name, said)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -22,9 +19,8 @@ from muon_tutorial.engine.collective import Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
 from muon_tutorial.evidence.kernel_counters import interface_sent, tcp_sent
 from muon_tutorial.evidence.ledger import entry_of
-from scripts.measure import read_counts
+from scripts import measure
 
-ROOT = Path(__file__).resolve().parents[2]
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -74,30 +70,16 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
     assert sum(e.gloo for e in entries) == pytest.approx(factor * sum(e.ring for e in entries), abs=2 * parts)
 
 
-def why_no_namespace() -> str:
-    """What keeps this machine from giving a network namespace, or nothing."""
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return "no `unshare` and `ip` here"
-    made = subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
-    return made.stderr.strip()
-
-
 @pytest.mark.live
-def test_interface_counters_agree_within_two_percent() -> None:
+def test_interface_counters_agree_within_two_percent(tmp_path: Path) -> None:
     """Overhead fitted on all_reduces of other sizes, then fixed; nobody else is on the interface."""
-    if why := why_no_namespace():
-        pytest.skip(f"no network namespace of one's own: {why}")
     names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")
     flags = [flag for name in names for flag in ("--contender", name)]
-    sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4"]
-    program = [sys.executable, str(ROOT / "scripts" / "measure.py"), *sizes, *flags, "--counters-only"]
-    run = subprocess.run(
-        ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *program],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    counters = read_counts(run.stdout.splitlines()[-1])
+    sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4", "--out", str(tmp_path)]
+    counters, why = measure.counters_in_namespace(measure.parse([*sizes, *flags]))
+    if counters is None:
+        assert "unshare" in why
+        pytest.skip(f"no network namespace of one's own: {why}")
     assert {reading.name for reading in counters.steps} == set(names)
     assert all(reading.counted for reading in counters.steps)
     assert max(map(abs, errors(counters))) < 0.02
