@@ -110,65 +110,47 @@ def offsets(length: int, parts: int) -> list[int]:
     return [min(length, step * part) for part in range(1, parts)]
 
 
+def altered(name: str, alter: Callable[..., Any]) -> Callable[[Any, int, State], Any]:
+    """One of the functions above with a bug: ``alter`` sees what it gives, what it was given, the state."""
+    return lambda given, rank, state: alter(globals()[name](given, rank, state), given, state)
+
+
+def wrapped(tensor: Tensor | None, state: State) -> Tensor | None:
+    return None if tensor is None else DTensor.from_local(tensor, state["mesh"], [Shard(0)], run_check=False)
+
+
 # What each bug is, and what the error must say of it.
-
-
-def gather_wrong_shape(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    full = gather(momentum, dst_rank, state)
-    return None if full is None else full[0]
-
-
-def gather_nothing(momentum: Tensor, dst_rank: int, state: State) -> None:
-    gather(momentum, dst_rank, state)
-
-
-def gather_everywhere(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
-    gather(momentum, dst_rank, state)
-    return momentum
-
-
-def gather_work(momentum: Tensor, dst_rank: int, state: State) -> Any:
-    return gather_later(momentum, dst_rank, state).work
-
-
-def gather_wrapped(momentum: Tensor, dst_rank: int, state: State) -> Any:
-    full = gather(momentum, dst_rank, state)
-    return None if full is None else DTensor.from_local(full, state["mesh"], [Shard(0)], run_check=False)
-
-
-def gather_raises(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
-    raise KeyError("tp_group")
-
-
-def redistribute_nothing(update: Tensor | None, src_rank: int, state: State) -> None:
-    redistribute(update, src_rank, state)
-
-
-def redistribute_whole(update: Tensor | None, src_rank: int, state: State) -> Any:
-    redistribute(update, src_rank, state)
-    return update
-
-
-def redistribute_work(update: Tensor | None, src_rank: int, state: State) -> Any:
-    return redistribute_later(update, src_rank, state).work
-
-
-def redistribute_wrapped(update: Tensor | None, src_rank: int, state: State) -> Any:
-    mine = redistribute(update, src_rank, state)
-    return DTensor.from_local(mine, state["mesh"], [Shard(0)], run_check=False)
-
-
-BROKEN: Mapping[str, tuple[str, str]] = {
-    "gather_wrong_shape": ("gather_fn", "cannot hold this rank's part"),
-    "gather_nothing": ("gather_fn", "must return the full plain tensor on its owner, got None"),
-    "gather_everywhere": ("gather_fn", "must return None off rank 0, got a Tensor"),
-    "gather_work": ("gather_fn", "a bare Work"),
-    "gather_wrapped": ("gather_fn", "must return the full plain tensor on its owner, got a DTensor"),
-    "gather_raises": ("gather_fn", "raised KeyError: 'tp_group'"),
-    "redistribute_nothing": ("redistribute_fn", "this rank's part of the update, shape (4, 5); got None"),
-    "redistribute_whole": ("redistribute_fn", "this rank's part of the update"),
-    "redistribute_work": ("redistribute_fn", "a bare Work"),
-    "redistribute_wrapped": ("redistribute_fn", "got a DTensor that lies as"),
+BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
+    "wrong shape": (
+        "gather",
+        lambda full, *_: None if full is None else full[0],
+        "cannot hold this rank's part",
+    ),
+    "nothing": ("gather", lambda *_: None, "must return the full plain tensor on its owner, got None"),
+    "everywhere": (
+        "gather",
+        lambda _, momentum, state: momentum,
+        "must return None off rank 0, got a Tensor",
+    ),
+    "work": ("gather_later", lambda handle, *_: handle.work, "a bare Work"),
+    "wrapped": (
+        "gather",
+        lambda full, _, state: wrapped(full, state),
+        "must return the full plain tensor on its owner, got a DTensor",
+    ),
+    "raises": ("gather", lambda *_: {}["tp_group"], "raised KeyError: 'tp_group'"),
+    "no update": (
+        "redistribute",
+        lambda *_: None,
+        "this rank's part of the update, shape (4, 5); got None",
+    ),
+    "whole update": ("redistribute", lambda _, update, state: update, "this rank's part of the update"),
+    "update's work": ("redistribute_later", lambda handle, *_: handle.work, "a bare Work"),
+    "update wrapped": (
+        "redistribute",
+        lambda mine, _, state: wrapped(mine, state),
+        "got a DTensor that lies as",
+    ),
 }
 
 

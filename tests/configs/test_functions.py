@@ -135,13 +135,17 @@ def test_own_functions_may_gather_and_return_dtensors() -> None:
     assert launch(run_dtensors, 3) == [[], [], []]
 
 
+def which(base: str) -> str:
+    return f"{base.removesuffix('_later')}_fn"
+
+
 def run_broken(rank: int) -> dict[str, tuple[str, str]]:
     """What a step with each broken function ends in."""
     found, mesh = {}, build_mesh({"fsdp": dist.get_world_size()})
-    for name, (which, _) in functions.BROKEN.items():
+    for name, (base, alter, _) in functions.BROKEN.items():
         made = config(True)
         made.state["mesh"] = mesh
-        broken: dict[str, Any] = {which: getattr(functions, name)}
+        broken: dict[str, Any] = {which(base): functions.altered(base, alter)}
         params = own_params(True)
         muon = Muon(params, **OPTIONS, distributed_config=replace(made, **broken))
         give(params, 1, True)
@@ -153,11 +157,11 @@ def run_broken(rank: int) -> dict[str, tuple[str, str]]:
 @pytest.mark.live
 def test_a_broken_function_ends_in_a_named_error_on_every_rank() -> None:
     by_rank = launch(run_broken, 2)
-    for name, (which, text) in functions.BROKEN.items():
+    for name, (base, _, text) in functions.BROKEN.items():
         for found in by_rank:
             kind, said = found[name]
             assert kind == "ConfigError", (name, said)
-            assert said.startswith(f"{which}, for group 0, parameter 0 on rank "), said
+            assert said.startswith(f"{which(base)}, for group 0, parameter 0 on rank "), said
             assert text in said, said
 
 
