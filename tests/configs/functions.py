@@ -138,7 +138,7 @@ BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
         lambda full, _, state: wrapped(full, state),
         "must return the full plain tensor on its owner, got a DTensor",
     ),
-    "raises": ("gather", lambda *_: {}["tp_group"], "raised KeyError: 'tp_group'"),
+    "raises": ("gather", lambda _, momentum, state: state["tp_group"], "raised KeyError: 'tp_group'"),
     "no update": (
         "redistribute",
         lambda *_: None,
