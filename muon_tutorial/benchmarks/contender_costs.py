@@ -81,7 +81,8 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
     for step in range(rounds):
         for name in names:
             times[name].append(_read_seconds(contenders[name], work, asked[name], step))
-    return [ContenderCost(name, found[name], memory[name], _columns(times[name])) for name in names]
+    seconds = {name: ContenderSeconds(*zip(*rows, strict=True)) for name, rows in times.items()}
+    return [ContenderCost(name, found[name], memory[name], seconds[name]) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +245,3 @@ def _settled_interface() -> int | None:
 def _barriers() -> GlooTraffic:
     """What the barrier between two readings sends."""
     return gloo_barrier(dist.get_world_size())
-
-
-def _columns(rows: Sequence[tuple[float, float, float]]) -> ContenderSeconds:
-    learn, finish, collectives = (tuple(column) for column in zip(*rows, strict=True))
-    return ContenderSeconds(learn, finish, collectives)

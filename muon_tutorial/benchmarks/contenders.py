@@ -54,14 +54,12 @@ class Contender:
     optimizers: Sequence[Optimizer]
     finish: Callable[[], None]
 
-    def learn(self, work: Workload, step: int) -> Tensor:
+    def learn(self, work: Workload, step: int) -> None:
         """Forward and backward on this rank's share. Where a wrapper reduces gradients, it does so here."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         inputs, targets = work.tokens(step, self.world.at["dp"], self.world.at.size("dp"))
-        loss = next_byte_loss(self.model, inputs, targets)
-        loss.backward()
-        return loss.detach()
+        next_byte_loss(self.model, inputs, targets).backward()
 
     @property
     def state(self) -> list[Tensor]:
@@ -78,11 +76,8 @@ class Contender:
         for optimizer in self.optimizers:
             inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
             for param, entry in inner.state.items():
-                yield from ((param, value) for value in entry.values() if _is_kept(value))
-
-
-def _is_kept(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
+                tensors = (value for value in entry.values() if isinstance(value, Tensor) and value.ndim)
+                yield from ((param, value) for value in tensors)
 
 
 def _plain(model: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,6 @@ from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
 from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zero1
-from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
 from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
@@ -199,17 +198,13 @@ class Peak:
     measured: int
 
 
-def predicted_peak(plan: Plan, at: Coordinate) -> int:
-    """The most that one rank's step adds to what it holds, from the plan alone."""
-    step = step_over_ones(plan, at, torch.device("meta"))
-    with torch.no_grad(), PeakMemory() as seen:
-        walk_alone(_step_without_flags(step), lambda request: None)
-    return seen.peak
-
-
-def _step_without_flags(step: PlanStep) -> Walk:
+def _peak(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> int:
+    """The most that one rank's step, flags aside, adds to what it holds."""
+    step = step_over_ones(plan, at, torch.device(device))
     step.present = frozenset(range(len(step.parameters)))
-    return step.step()
+    with torch.no_grad(), PeakMemory() as seen:
+        run(step.step())
+    return seen.peak
 
 
 def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: int) -> dict[str, Peak]:
@@ -218,10 +213,8 @@ def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: 
     found = {}
     for name, builder in VARIANTS.items():
         plan = builder(matrices, grid, bucket_bytes=bucket_bytes)
-        step = step_over_ones(plan, world.at, torch.device("cpu"))
-        with torch.no_grad(), PeakMemory() as seen:
-            world.run(_step_without_flags(step))
-        found[name] = Peak(predicted_peak(plan, world.at), seen.peak)
+        predicted = _peak(plan, world.at, "meta", lambda walk: walk_alone(walk, lambda request: None))
+        found[name] = Peak(predicted, measured=_peak(plan, world.at, "cpu", world.run))
     return found
 
 

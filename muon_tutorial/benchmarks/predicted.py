@@ -12,7 +12,7 @@ import torch
 
 from ..engine.collective import Collective, Kind, Label
 from ..evidence import formulas
-from ..evidence.ledger import LedgerEntry, entry_of
+from ..evidence.ledger import entry_of
 from ..evidence.predict import predict
 from ..evidence.tables import Table, TableRow
 from ..plan.grid import Coordinate, Grid
@@ -151,15 +151,10 @@ def _count(matrices: Sequence[Matrix]) -> int:
     return sum(matrix.numel for matrix in matrices)
 
 
-def _entries(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> Iterator[LedgerEntry]:
-    grid = Grid.of(dp=D)
-    plan = builder(_even(g, p, cuts), grid)
-    for rank in grid.ranks:
-        yield from (e for e in predict(plan, grid.at(rank)).entries if e.phase != "gradient flags")
-
-
 def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
-    return sum(entry.ring for entry in _entries(builder, D, g, p, cuts)) / D
+    plan = builder(_even(g, p, cuts), Grid.of(dp=D))
+    entries = [entry for rank in range(D) for entry in predict(plan, plan.grid.at(rank)).entries]
+    return sum(entry.ring for entry in entries if entry.phase != "gradient flags") / D
 
 
 def _straddling(D: int, g: int, p: int) -> float:

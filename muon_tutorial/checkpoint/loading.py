@@ -50,7 +50,8 @@ def load_checkpoint(
     def prepare() -> tuple[tuple[SavedEntries, LoadTargets], set[str]]:
         saved = _open(Path(path))
         contents = contents_of_rank(model, optimizer, rename)
-        return (saved, _targets(saved, contents)), contents.names
+        names = {*contents.tensors, *(item.name for item in contents.stepped)}
+        return (saved, _targets(saved, contents)), names
 
     (saved, targets), names = together(prepare)
     _check_nothing_is_left(saved, names)

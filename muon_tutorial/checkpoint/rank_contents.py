@@ -104,11 +104,6 @@ class RankContents:
     buffers: set[str]
     stepped: list[SteppedParameter]
 
-    @property
-    def names(self) -> set[str]:
-        """All names."""
-        return {*self.tensors, *(item.name for item in self.stepped)}
-
 
 def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> RankContents:
     """Find out what there is.

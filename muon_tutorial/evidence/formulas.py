@@ -69,15 +69,13 @@ def owner_both_ways(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
     return 2 * rho(D) * Fraction(N, D) * b
 
 
-def to_adamw(g: int, p: int, b: int = WIRE_BYTES, gathered: Fraction | int = 1) -> Fraction:
-    """Distributed Muon over ZeRO-1 AdamW, without tensor parallelism: (g + b·gathered + p)/(g + p).
-
-    ``gathered`` is the part of the momentum that travels: 1 with whole buckets, towards 0 with boundaries.
+def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
+    """Distributed Muon over ZeRO-1 AdamW, whole buckets gathered, without tensor parallelism.
 
     >>> [str(to_adamw(g, p)) for g, p in ((4, 4), (4, 2), (2, 2))]
     ['5/4', '4/3', '3/2']
     """
-    return 1 + Fraction(b) * gathered / (g + p)
+    return Fraction(g + b + p, g + p)
 
 
 def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:

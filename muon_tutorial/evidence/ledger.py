@@ -14,7 +14,6 @@ from typing import Any, Literal
 from ..engine.collective import Collective
 from ..plan.grid import Coordinate
 from .gloo_bytes import GlooTraffic, gloo_sent
-from .ring_bytes import ring_bytes as ring_bytes
 from .ring_bytes import ring_traffic
 
 
@@ -55,10 +54,6 @@ class LedgerRow:
     subject: str = ""
     kind: str = ""
     dtype: str = ""
-
-
-Row = LedgerRow
-"""The name under which lesson 04 imports it."""
 
 
 @dataclass(slots=True, eq=False)

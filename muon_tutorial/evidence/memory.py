@@ -8,7 +8,7 @@ measured by the same instrument over real ones. What C++ allocates without the d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..plan.bucket import Bucket
 from ..plan.grid import Coordinate
-from ..plan.matrix import Matrix, held_box
 from ..plan.strategies import Plan
-
-MOMENTS_BYTES = 8
-"""AdamW's two moments of an element in fp32, against Muon's one momentum."""
+from ..step.parameter_state import local_part
+from .predict import held_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,66 +28,38 @@ class Held:
     """What one rank holds of the matrices under a plan. Bytes.
 
     The first three stay between steps. The others come and go with a bucket, and are the largest of any:
-    ``flat_gradient`` is the packed gradient before it is averaged, ``slice`` what is kept of it,
-    ``ns_input`` the momentum that is to travel, ``gathered`` the buffer that receives it, and ``whole`` the
-    largest matrix that this rank assembles from tensor-parallel pieces.
+    ``flat_gradient`` is the packed gradient before it is averaged, ``gathered`` the buffer that receives the
+    momentum, and ``whole`` the largest matrix that this rank assembles from tensor-parallel pieces.
     """
 
     parameters: int
     gradients: int
     momentum: int
     flat_gradient: int
-    slice: int
-    ns_input: int
     gathered: int
     whole: int
 
 
 def plan_memory(plan: Plan, at: Coordinate) -> Held:
     """What one rank holds, from the plan alone. Momentum is of the parameter's dtype."""
-    params = _params(plan)
-    sizes = {param: _numel(matrix, at) for param, matrix in params.items()}
+    held = [(matrix, box.numel) for matrix, box in held_parameters(plan, at)]
+    stored = (shard for bucket in plan.buckets for shard in bucket.stored_shards(at))
+    flat, gathered, whole = [0], [0], [0]
+    for bucket in plan.buckets:
+        compute = bucket.compute.dtype.itemsize
+        flat.append(bucket.length(bucket.model_layout, at) * bucket.gradient.dtype.itemsize)
+        if bucket.compute.hops:
+            gathered.append(bucket.length(bucket.compute_layout, at) * compute)
+        worked_on = (e for e in bucket.entries if e.route.hops and bucket.works_on(e, at))
+        whole += [entry.matrix.numel * compute for entry in worked_on]
     return Held(
-        parameters=sum(sizes[param] * matrix.dtype.itemsize for param, matrix in params.items()),
-        gradients=sum(sizes[param] * matrix.grad_dtype.itemsize for param, matrix in params.items()),
-        momentum=sum(held.numel * held.entry.matrix.dtype.itemsize for held in _holdings(plan, at)),
-        flat_gradient=_largest(
-            b.length(b.model_layout, at) * b.gradient.dtype.itemsize for b in plan.buckets
-        ),
-        slice=_largest(b.length(b.storage_layout, at) * b.gradient.dtype.itemsize for b in plan.buckets),
-        ns_input=_largest(b.length(b.storage_layout, at) * b.compute.dtype.itemsize for b in plan.buckets),
-        gathered=_largest(_gathered(bucket, at) for bucket in plan.buckets),
-        whole=_largest(
-            entry.matrix.numel * bucket.compute.dtype.itemsize
-            for bucket in plan.buckets
-            for entry in bucket.entries
-            if entry.route.hops and bucket.works_on(entry, at)
-        ),
+        parameters=sum(numel * matrix.dtype.itemsize for matrix, numel in held),
+        gradients=sum(numel * matrix.grad_dtype.itemsize for matrix, numel in held),
+        momentum=sum(shard.numel * shard.entry.matrix.dtype.itemsize for shard in stored),
+        flat_gradient=max(flat),
+        gathered=max(gathered),
+        whole=max(whole),
     )
-
-
-def _params(plan: Plan) -> dict[int, Matrix]:
-    """A matrix of each parameter: which one does not matter."""
-    return {e.matrix.param: e.matrix for bucket in plan.buckets for e in bucket.entries}
-
-
-def _numel(matrix: Matrix, at: Coordinate) -> int:
-    whole = matrix.shape if matrix.part is None else matrix.part.shape
-    return held_box(whole, matrix.cuts, at).numel
-
-
-def _holdings(plan: Plan, at: Coordinate) -> Iterator[Any]:
-    return (held for bucket in plan.buckets for held in bucket.stored_shards(at))
-
-
-def _gathered(bucket: Bucket, at: Coordinate) -> int:
-    if not bucket.compute.hops:
-        return 0
-    return bucket.length(bucket.compute_layout, at) * bucket.compute.dtype.itemsize
-
-
-def _largest(sizes: Iterable[int]) -> int:
-    return max(sizes, default=0)
 
 
 @dataclass(eq=False)
@@ -141,8 +110,4 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of this rank's own parts of tensors."""
-    return sum(_local(tensor).nbytes for tensor in tensors)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return sum(local_part(tensor).nbytes for tensor in tensors)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..engine.collective import Walk
 from ..newton_schulz import KELLER_JORDAN
 from ..plan.grid import Coordinate
-from ..plan.matrix import held_box
+from ..plan.layout import Box
+from ..plan.matrix import Matrix, held_box
 from ..plan.strategies import Plan
 from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep
@@ -56,16 +57,21 @@ def step_over_ones(
 
     ``settings`` replace some of ``SETTINGS``, the group that all parameters are in.
     """
-    first = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
     group = {**SETTINGS, **settings}
-    parameters = []
-    for matrix in (first[param] for param in sorted(first)):
-        whole = matrix.shape if matrix.part is None else matrix.part.shape
-        box = held_box(whole, matrix.cuts, at)
-        parameters.append(ParameterState(_with_gradient(box.shape, matrix.dtype, device), group, {}))
+    parameters = [
+        ParameterState(_with_gradient(box.shape, matrix.dtype, device), group, {})
+        for matrix, box in held_parameters(plan, at)
+    ]
     step = PlanStep(plan, at, parameters, window)
     step.fill_state()
     return step
+
+
+def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
+    """A matrix of each parameter, and the box of that parameter that a rank holds; in their order."""
+    found = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
+    wholes = [(m, m.shape if m.part is None else m.part.shape) for _, m in sorted(found.items())]
+    return [(matrix, held_box(whole, matrix.cuts, at)) for matrix, whole in wholes]
 
 
 def _with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

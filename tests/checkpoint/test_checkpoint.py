@@ -25,24 +25,16 @@ from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.plan.strategies import Builder, owner, owner_per_replica, replicated, round_robin, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from ..oracle import UNEVEN, Case, own_params, own_part, whole_gradients, whole_matrices
+from ..test_strategies import VARIANTS
 
 HIDDEN = len(UNEVEN.shapes)
 REST: Any = ((7, 3), (5,))  # for AdamW
 CASE = replace(UNEVEN, steps=4, shapes=UNEVEN.shapes + REST, cuts=(*UNEVEN.cuts, Shard(0), Replicate()))
 SAVED_AFTER = 2
-STRATEGIES: dict[str, Builder] = {
-    "replicated": replicated,
-    "round_robin": round_robin,
-    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
-    "zero1": zero1,
-    "zero1, boundary": partial(zero1, gather="boundary"),
-    "owner": owner,
-    "owner_per_replica": owner_per_replica,
-}
+STRATEGIES = {name: each for name, each in VARIANTS.items() if name not in ("owner, in turn", "throwaway")}
 WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """Ways to distribute: strategies and a config over parameters cut by hand, a config over DTensors."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.strategies import zero1
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
+
+from ..configs.setups import error_of
 
 Pair = tuple[nn.Module, MuonWithAdamW]
 
@@ -71,6 +72,13 @@ def trained(steps: int = 2, **settings: Any) -> Pair:
     return model, both
 
 
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Pair:
+    model = Parts(seed=9, dtype=dtype)
+    both = pair_of(model, **settings)
+    load_checkpoint(folder, model, both)
+    return model, both
+
+
 def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
     for (name, tensor), its in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(tensor, its), name
@@ -100,7 +108,7 @@ def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
     model, both = trained(steps=0)
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
-    assert load_checkpoint(tmp_path / "a", other, its) == {}
+    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and the state it had is gone
     assert_go_on_alike((model, both), (other, its), range(2))
 
 
@@ -110,9 +118,7 @@ def test_momentum_keeps_its_precision(tmp_path: Path) -> None:
     precise = torch.full((6, 5), 1 / 3)
     both.muon.state[model.get_parameter("matrix")]["momentum_buffer"] = precise
     save_checkpoint(tmp_path / "a", model, both)
-    other = Parts(seed=2, dtype=torch.bfloat16)
-    its = pair_of(other)
-    load_checkpoint(tmp_path / "a", other, its)
+    other, its = loaded(tmp_path / "a", torch.bfloat16)
     assert torch.equal(its.muon.state[other.get_parameter("matrix")]["momentum_buffer"], precise)
 
 
@@ -193,49 +199,46 @@ def fitted(model: nn.Module, muon: str = "w") -> Pair:
     return model, MuonWithAdamW(Muon([(muon, named[muon])]), torch.optim.AdamW(rest))
 
 
-UNFIT = {
-    "a shape": (partial(Fit, w=(3, 4)), r"model.w was saved with shape \(4, 3\) and has \(3, 4\) here"),
-    "a dtype": (
-        partial(Fit, torch.bfloat16),
-        "model.w was saved as torch.float32 and is torch.bfloat16 here",
-    ),
-    "a parameter more": (partial(Fit, c=(2,)), "has no entry model.c"),
-}
+def by_adamw(*lrs: float) -> tuple[nn.Module, torch.optim.AdamW]:
+    """In one group, or each parameter in its own with a learning rate of its own."""
+    model = Fit()
+    groups = [{"params": [param], "lr": lr} for param, lr in zip(model.parameters(), lrs, strict=False)]
+    return model, torch.optim.AdamW(groups or model.parameters())
 
 
-@pytest.mark.parametrize("what", UNFIT)
-def test_what_does_not_fit_is_named_and_nothing_changes(tmp_path: Path, what: str) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit()))
-    make, complaint = UNFIT[what]
-    model, both = fitted(make())
+@pytest.mark.parametrize(
+    ("saved", "here", "complaint"),
+    [
+        (
+            fitted(Fit()),
+            fitted(Fit(w=(3, 4))),
+            r"model.w was saved with shape \(4, 3\) and has \(3, 4\) here",
+        ),
+        (
+            fitted(Fit()),
+            fitted(Fit(torch.bfloat16)),
+            "model.w was saved as torch.float32 and is torch.bfloat16",
+        ),
+        (fitted(Fit()), fitted(Fit(c=(2,))), "has no entry model.c"),
+        (fitted(Fit(c=(2,))), fitted(Fit()), "holds c, which no rank's model has"),
+        (fitted(Fit()), by_adamw(), "w was stepped by muon when it was saved, by adamw here"),
+        (
+            by_adamw(0.1, 0.2),
+            by_adamw(),
+            r"w and b share a group here, and were saved with lr 0\.1 and 0\.2",
+        ),
+    ],
+    ids=["shape", "dtype", "one more", "one less", "other optimizer", "one group of two"],
+)
+def test_what_does_not_fit_is_named_and_nothing_changes(
+    tmp_path: Path, saved: Any, here: Any, complaint: str
+) -> None:
+    save_checkpoint(tmp_path / "a", *saved)
+    model, both = here
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(CheckpointError, match=complaint):
         load_checkpoint(tmp_path / "a", model, both)
     assert all(torch.equal(before[name], its) for name, its in model.state_dict().items())
-
-
-def test_a_parameter_that_no_model_has_is_named(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit(c=(2,))))
-    with pytest.raises(CheckpointError, match="holds c, which no rank's model has"):
-        load_checkpoint(tmp_path / "a", *fitted(Fit()))
-
-
-def test_a_parameter_of_the_other_optimizer_is_named(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit()))
-    model = Fit()
-    with pytest.raises(CheckpointError, match="w was stepped by muon when it was saved, by adamw here"):
-        load_checkpoint(tmp_path / "a", model, torch.optim.AdamW(model.named_parameters()))
-
-
-def test_one_group_of_two_that_differed_is_named(tmp_path: Path) -> None:
-    model = Fit()
-    apart = torch.optim.AdamW([{"params": [model.w], "lr": 0.1}, {"params": [model.b], "lr": 0.2}])
-    save_checkpoint(tmp_path / "a", model, apart)
-    other = Fit()
-    with pytest.raises(
-        CheckpointError, match=r"w and b share a group here, and were saved with lr 0\.1 and 0\.2"
-    ):
-        load_checkpoint(tmp_path / "a", other, torch.optim.AdamW(other.parameters()))
 
 
 def test_a_parameter_from_elsewhere_is_named(tmp_path: Path) -> None:
@@ -296,29 +299,21 @@ def test_a_tensor_in_pieces_takes_part_in_no_arithmetic() -> None:
 # --- real ranks ---------------------------------------------------------------------------------------------
 
 
-def complaint_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except CheckpointError as error:
-        return str(error)
-    return "none"
-
-
-def on_two_ranks(rank: int, root: str) -> dict[str, str]:
+def on_two_ranks(rank: int, root: str) -> dict[str, tuple[str, str]]:
     """What each rank is told where ranks disagree; and a folder that a lone process is to read."""
     model = Fit()
     both = fitted(model)[1]
-    found = {"folders": complaint_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
+    found = {"folders": error_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
     both.param_groups[0]["lr"] = 0.1 + rank
-    found["lr"] = complaint_of(lambda: save_checkpoint(Path(root, "lr"), model, both))
+    found["lr"] = error_of(lambda: save_checkpoint(Path(root, "lr"), model, both))
     both.param_groups[0]["lr"] = 0.1
     with torch.no_grad():
         model.get_parameter("w")[1, 2] += rank
-    found["values"] = complaint_of(lambda: save_checkpoint(Path(root, "values"), model, both))
+    found["values"] = error_of(lambda: save_checkpoint(Path(root, "values"), model, both))
     expert = partial(save_checkpoint, rename=lambda name: f"expert {rank}.{name}")
-    found["renamed"] = complaint_of(lambda: expert(Path(root, "renamed"), model, both))
+    found["renamed"] = error_of(lambda: expert(Path(root, "renamed"), model, both))
     here = Fit(w=(4, 3 + rank))
-    found["torn"] = complaint_of(lambda: load_checkpoint(Path(root, "wrapped"), here, fitted(here)[1]))
+    found["torn"] = error_of(lambda: load_checkpoint(Path(root, "wrapped"), here, fitted(here)[1]))
     return found
 
 
@@ -336,14 +331,18 @@ def test_ranks_that_disagree_are_all_told(tmp_path: Path, monkeypatch: pytest.Mo
     launch(on_a_pair, 2, args=(str(tmp_path),))
     load_checkpoint(tmp_path / "wrapped", *fitted(Fit()))
     first, second = launch(on_two_ranks, 2, args=(str(tmp_path),))
-    assert first["folders"] == second["folders"]
-    assert "the folder is" in first["folders"]
-    assert first["lr"] == second["lr"] == "lr of w is 0.1 on rank 0 and 1.1 on rank 1"
-    assert first["values"] == second["values"]
-    assert first["values"].startswith("model.w, from (0, 0) on, differs between ranks 0 and 1. ")
-    assert first["renamed"] == second["renamed"] == "none"
-    assert "saved with shape (4, 3) and has (4, 4) here" in second["torn"]
-    assert first["torn"] == f"rank 1: {second['torn']}"
+    assert first["renamed"] == second["renamed"] == ("nothing", "")
+    for what, said in (
+        ("folders", "the folder is"),
+        ("lr", "lr of w is 0.1 on rank 0 and 1.1 on rank 1"),
+        ("values", "model.w, from (0, 0) on, differs between ranks 0 and 1. "),
+    ):
+        assert first[what] == second[what]
+        assert first[what][0] == "CheckpointError"
+        assert first[what][1].startswith(said)
+    assert first["lr"][1].endswith("rank 1")
+    assert "saved with shape (4, 3) and has (4, 4) here" in second["torn"][1]
+    assert first["torn"] == ("CheckpointError", f"rank 1: {second['torn'][1]}")
     assert not (tmp_path / "values").exists()
 
 
@@ -365,7 +364,4 @@ def test_flat_slices_of_every_kind_of_parameter_are_read_by_stock_tools(tmp_path
         assert torch.equal(whole[f"model.{name}"], param), name
         for entry, value in both.state[param].items():
             assert torch.equal(whole[f"optimizer.{name}.{entry}"], value), (name, entry)
-    other = Parts(seed=5)
-    its = pair_of(other)
-    load_checkpoint(tmp_path / "a", other, its)
-    assert_go_on_alike((model, both), (other, its), range(2, 4))
+    assert_go_on_alike((model, both), loaded(tmp_path / "a"), range(2, 4))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from muon_tutorial.callbacks.config import DistributedConfig
+
 State = dict[str, Any]
+
+
+def config(shards: bool, later: str = "") -> DistributedConfig:
+    """A config of the plain functions, or with ``later="_later"`` of those with handles."""
+    gather, redistribute = (globals()[name + later] for name in ("gather", "redistribute"))
+    return DistributedConfig(in_turn, gather, redistribute, {"shards": shards})
 
 
 def in_turn(params: list[Tensor], state: State) -> dict[int, int]:
@@ -102,84 +110,48 @@ def offsets(length: int, parts: int) -> list[int]:
     return [min(length, step * part) for part in range(1, parts)]
 
 
+def altered(name: str, alter: Callable[..., Any]) -> Callable[[Any, int, State], Any]:
+    """One of the functions above with a bug: ``alter`` sees what it gives, what it was given, the state."""
+    return lambda given, rank, state: alter(globals()[name](given, rank, state), given, state)
+
+
+def wrapped(tensor: Tensor | None, state: State) -> Tensor | None:
+    return None if tensor is None else DTensor.from_local(tensor, state["mesh"], [Shard(0)], run_check=False)
+
+
 # What each bug is, and what the error must say of it.
-
-
-def gather_wrong_shape(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    full = gather(momentum, dst_rank, state)
-    return None if full is None else full[0]
-
-
-def gather_nothing(momentum: Tensor, dst_rank: int, state: State) -> None:
-    gather(momentum, dst_rank, state)
-
-
-def gather_everywhere(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
-    gather(momentum, dst_rank, state)
-    return momentum
-
-
-def gather_work(momentum: Tensor, dst_rank: int, state: State) -> Any:
-    return dist.gather(momentum, pieces_at(dst_rank, momentum), dst=dst_rank, async_op=True)
-
-
-def gather_wrapped(momentum: Tensor, dst_rank: int, state: State) -> Any:
-    full = gather(momentum, dst_rank, state)
-    return None if full is None else DTensor.from_local(full, state["mesh"], [Shard(0)], run_check=False)
-
-
-def gather_raises(momentum: Tensor, dst_rank: int, state: State) -> Tensor:
-    raise KeyError("tp_group")
-
-
-def redistribute_nothing(update: Tensor | None, src_rank: int, state: State) -> None:
-    redistribute(update, src_rank, state)
-
-
-def redistribute_whole(update: Tensor | None, src_rank: int, state: State) -> Any:
-    redistribute(update, src_rank, state)
-    return update
-
-
-def redistribute_work(update: Tensor | None, src_rank: int, state: State) -> Any:
-    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
-    return dist.scatter(mine, None if update is None else chunks(update), src=src_rank, async_op=True)
-
-
-def redistribute_wrapped(update: Tensor | None, src_rank: int, state: State) -> Any:
-    mine = redistribute(update, src_rank, state)
-    return DTensor.from_local(mine, state["mesh"], [Shard(0)], run_check=False)
-
-
-BROKEN: Mapping[str, tuple[str, str]] = {
-    "gather_wrong_shape": ("gather_fn", "cannot hold this rank's part"),
-    "gather_nothing": ("gather_fn", "must return the full plain tensor on its owner, got None"),
-    "gather_everywhere": ("gather_fn", "must return None off rank 0, got a Tensor"),
-    "gather_work": ("gather_fn", "a bare Work"),
-    "gather_wrapped": ("gather_fn", "must return the full plain tensor on its owner, got a DTensor"),
-    "gather_raises": ("gather_fn", "raised KeyError: 'tp_group'"),
-    "redistribute_nothing": ("redistribute_fn", "this rank's part of the update, shape (4, 5); got None"),
-    "redistribute_whole": ("redistribute_fn", "this rank's part of the update"),
-    "redistribute_work": ("redistribute_fn", "a bare Work"),
-    "redistribute_wrapped": ("redistribute_fn", "got a DTensor that lies as"),
+BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
+    "wrong shape": (
+        "gather",
+        lambda full, *_: None if full is None else full[0],
+        "cannot hold this rank's part",
+    ),
+    "nothing": ("gather", lambda *_: None, "must return the full plain tensor on its owner, got None"),
+    "everywhere": (
+        "gather",
+        lambda _, momentum, state: momentum,
+        "must return None off rank 0, got a Tensor",
+    ),
+    "work": ("gather_later", lambda handle, *_: handle.work, "a bare Work"),
+    "wrapped": (
+        "gather",
+        lambda full, _, state: wrapped(full, state),
+        "must return the full plain tensor on its owner, got a DTensor",
+    ),
+    "raises": ("gather", lambda _, momentum, state: state["tp_group"], "raised KeyError: 'tp_group'"),
+    "no update": (
+        "redistribute",
+        lambda *_: None,
+        "this rank's part of the update, shape (4, 5); got None",
+    ),
+    "whole update": ("redistribute", lambda _, update, state: update, "this rank's part of the update"),
+    "update's work": ("redistribute_later", lambda handle, *_: handle.work, "a bare Work"),
+    "update wrapped": (
+        "redistribute",
+        lambda mine, _, state: wrapped(mine, state),
+        "got a DTensor that lies as",
+    ),
 }
-
-
-def assign_nothing(params: list[Tensor], state: State) -> Any:
-    return None
-
-
-def assign_too_few(params: list[Tensor], state: State) -> dict[int, int]:
-    return {0: 0}
-
-
-def assign_out_of_range(params: list[Tensor], state: State) -> dict[int, int]:
-    return {index: dist.get_world_size() for index in range(len(params))}
-
-
-def assign_differently(params: list[Tensor], state: State) -> dict[int, int]:
-    """A rank that disagrees."""
-    return {index: int(dist.get_rank() == 1) for index in range(len(params))}
 
 
 def assign_raises_on_one(params: list[Tensor], state: State) -> dict[int, int]:
@@ -188,10 +160,22 @@ def assign_raises_on_one(params: list[Tensor], state: State) -> dict[int, int]:
     return in_turn(params, state)
 
 
-WRONG_ASSIGNMENTS: Mapping[str, tuple[str, str]] = {
-    "assign_nothing": ("ConfigError", "must return a dict"),
-    "assign_too_few": ("ConfigError", "missing: [1, 2]"),
-    "assign_out_of_range": ("ConfigError", "gives parameter 0 to rank 2; ranks are 0 to 1"),
-    "assign_differently": ("PlanMismatchError", "to rank 1"),
-    "assign_raises_on_one": ("ConfigError, PlanMismatchError", "no such host"),
+def all_to(rank: int, params: list[Tensor]) -> dict[int, int]:
+    return dict.fromkeys(range(len(params)), rank)
+
+
+WRONG_ASSIGNMENTS: Mapping[str, tuple[Callable[[list[Tensor], State], Any], str, str]] = {
+    "nothing": (lambda params, state: None, "ConfigError", "must return a dict"),
+    "too few": (lambda params, state: {0: 0}, "ConfigError", "missing: [1, 2]"),
+    "out of range": (
+        lambda params, state: all_to(dist.get_world_size(), params),
+        "ConfigError",
+        "gives parameter 0 to rank 2; ranks are 0 to 1",
+    ),
+    "a rank disagrees": (
+        lambda params, state: all_to(int(dist.get_rank() == 1), params),
+        "PlanMismatchError",
+        "to rank 1",
+    ),
+    "a rank raises": (assign_raises_on_one, "ConfigError, PlanMismatchError", "no such host"),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,65 +32,6 @@ class Mlp(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
-
-
-class _Copy(torch.autograd.Function):
-    """Into a tensor-parallel region: as it is; gradients summed on the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class _Sum(torch.autograd.Function):
-    """Out of a tensor-parallel region: summed; gradients as they are on the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
-
-
-class CutBlock(nn.Module):
-    """A block whose weights are cut by hand, as Megatron's are: ``up`` by rows, ``down`` by columns."""
-
-    def __init__(self, block: Block, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        place, parts = dist.get_rank(group), dist.get_world_size(group)
-        self.group = group
-        self.up = nn.Parameter(block.up.weight.detach().tensor_split(parts, 0)[place].clone())
-        self.down = nn.Parameter(block.down.weight.detach().tensor_split(parts, 1)[place].clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = torch.tanh(_Copy.apply(x, self.group) @ self.up.T)
-        return x + _Sum.apply(inner @ self.down.T, self.group)
-
-
-class CutMlp(nn.Module):
-    """``Mlp`` cut by hand over a tensor-parallel group."""
-
-    def __init__(self, mlp: Mlp, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            CutBlock(block, group) for block in mlp.blocks if isinstance(block, Block)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class Experts(nn.Module):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -36,29 +35,12 @@ class Oracle:
     @torch.no_grad()
     def differences(self) -> list[str]:
         """The parameters that are not the copies' equals, to the bit."""
-        pairs = list(zip(self.params, self.copies, strict=True))
-        wholes = [self.whole(param, param.detach()) for param, _ in pairs]
         return [
             f"parameter {index} of shape {tuple(copy.shape)}"
-            for index, (found, (_, copy)) in enumerate(zip(wholes, pairs, strict=True))
-            if not torch.equal(found, copy)
+            for index, (param, copy) in enumerate(zip(self.params, self.copies, strict=True))
+            if not torch.equal(self.whole(param, param.detach()), copy)
         ]
 
 
-@dataclass(slots=True)
-class Counter:
-    """The shapes that this process orthogonalized, in order."""
-
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-
-    def __call__(self, matrix: Tensor, *args: Any) -> Tensor:
-        self.shapes.append(tuple(matrix.shape))
-        return zeropower_via_newtonschulz(matrix, *args)
-
-
-@contextmanager
-def counted() -> Iterator[Counter]:
-    """Count what the optimizer orthogonalizes in this process."""
-    counter = Counter()
-    with patch.object(orthogonalize, "zeropower_via_newtonschulz", counter):
-        yield counter
+counted = partial(patch.object, orthogonalize, "zeropower_via_newtonschulz", wraps=zeropower_via_newtonschulz)
+"""``with counted() as calls``: ``calls.call_count`` is how many matrices this process orthogonalized."""

@@ -23,13 +23,18 @@ from muon_tutorial.callbacks.create_configs import (
     create_dtensor_config,
     create_processgroup_config,
 )
+from muon_tutorial.errors import TutorialError
 from muon_tutorial.parameters.tensor_parallel import TpDim
-from muon_tutorial.worlds.live import build_mesh
 
-from .models import Block, CutMlp, Experts, Mlp
+from .models import Block, Experts, Mlp
 from .oracle import Whole
 
 WIDTH, HIDDEN, TOKENS = 12, 20, 16  # 20 rows over 3 or 8 ranks: uneven; 12 over 8: empty shards
+
+
+def full(param: Tensor, held: Tensor) -> Tensor:
+    """For DTensors, and for plain tensors that every rank holds whole."""
+    return held.full_tensor() if isinstance(held, DTensor) else held
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +43,19 @@ class Rig:
 
     params: list[nn.Parameter]
     backward: Callable[[int], None]
-    whole: Whole
+    whole: Whole = full
     tp_dim: TpDim = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One kind of parallelism: its axes in order, how to build it on a mesh of them, and how many different
-    matrices the whole world then steps. ``names`` are what ``create_devicemesh_config`` is told."""
+    """One kind of parallelism: its axes in order, and how to build it on a mesh of them.
+
+    ``names`` are what ``create_devicemesh_config`` is told.
+    """
 
     axes: Mapping[str, int]
     build: Callable[[DeviceMesh], Rig]
-    matrices: int
     names: tuple[str, ...] = ()
     dtensors: bool = False
 
@@ -80,16 +86,6 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
     model(tokens).pow(2).mean().backward()
 
 
-def as_it_is(param: Tensor, held: Tensor) -> Tensor:
-    """For parameters that every rank holds whole."""
-    return held
-
-
-def full(param: Tensor, held: Tensor) -> Tensor:
-    """For DTensors, and for plain tensors among them."""
-    return held.full_tensor() if isinstance(held, DTensor) else held
-
-
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
     """For tensors cut by hand over a group, along a dimension by the parameter's identity."""
 
@@ -118,37 +114,60 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def has(mesh: DeviceMesh, axis: str) -> bool:
+    return axis in (mesh.mesh_dim_names or ())
+
+
 def place(mesh: DeviceMesh, *axes: str) -> int:
-    """This rank's number among those that differ in ``axes``."""
+    """This rank's number among those that differ in ``axes``, as far as the mesh has them."""
     number = 0
     for axis in axes:
-        number = number * mesh[axis].size() + mesh.get_local_rank(axis)
+        if has(mesh, axis):
+            number = number * mesh[axis].size() + mesh.get_local_rank(axis)
     return number
 
 
+def rig(model: nn.Module, mesh: DeviceMesh, stepped: nn.Module | None = None) -> Rig:
+    """Ranks see different tokens but along tp; Muon steps the whole model, or a part of it."""
+    tokens = place(mesh, "dp", "fsdp", "ep")
+    return Rig(hidden(stepped or model), lambda step: learn(model, batch(step, tokens)))
+
+
 def fsdp(mesh: DeviceMesh) -> Rig:
-    model = sharded(mlp(), mesh)
-    return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "fsdp"))), full)
+    """FSDP2, HSDP where there is dp, on top of PyTorch's tensor parallelism where there is tp."""
+    model = tensor_parallel(mlp(), mesh["tp"]) if has(mesh, "tp") else mlp()
+    return rig(sharded(model, mesh[tuple(axis for axis in ("dp", "fsdp") if has(mesh, axis))]), mesh)
 
 
 def tp(mesh: DeviceMesh) -> Rig:
-    model = tensor_parallel(mlp(), mesh)
-    return Rig(hidden(model), lambda step: learn(model, batch(step, 0)), full)
+    return rig(tensor_parallel(mlp(), mesh), mesh)
 
 
 def cut_by_hand(mesh: DeviceMesh) -> Rig:
-    """Tensor parallelism by hand, uneven: rows of some, columns of others."""
-    group = mesh.get_group("tp")
-    model = CutMlp(mlp(), group)
-    params = hidden(model)
-    dims = {id(param): index % 2 for index, param in enumerate(params)}
-    by_index = {index: index % 2 for index in range(len(params))}
-    return Rig(params, lambda step: learn(model, batch(step, 0)), joined(group, dims), by_index)
+    """Tensor parallelism by hand, uneven: rows of some, columns of others; gradients likewise."""
+    model = mlp()
+    wholes = hidden(model)
+    dims = {index: index % 2 for index in range(len(wholes))}
+
+    def cut(index: int, tensor: Tensor) -> Tensor:
+        return tensor.tensor_split(mesh.size(), dims[index])[mesh.get_local_rank()].clone()
+
+    params = [nn.Parameter(cut(index, tensor.detach())) for index, tensor in enumerate(wholes)]
+    whole = joined(mesh.get_group(), {id(param): dims[index] for index, param in enumerate(params)})
+
+    def backward(step: int) -> None:
+        for param, tensor in zip(params, wholes, strict=True):
+            tensor.data = whole(param, param)
+        learn(model, batch(step, 0))
+        for index, (param, tensor) in enumerate(zip(params, wholes, strict=True)):
+            assert tensor.grad is not None
+            param.grad = cut(index, tensor.grad)
+
+    return Rig(params, backward, whole, dims)
 
 
 def dp(mesh: DeviceMesh) -> Rig:
-    model = DistributedDataParallel(mlp(), process_group=mesh.get_group("dp"))
-    return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "dp"))), as_it_is)
+    return rig(DistributedDataParallel(mlp(), process_group=mesh.get_group("dp")), mesh)
 
 
 def cp(mesh: DeviceMesh) -> Rig:
@@ -161,64 +180,41 @@ def cp(mesh: DeviceMesh) -> Rig:
             if param.grad is not None:
                 dist.all_reduce(param.grad, group=group)
 
-    return Rig(hidden(model), backward, as_it_is)
+    return Rig(hidden(model), backward)
 
 
 def ep(mesh: DeviceMesh) -> Rig:
-    """Every rank its own expert; the router, the same on all, belongs to another optimizer."""
+    """Every rank its own expert, sharded where there is fsdp; the router, the same on all, belongs to another
+    optimizer."""
     torch.manual_seed(7 + place(mesh, "ep"))
     model = Experts(WIDTH, HIDDEN, mesh.get_group("ep"))
-    return Rig(hidden(model.expert), lambda step: learn(model, batch(step, place(mesh, "ep"))), as_it_is)
+    if has(mesh, "fsdp"):
+        fully_shard(model.expert, mesh=mesh["fsdp"])
+    return rig(model, mesh, model.expert)
 
 
-def ep_fsdp(mesh: DeviceMesh) -> Rig:
-    torch.manual_seed(7 + place(mesh, "ep"))
-    model = Experts(WIDTH, HIDDEN, mesh.get_group("ep"))
-    fully_shard(model.expert, mesh=mesh["fsdp"])
-    tokens = place(mesh, "fsdp", "ep")
-    return Rig(hidden(model.expert), lambda step: learn(model, batch(step, tokens)), full)
-
-
-def staged(mesh: DeviceMesh, wrap: Callable[[nn.Module], nn.Module], part: int = 0) -> Rig:
-    """A stage of a pipeline: one block a rank along ``pp``."""
-    group, here = mesh.get_group("pp"), place(mesh, "pp")
-    module = wrap(mlp(depth=mesh["pp"].size()).blocks[here])
-    stage = PipelineStage(module, here, mesh["pp"].size(), torch.device("cpu"), group=group)
+def pp(mesh: DeviceMesh) -> Rig:
+    """A stage of a pipeline, one block a rank along ``pp``, under TP or DDP where there is tp or dp."""
+    group, here, last = mesh.get_group("pp"), place(mesh, "pp"), mesh["pp"].size() - 1
+    module = mlp(depth=last + 1).blocks[here]
+    if has(mesh, "tp"):
+        module = tensor_parallel(module, mesh["tp"])
+    if has(mesh, "dp"):
+        # Without unused ones to look for, DDP lays out its buckets anew after the first step, and fails an
+        # assertion of its own because the microbatches of a stage reported each parameter twice (torch 2.13).
+        replicas = mesh.get_group("dp")
+        module = DistributedDataParallel(module, process_group=replicas, find_unused_parameters=True)
+    stage = PipelineStage(module, here, last + 1, torch.device("cpu"), group=group)
     schedule = ScheduleGPipe(
         stage, n_microbatches=2, loss_fn=lambda out, target: (out - target).pow(2).mean()
     )
 
     def backward(step: int) -> None:
         module.zero_grad()
-        inputs = (batch(step, part),) if here == 0 else ()
-        target = batch(step + 50, part) if here == mesh["pp"].size() - 1 else None
-        schedule.step(*inputs, target=target)
+        inputs = (batch(step, place(mesh, "dp")),) if here == 0 else ()
+        schedule.step(*inputs, target=batch(step + 50, place(mesh, "dp")) if here == last else None)
 
-    return Rig(hidden(module), backward, full)
-
-
-def pp(mesh: DeviceMesh) -> Rig:
-    return staged(mesh, lambda module: module)
-
-
-def pp_tp(mesh: DeviceMesh) -> Rig:
-    return staged(mesh, lambda module: tensor_parallel(module, mesh["tp"]))
-
-
-def pp_dp(mesh: DeviceMesh) -> Rig:
-    def wrap(module: nn.Module) -> nn.Module:
-        # Without unused ones to look for, DDP lays out its buckets anew after the first step, and fails an
-        # assertion of its own because the microbatches of a stage reported each parameter twice (torch 2.13).
-        return DistributedDataParallel(
-            module, process_group=mesh.get_group("dp"), find_unused_parameters=True
-        )
-
-    return staged(mesh, wrap, place(mesh, "dp"))
-
-
-def fsdp_tp(mesh: DeviceMesh) -> Rig:
-    model = sharded(tensor_parallel(mlp(), mesh["tp"]), mesh["fsdp"])
-    return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "fsdp"))), full)
+    return Rig(hidden(module), backward)
 
 
 def tp_dp(mesh: DeviceMesh) -> Rig:
@@ -232,17 +228,7 @@ def tp_dp(mesh: DeviceMesh) -> Rig:
             assert isinstance(param.grad, DTensor)
             dist.all_reduce(param.grad.to_local(), group=mesh.get_group("dp"))
 
-    return Rig(hidden(model), backward, full)
-
-
-def hsdp(mesh: DeviceMesh) -> Rig:
-    model = sharded(mlp(), mesh)
-    return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "dp", "fsdp"))), full)
-
-
-def hsdp_tp(mesh: DeviceMesh) -> Rig:
-    model = sharded(tensor_parallel(mlp(), mesh["tp"]), mesh["dp", "fsdp"])
-    return Rig(hidden(model), lambda step: learn(model, batch(step, place(mesh, "dp", "fsdp"))), full)
+    return Rig(hidden(model), backward)
 
 
 def mixed(mesh: DeviceMesh) -> Rig:
@@ -257,62 +243,51 @@ def mixed(mesh: DeviceMesh) -> Rig:
         dist.all_reduce(plain.grad, group=mesh.get_group("fsdp"))
         plain.grad.div_(mesh.size())
 
-    return Rig(hidden(model), backward, full)
+    return Rig(hidden(model), backward)
 
 
 SETUPS: dict[str, Setup] = {
-    "fsdp": Setup({"fsdp": 3}, fsdp, 4, ("dp_shard",), dtensors=True),
-    "fsdp, empty shards": Setup({"fsdp": 8}, fsdp, 4, ("fsdp",), dtensors=True),
-    "fsdp, one matrix plain": Setup({"fsdp": 3}, mixed, 4, ("shard",), dtensors=True),
-    "tp": Setup({"tp": 2}, tp, 4, ("tp",), dtensors=True),
-    "tp, cut by hand": Setup({"tp": 3}, cut_by_hand, 4, ("tp",)),
-    "dp": Setup({"dp": 3}, dp, 4, ("ddp",)),
-    "cp": Setup({"cp": 2}, cp, 4, ("cp",)),
-    "ep": Setup({"ep": 2}, ep, 4, ("ep",)),
-    "pp": Setup({"pp": 2}, pp, 4, ("pp",)),
-    "fsdp+tp": Setup({"fsdp": 2, "tp": 2}, fsdp_tp, 4, ("dp_shard", "tp"), dtensors=True),
-    "tp+dp": Setup({"dp": 2, "tp": 2}, tp_dp, 4, ("replicate", "tp")),
-    "dp+fsdp": Setup({"dp": 2, "fsdp": 2}, hsdp, 4, ("dp_replicate", "dp_shard"), dtensors=True),
+    "fsdp": Setup({"fsdp": 3}, fsdp, ("dp_shard",), dtensors=True),
+    "fsdp, empty shards": Setup({"fsdp": 8}, fsdp, ("fsdp",), dtensors=True),
+    "fsdp, one matrix plain": Setup({"fsdp": 3}, mixed, ("shard",), dtensors=True),
+    "tp": Setup({"tp": 2}, tp, ("tp",), dtensors=True),
+    "tp, cut by hand": Setup({"tp": 3}, cut_by_hand, ("tp",)),
+    "dp": Setup({"dp": 3}, dp, ("ddp",)),
+    "cp": Setup({"cp": 2}, cp, ("cp",)),
+    "ep": Setup({"ep": 2}, ep, ("ep",)),
+    "pp": Setup({"pp": 2}, pp, ("pp",)),
+    "fsdp+tp": Setup({"fsdp": 2, "tp": 2}, fsdp, ("dp_shard", "tp"), dtensors=True),
+    "tp+dp": Setup({"dp": 2, "tp": 2}, tp_dp, ("replicate", "tp")),
+    "dp+fsdp": Setup({"dp": 2, "fsdp": 2}, fsdp, ("dp_replicate", "dp_shard"), dtensors=True),
     "fsdp+tp+dp": Setup(
-        {"dp": 2, "fsdp": 2, "tp": 2}, hsdp_tp, 4, ("dp_replicate", "dp_shard", "tp"), dtensors=True
+        {"dp": 2, "fsdp": 2, "tp": 2}, fsdp, ("dp_replicate", "dp_shard", "tp"), dtensors=True
     ),
-    "ep+fsdp": Setup({"fsdp": 2, "ep": 2}, ep_fsdp, 4, ("fsdp", "ep"), dtensors=True),
-    "pp+tp": Setup({"pp": 2, "tp": 2}, pp_tp, 4, ("pp", "tp"), dtensors=True),
-    "pp+dp": Setup({"pp": 2, "dp": 2}, pp_dp, 4, ("pp", "dp")),
+    "ep+fsdp": Setup({"fsdp": 2, "ep": 2}, ep, ("fsdp", "ep"), dtensors=True),
+    "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
+    "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),
 }
+MATRICES = 4  # that the whole world steps, in every setup
 
-MakeConfig = Callable[[Setup, Rig, DeviceMesh], DistributedConfig | None]
 
-
-def from_groups(setup: Setup, rig: Rig, mesh: DeviceMesh) -> DistributedConfig:
+def from_groups(setup: Setup, tp_dim: TpDim, mesh: DeviceMesh) -> DistributedConfig:
     groups: dict[str, Any] = {f"{axis}_pg": mesh.get_group(axis) for axis in setup.axes}
-    return create_processgroup_config(**groups, tp_dim=rig.tp_dim)
+    return create_processgroup_config(**groups, tp_dim=tp_dim)
 
 
-def from_mesh(setup: Setup, rig: Rig, mesh: DeviceMesh) -> DistributedConfig:
-    return create_devicemesh_config(mesh, list(setup.names), tp_dim=rig.tp_dim)
-
-
-def from_dtensors(setup: Setup, rig: Rig, mesh: DeviceMesh) -> DistributedConfig:
-    return create_dtensor_config()
-
-
-def from_nothing(setup: Setup, rig: Rig, mesh: DeviceMesh) -> None:
-    """Neither keyword: DTensors go through ``create_dtensor_config``."""
-
-
-HELPERS: dict[str, MakeConfig] = {
+HELPERS: dict[str, Callable[[Setup, TpDim, DeviceMesh], DistributedConfig | None]] = {
     "create_processgroup_config": from_groups,
-    "create_devicemesh_config": from_mesh,
-    "create_dtensor_config": from_dtensors,
-    "no keyword": from_nothing,
+    "create_devicemesh_config": lambda setup, tp_dim, mesh: create_devicemesh_config(
+        mesh, list(setup.names), tp_dim=tp_dim
+    ),
+    "create_dtensor_config": lambda *_: create_dtensor_config(),
+    "no keyword": lambda *_: None,  # DTensors go through ``create_dtensor_config``
 }
 
 
-def fits(setup: Setup, helper: str) -> bool:
-    """Whether a helper can know enough: placements say nothing about plain parameters."""
-    return setup.dtensors or helper in ("create_processgroup_config", "create_devicemesh_config")
-
-
-def made_mesh(setup: Setup) -> DeviceMesh:
-    return build_mesh(setup.axes)
+def error_of(act: Callable[[], Any]) -> tuple[str, str]:
+    """The named error that an act ends in."""
+    try:
+        act()
+    except TutorialError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""

@@ -152,9 +152,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def parameter(laid: Tensor) -> nn.Parameter:
     param = nn.Parameter(laid)
-    for name in ("partition_dim", "partition_sizes"):
-        if hasattr(laid, name):
-            setattr(param, name, getattr(laid, name))
+    vars(param).update(vars(laid))  # partition_dim and partition_sizes
     return param
 
 

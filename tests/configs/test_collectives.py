@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,19 +27,6 @@ BUCKET_BYTES = 2000
 OPTIONS: dict[str, Any] = {"lr": 0.02}
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What one rank's step asked for. ``peak`` is the largest flat buffer of a bucket, in bytes."""
-
-    matrices: int
-    buckets: int
-    peak: int
-    exchanges: int
-    flags: int
-    stock: int
-    apart: float
-
-
 def model_on(mesh: DeviceMesh) -> nn.Module:
     return sharded(tensor_parallel(mlp(DEPTH), mesh["tp"]), mesh["fsdp"])
 
@@ -50,6 +36,10 @@ def peak_buffer(plan: Plan, rank: int) -> int:
     at = plan.grid.at(rank)
     layouts = [(b, layout) for b in plan.buckets for layout in (b.storage_layout, b.compute_layout)]
     return max(bucket.length(layout, at) * bucket.compute.dtype.itemsize for bucket, layout in layouts)
+
+
+Account = tuple[int, int, str]
+"""A step's buckets, the bytes of its largest flat buffer, and all that it asked for in words."""
 
 
 def run_accounts(rank: int) -> list[Account]:
@@ -73,15 +63,15 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
     kinds = Counter(entry.kind for entry in ledger.entries)
     (plan,) = muon.plans
     stock, apart = of_stock(mesh, model)
-    return Account(
-        matrices=len(params),
-        buckets=len(plan.buckets),
-        peak=peak_buffer(plan, plan.grid.rank({axis: mesh.get_local_rank(axis) for axis in plan.grid.axes})),
-        exchanges=kinds["all_to_all"],
-        flags=kinds["all_reduce"],
-        stock=stock,
-        apart=apart,
+    assert kinds["all_to_all"] <= 2 * len(plan.buckets)
+    assert kinds["all_reduce"] == 2  # one tiny sum an axis: which gradients are there, and finite
+    assert stock >= 5 * len(params)
+    rank = plan.grid.rank({axis: mesh.get_local_rank(axis) for axis in plan.grid.axes})
+    words = (
+        f"a step: {kinds['all_to_all']} exchanges and {kinds['all_reduce']} flags; torch.optim.Muon "
+        f"makes {stock} collectives and its worst update is {apart:.1%} off"
     )
+    return len(plan.buckets), peak_buffer(plan, rank), words
 
 
 def of_stock(mesh: DeviceMesh, ours: nn.Module) -> tuple[int, float]:
@@ -103,20 +93,12 @@ def of_stock(mesh: DeviceMesh, ours: nn.Module) -> tuple[int, float]:
 def test_owner_needs_two_collectives_a_bucket_where_stock_muon_needs_many_a_matrix(
     record_property: Callable[[str, object], None],
 ) -> None:
-    by_rank = launch(run_accounts, 4, output="quiet")
-    for accounts in by_rank:
-        for found in accounts:
-            assert found.exchanges <= 2 * found.buckets
-            assert found.flags == 2  # one tiny sum an axis: which gradients are there, and finite
-            assert found.stock >= 5 * found.matrices
-    for name, found in zip(("owner, small buckets", "create_dtensor_config"), by_rank[0], strict=True):
-        peak = max(accounts[name != "owner, small buckets"].peak for accounts in by_rank)
-        line = (
-            f"{name}: {found.matrices} matrices of FSDP2 and TP, buckets: {found.buckets}, peak buffer: "
-            f"{peak} bytes, a step: {found.exchanges} exchanges and {found.flags} flags; torch.optim.Muon "
-            f"makes {found.stock} collectives and its worst update is {found.apart:.1%} off"
-        )
-        record_property("collectives", line)
-        print(line)
-    assert by_rank[0][0].buckets > 1
-    assert by_rank[0][1].buckets == 1
+    accounts = list(zip(*launch(run_accounts, 4, output="quiet"), strict=True))
+    for name, ranks in zip(("owner, small buckets", "create_dtensor_config"), accounts, strict=True):
+        buckets, _, words = ranks[0]
+        peak = max(peak for _, peak, _ in ranks)
+        head = f"{name}: {2 * DEPTH} matrices of FSDP2 and TP, buckets: {buckets}, peak buffer: {peak} bytes"
+        record_property("collectives", f"{head}, {words}")
+        print(f"{head}, {words}")
+    assert accounts[0][0][0] > 1
+    assert accounts[1][0][0] == 1

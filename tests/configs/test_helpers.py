@@ -3,7 +3,6 @@ process' parameters, to the bit, and Newton–Schulz exactly once per matrix in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,43 +14,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from muon_tutorial.callbacks.create_configs import create_processgroup_config
-from muon_tutorial.errors import StrategyError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin
 from muon_tutorial.worlds.live import build_mesh
 
+from ..test_strategies import VARIANTS
 from .models import Block, Experts
 from .oracle import Oracle, counted
-from .setups import (
-    HELPERS,
-    HIDDEN,
-    SETUPS,
-    WIDTH,
-    Rig,
-    Setup,
-    as_it_is,
-    batch,
-    ep_fsdp,
-    fits,
-    full,
-    hidden,
-    learn,
-    made_mesh,
-    mlp,
-)
+from .setups import HELPERS, HIDDEN, MATRICES, SETUPS, WIDTH, batch, error_of, full, hidden, learn, mlp
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
 Case = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one rank saw of one case."""
-
-    differences: list[str]
-    orthogonalized: int
+Outcome = tuple[list[str], int]
+"""What one rank saw of one case: what differs, and how many matrices it orthogonalized."""
 
 
 def run_cases(rank: int, cases: list[Case]) -> list[Outcome]:
@@ -61,19 +37,25 @@ def run_cases(rank: int, cases: list[Case]) -> list[Outcome]:
 
 def run_case(name: str, helper: str) -> Outcome:
     setup = SETUPS[name]
-    mesh = made_mesh(setup)
+    mesh = build_mesh(setup.axes)
     rig = setup.build(mesh)
     oracle = Oracle(rig.params, rig.whole, **OPTIONS)
-    muon = Muon(rig.params, **OPTIONS, distributed_config=HELPERS[helper](setup, rig, mesh))
+    muon = Muon(rig.params, **OPTIONS, distributed_config=HELPERS[helper](setup, rig.tp_dim, mesh))
     with counted() as counter:
         for step in range(STEPS):
             rig.backward(step)
             oracle.step()
             muon.step()
-    return Outcome(oracle.differences(), len(counter.shapes))
+    return oracle.differences(), counter.call_count
 
 
-CASES = [(name, helper) for name, setup in SETUPS.items() for helper in HELPERS if fits(setup, helper)]
+# Placements say nothing about plain parameters: only two helpers can know enough of those.
+CASES = [
+    (name, helper)
+    for name, setup in SETUPS.items()
+    for helper in HELPERS
+    if setup.dtensors or helper in ("create_processgroup_config", "create_devicemesh_config")
+]
 
 
 @pytest.mark.live
@@ -83,31 +65,28 @@ def test_every_helper_equals_the_single_process(world_size: int) -> None:
     by_rank = launch(run_cases, world_size, args=(cases,), limit=100)
     for number, case in enumerate(cases):
         outcomes = [found[number] for found in by_rank]
-        assert [outcome.differences for outcome in outcomes] == [[]] * world_size, case
-        orthogonalized = sum(outcome.orthogonalized for outcome in outcomes)
-        assert orthogonalized == STEPS * SETUPS[case[0]].matrices, case
+        assert [differences for differences, _ in outcomes] == [[]] * world_size, case
+        assert sum(orthogonalized for _, orthogonalized in outcomes) == STEPS * MATRICES, case
 
 
 def run_strategies(rank: int) -> dict[str, int]:
     """How many matrices this rank orthogonalizes in one step of each strategy."""
     setup = SETUPS["dp"]
-    mesh, found = made_mesh(setup), {}
+    mesh, found = build_mesh(setup.axes), {}
     for name, strategy in STRATEGIES.items():
         rig = setup.build(mesh)
         muon = Muon(rig.params, **OPTIONS, strategy=strategy, mesh=mesh)
         rig.backward(0)
         with counted() as counter:
             muon.step()
-        found[name] = len(counter.shapes)
+        found[name] = counter.call_count
     return found
 
 
-STRATEGIES: dict[str, Builder] = {
-    "round_robin": round_robin,
-    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
-    "owner": owner,
-    "owner, in turn": partial(owner, assign="in_turn"),
-    "replicated": replicated,
+STRATEGIES = {
+    name: builder
+    for name, builder in VARIANTS.items()
+    if name.startswith(("replicated", "round_robin", "owner")) and name != "owner_per_replica"
 }
 
 
@@ -116,27 +95,27 @@ def test_newton_schulz_runs_once_a_matrix_but_under_replicated() -> None:
     setup = SETUPS["dp"]
     by_rank = launch(run_strategies, setup.world_size)
     counts = {name: sum(found[name] for found in by_rank) for name in STRATEGIES}
-    assert counts.pop("replicated") == setup.world_size * setup.matrices
-    assert set(counts.values()) == {setup.matrices}
+    assert counts.pop("replicated") == setup.world_size * MATRICES
+    assert set(counts.values()) == {MATRICES}
 
 
-def run_zero1(rank: int) -> list[str]:
+def run_zero1(rank: int) -> list[tuple[str, str]]:
     """What zero1 says of a living DDP module's parameters, and of parameters that no such module holds."""
-    mesh, said = made_mesh(SETUPS["dp"]), []
+    mesh = build_mesh(SETUPS["dp"].axes)
     rig = SETUPS["dp"].build(mesh)
-    for params in (rig.params, hidden(mlp())):
-        try:
-            Muon(params, **OPTIONS, strategy="zero1", mesh=mesh)
-        except StrategyError as error:
-            said.append(str(error))
-    return said
+    makers = [
+        partial(Muon, params, **OPTIONS, strategy="zero1", mesh=mesh)
+        for params in (rig.params, hidden(mlp()))
+    ]
+    return [error_of(make) for make in makers]
 
 
 @pytest.mark.live
 def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
-    for said in launch(run_zero1, SETUPS["dp"].world_size):
-        (refusal,) = said
+    for (kind, refusal), other in launch(run_zero1, SETUPS["dp"].world_size):
+        assert kind == "StrategyError"
         assert refusal.startswith("group 0, parameter 0 belongs to a DistributedDataParallel module")
+        assert other == ("nothing", "")
 
 
 def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:
@@ -152,7 +131,7 @@ def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:
         "router": (hidden(model.router), create_processgroup_config(dp_pg=group)),
         "expert": (hidden(model.expert), create_processgroup_config(ep_pg=group)),
     }
-    oracle = Oracle(hidden(model), as_it_is, **OPTIONS)
+    oracle = Oracle(hidden(model), full, **OPTIONS)
     muons = {name: Muon(each, **OPTIONS, distributed_config=config) for name, (each, config) in both.items()}
     counts = dict.fromkeys(muons, 0)
     for step in range(STEPS):
@@ -163,7 +142,7 @@ def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:
         for name, muon in muons.items():
             with counted() as counter:
                 muon.step()
-            counts[name] += len(counter.shapes)
+            counts[name] += counter.call_count
     return oracle.differences(), counts
 
 
@@ -189,8 +168,7 @@ def run_stack(rank: int) -> dict[str, tuple[list[bool], int]]:
         fully_shard(module, mesh=mesh["fsdp"])
         (param,) = module.parameters()
         alone = [nn.Parameter(matrix.clone()) for matrix in whole]
-        setup = Setup({"fsdp": 2, "ep": 2}, ep_fsdp, 6, ("fsdp", "ep"))
-        config = HELPERS[name](setup, Rig([], batch, full), mesh)  # type: ignore[arg-type]
+        config = HELPERS[name](SETUPS["ep+fsdp"], 0, mesh)
         muon = Muon([param], **OPTIONS, parts="stack", distributed_config=config)
         stock = torch.optim.Muon(alone, **OPTIONS)
         with counted() as counter:
@@ -202,7 +180,7 @@ def run_stack(rank: int) -> dict[str, tuple[list[bool], int]]:
                 matrix.grad = torch.sin(3 * matrix.detach())
             stock.step()
         end = full(param, param.detach())
-        found[name] = [torch.equal(*pair) for pair in zip(end, alone, strict=True)], len(counter.shapes)
+        found[name] = [torch.equal(*pair) for pair in zip(end, alone, strict=True)], counter.call_count
     return found
 
 

@@ -14,16 +14,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial.callbacks.config import DistributedConfig
 from muon_tutorial.callbacks.create_configs import create_dtensor_config, create_processgroup_config
-from muon_tutorial.errors import GradientError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.worlds.live import build_mesh
 
 from . import functions
 from .oracle import Oracle
-from .setups import as_it_is, batch, full, hidden, mlp, sharded
+from .setups import batch, error_of, full, hidden, mlp, sharded
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
 MICROBATCHES = 3
@@ -58,29 +56,26 @@ def run_lives(rank: int) -> dict[str, list[str]]:
     """What differs after the life of each kind of model, under configs and a strategy."""
     world = dist.get_world_size()
     fsdp, dp = build_mesh({"fsdp": world}), build_mesh({"dp": world})
-    own = DistributedConfig(functions.in_turn, functions.gather, functions.redistribute, {"shards": False})
     group = dp.get_group()
+
+    def fsdp2() -> nn.Module:
+        return sharded(mlp(), fsdp)
+
+    def ddp() -> nn.Module:
+        return DistributedDataParallel(mlp(), process_group=group)
+
     makers: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
-        "FSDP2": (lambda: sharded(mlp(), fsdp), {"distributed_config": create_dtensor_config()}),
-        "FSDP2, owner": (lambda: sharded(mlp(), fsdp), {"strategy": "owner", "mesh": fsdp}),
-        "DDP": (
-            lambda: DistributedDataParallel(mlp(), process_group=group),
-            {"distributed_config": create_processgroup_config(dp_pg=group)},
-        ),
-        "DDP, own functions": (
-            lambda: DistributedDataParallel(mlp(), process_group=group),
-            {"distributed_config": own},
-        ),
-        "DDP, round_robin": (
-            lambda: DistributedDataParallel(mlp(), process_group=group),
-            {"strategy": "round_robin", "mesh": dp},
-        ),
+        "FSDP2": (fsdp2, {"distributed_config": create_dtensor_config()}),
+        "FSDP2, owner": (fsdp2, {"strategy": "owner", "mesh": fsdp}),
+        "DDP": (ddp, {"distributed_config": create_processgroup_config(dp_pg=group)}),
+        "DDP, own functions": (ddp, {"distributed_config": functions.config(False)}),
+        "DDP, round_robin": (ddp, {"strategy": "round_robin", "mesh": dp}),
     }
     found = {}
     for name, (make, settings) in makers.items():
         model = make()
         params = hidden(model)
-        oracle = Oracle(params, full if isinstance(model, FSDPModule) else as_it_is, **OPTIONS)
+        oracle = Oracle(params, full, **OPTIONS)
         found[name] = live(model, oracle, Muon(params, **OPTIONS, **settings))
     return found
 
@@ -91,7 +86,7 @@ def test_accumulated_frozen_and_missing_gradients_equal_the_single_process() -> 
         assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
-def run_two_meshes(rank: int) -> tuple[str, bool]:
+def run_two_meshes(rank: int) -> tuple[tuple[str, str], bool]:
     """Parameters on two meshes, the second with a gradient that is not finite: the error, and whether the
     first stayed."""
     params = []
@@ -101,25 +96,22 @@ def run_two_meshes(rank: int) -> tuple[str, bool]:
         params[-1].grad = whole.clone()
     params[1].grad = params[1] * float("inf")
     muon = Muon(params, **OPTIONS, distributed_config=create_dtensor_config())
-    try:
-        muon.step()
-    except GradientError as error:
-        return str(error), bool((params[0].to_local() == 1).all())  # type: ignore[attr-defined]
-    return "", False
+    said = error_of(muon.step)
+    return said, bool((params[0].to_local() == 1).all())  # type: ignore[attr-defined]
 
 
 @pytest.mark.live
 def test_nothing_changes_on_any_mesh_when_one_holds_a_spoilt_gradient() -> None:
-    for said, stayed in launch(run_two_meshes, 2):
+    for (kind, said), stayed in launch(run_two_meshes, 2):
+        assert kind == "GradientError"
         assert said.startswith("the gradient of group 0, parameter 1 holds NaN or infinity on 2 of 2 ranks")
         assert stayed
 
 
-def run_spoilt(rank: int) -> dict[str, tuple[str, bool]]:
+def run_spoilt(rank: int) -> dict[str, tuple[str, str, bool]]:
     """A gradient that is not finite on one rank, or missing on one: the error, and whether all stayed."""
     dp, found = build_mesh({"dp": dist.get_world_size()}), {}
-    own = DistributedConfig(functions.in_turn, functions.gather, functions.redistribute, {"shards": False})
-    configs = {"helper": create_processgroup_config(dp_pg=dp.get_group()), "own": own}
+    configs = {"helper": create_processgroup_config(dp_pg=dp.get_group()), "own": functions.config(False)}
     for name, config in configs.items():
         for case in ("not finite", "missing"):
             model = mlp()
@@ -131,11 +123,9 @@ def run_spoilt(rank: int) -> dict[str, tuple[str, bool]]:
                 grad = params[2].grad
                 assert grad is not None
                 params[2].grad = None if case == "missing" else grad * float("nan")
-            try:
-                muon.step()
-            except GradientError as error:
-                stayed = all(param.equal(old) for param, old in zip(params, before, strict=True))
-                found[f"{name}, {case}"] = str(error), stayed
+            kind, said = error_of(muon.step)
+            stayed = all(param.equal(old) for param, old in zip(params, before, strict=True))
+            found[f"{name}, {case}"] = kind, said, stayed
     return found
 
 
@@ -143,7 +133,8 @@ def run_spoilt(rank: int) -> dict[str, tuple[str, bool]]:
 def test_a_spoilt_gradient_is_refused_on_every_rank_before_anything_changes() -> None:
     by_rank = launch(run_spoilt, 2)
     assert by_rank[0] == by_rank[1]
-    for case, (said, stayed) in by_rank[0].items():
+    for case, (kind, said, stayed) in by_rank[0].items():
+        assert kind == "GradientError"
         assert stayed, case
         assert "group 0, parameter 2" in said
         assert (

@@ -5,9 +5,10 @@ The oracle is ``torch.optim.Muon`` over separately made parameters, one a matrix
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,12 +28,13 @@ from muon_tutorial.callbacks.create_configs import (
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.layout import Shard, shard_box
+from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Parts
-from muon_tutorial.plan.strategies import Builder, owner, replicated, round_robin, zero1
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
+from ..oracle import own_part
+from ..test_strategies import VARIANTS
 from .oracle import counted
 from .setups import full
 
@@ -107,14 +109,6 @@ def grouped(params: list[nn.Parameter]) -> list[dict[str, Any]]:
     return [{"params": [p], "parts": kind.parts} for p, kind in zip(params, KINDS.values(), strict=True)]
 
 
-BUILDERS: dict[str, Builder] = {
-    "replicated": replicated,
-    "round_robin": round_robin,
-    "round_robin, all_gather back": partial(round_robin, back="all_gather"),
-    "zero1": zero1,
-    "zero1, boundary": partial(zero1, gather="boundary"),
-    "owner": owner,
-}
 CUTS = (
     (Grid.of(dp=3, tp=1), 0),
     *((grid, dim) for grid in (Grid.of(dp=1, tp=3), Grid.of(dp=2, tp=2)) for dim in (0, 1, 2)),
@@ -126,14 +120,10 @@ def cut_of(kind: Kind, dim: int) -> Shard:
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 
-def own_part(kind: Kind, tensor: Tensor, dim: int, at: Coordinate) -> Tensor:
-    return tensor[shard_box(kind.shape, cut_of(kind, dim), at["tp"], at.size("tp")).slices].clone()
-
-
 def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
     params = []
     for index, kind in enumerate(KINDS.values()):
-        param = nn.Parameter(own_part(kind, whole(index, 0), dim, at))
+        param = nn.Parameter(own_part(whole(index, 0), cut_of(kind, dim), at))
         cut = cut_of(kind, dim)
         param.partition_dim = cut.dim  # type: ignore[attr-defined]
         param.partition_sizes = cut.lengths(kind.shape[cut.dim], at.size("tp"))  # type: ignore[attr-defined]
@@ -142,10 +132,10 @@ def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize(("grid", "dim"), CUTS, ids=str)
-@pytest.mark.parametrize("strategy", BUILDERS)
+@pytest.mark.parametrize("strategy", VARIANTS)
 def test_strategies_equal_stock_muon_on_separate_matrices(strategy: str, grid: Grid, dim: int) -> None:
     world = LocalWorld(grid)
-    builder = partial(BUILDERS[strategy], bucket_bytes=500)
+    builder = partial(VARIANTS[strategy], bucket_bytes=500)
     ranks = []
     for rank in grid.ranks:
         params = own_params(dim, grid.at(rank))
@@ -153,7 +143,7 @@ def test_strategies_equal_stock_muon_on_separate_matrices(strategy: str, grid: G
     for step in range(1, STEPS + 1):
         for rank, (params, _) in enumerate(ranks):
             for index, (kind, param) in enumerate(zip(KINDS.values(), params, strict=True)):
-                param.grad = own_part(kind, whole(index, step), dim, grid.at(rank))
+                param.grad = own_part(whole(index, step), cut_of(kind, dim), grid.at(rank))
         world.run([muon.program() for _, muon in ranks])
     for dp in range(grid.size("dp")):
         row = [ranks[grid.rank({"dp": dp, "tp": tp})][0] for tp in range(grid.size("tp"))]
@@ -208,28 +198,21 @@ def tensor_parallel(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]
     return params, backward
 
 
-SHARDED = {"FSDP2": fsdp2, "TP": tensor_parallel}
-
-
 def run_sharded(rank: int) -> dict[str, tuple[list[str], int]]:
     """What differs, and how many matrices this rank orthogonalized, under real DTensors."""
     found = {}
-    for name, make in SHARDED.items():
-        for dim in (0, 1):
-            for strategy in ("create_dtensor_config", "owner"):
-                params, backward = make(dim)
-                settings: dict[str, Any] = (
-                    {"distributed_config": create_dtensor_config()}
-                    if strategy != "owner"
-                    else {"strategy": "owner", "mesh": params[0].device_mesh}  # type: ignore[attr-defined]
-                )
-                muon = Muon(grouped(params), **OPTIONS, **settings)
-                with counted() as counter:
-                    for step in range(1, STEPS + 1):
-                        backward(step)
-                        muon.step()
-                wholes = [full(param, param.detach()) for param in params]
-                found[f"{name}, Shard({dim}), {strategy}"] = different(wholes), len(counter.shapes)
+    for make, dim, owners in product((fsdp2, tensor_parallel), (0, 1), (True, False)):
+        params, backward = make(dim)
+        settings: dict[str, Any] = {"distributed_config": create_dtensor_config()}
+        if owners:
+            settings = {"strategy": "owner", "mesh": params[0].device_mesh}  # type: ignore[attr-defined]
+        muon = Muon(grouped(params), **OPTIONS, **settings)
+        with counted() as counter:
+            for step in range(1, STEPS + 1):
+                backward(step)
+                muon.step()
+        wholes = [full(param, param.detach()) for param in params]
+        found[f"{make.__name__}, Shard({dim}), {owners=}"] = different(wholes), counter.call_count
     return found
 
 
@@ -322,7 +305,7 @@ FEW: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 @pytest.mark.parametrize("shapes", FEW.values(), ids=FEW)
-@pytest.mark.parametrize("strategy", BUILDERS)
+@pytest.mark.parametrize("strategy", VARIANTS)
 def test_more_ranks_than_matrices_and_one_far_larger(
     strategy: str, shapes: tuple[tuple[int, int], ...]
 ) -> None:
@@ -333,21 +316,14 @@ def test_more_ranks_than_matrices_and_one_far_larger(
     ranks = []
     for rank in grid.ranks:
         params = [nn.Parameter(tensor.clone()) for tensor in made]
-        ranks.append((params, Muon(params, **OPTIONS, strategy=BUILDERS[strategy], mesh=world.mesh(rank))))
-    for grads in steps_with_a_gap(len(shapes)):
+        ranks.append((params, Muon(params, **OPTIONS, strategy=VARIANTS[strategy], mesh=world.mesh(rank))))
+    for step in range(3):
         for params in (alone, *(params for params, _ in ranks)):
-            for param, scale in zip(params, grads, strict=True):
-                param.grad = None if scale is None else (param.detach() * scale).sign() * scale
+            for index, param in enumerate(params):
+                param.grad = param.detach().sign() * 2.0 ** (step - index)
+            if step == 1 and len(params) > 1:  # the last matrix has no gradient on any rank
+                params[-1].grad = None
         stock.step()
         world.run([muon.program() for _, muon in ranks])
     for params, _ in ranks:
         assert all(map(torch.equal, params, alone))
-
-
-def steps_with_a_gap(count: int) -> Iterator[list[float | None]]:
-    """Sizes of gradients for three steps; in the second the last matrix has none on any rank."""
-    for step in range(3):
-        sizes: list[float | None] = [2.0 ** (step - index) for index in range(count)]
-        if step == 1 and count > 1:
-            sizes[-1] = None
-        yield sizes

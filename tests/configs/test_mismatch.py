@@ -19,64 +19,31 @@ from muon_tutorial.callbacks.create_configs import (
     create_dtensor_config,
     create_processgroup_config,
 )
-from muon_tutorial.errors import ConfigError, TutorialError
+from muon_tutorial.errors import ConfigError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.worlds.live import build_mesh
 
 from . import functions
+from .setups import error_of
 
 Said = tuple[str, str]
 NAMED = ("ConfigError", "PlanMismatchError", "StrategyError", "GridError", "UsageError")
-
-
-def said_by(act: Callable[[], Any]) -> Said:
-    """The named error that an act ends in."""
-    try:
-        act()
-    except TutorialError as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
 
 
 def params_of(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     return [nn.Parameter(torch.zeros(*shape, dtype=dtype)) for shape in shapes]
 
 
-def odd_shape(rank: int) -> list[nn.Parameter]:
-    return params_of((4, 6), (4, 7) if rank == 1 else (4, 6), (8, 8))
-
-
-def odd_dtype(rank: int) -> list[nn.Parameter]:
-    return params_of((4, 6), (4, 6), dtype=torch.bfloat16 if rank == 1 else torch.float32)
-
-
-def odd_order(rank: int) -> list[nn.Parameter]:
-    shapes = [(4, 6), (6, 4), (8, 8)]
-    return params_of(*(reversed(shapes) if rank == 1 else shapes))
-
-
-def missing(rank: int) -> list[nn.Parameter]:
-    return params_of(*[(4, 6), (6, 4), (8, 8)][: 2 if rank == 1 else 3])
-
-
-def odd_names(rank: int) -> list[tuple[str, nn.Parameter]]:
-    names = ("a", "b") if rank == 1 else ("b", "a")
-    return list(zip(names, params_of((4, 6), (4, 6)), strict=True))
-
-
-MISMATCHES: dict[str, Callable[[int], Any]] = {
-    "a shape": odd_shape,
-    "a dtype": odd_dtype,
-    "an order": odd_order,
-    "a missing parameter": missing,
-    "names": odd_names,
+SHAPES = ((4, 6), (6, 4), (8, 8))
+MISMATCHES: dict[str, Callable[[bool], Any]] = {  # what one rank is given, of which one is odd
+    "a shape": lambda odd: params_of((4, 6), (4, 7) if odd else (4, 6), (8, 8)),
+    "a dtype": lambda odd: params_of((4, 6), (4, 6), dtype=torch.bfloat16 if odd else torch.float32),
+    "an order": lambda odd: params_of(*SHAPES[:: -1 if odd else 1]),
+    "a missing parameter": lambda odd: params_of(*SHAPES[: 2 if odd else 3]),
+    "names": lambda odd: list(zip("ab" if odd else "ba", params_of((4, 6), (4, 6)), strict=True)),
 }
 STRATEGIES = ("replicated", "round_robin", "zero1", "owner", "owner_per_replica")
-
-
-def own(mesh: DeviceMesh) -> DistributedConfig:
-    return DistributedConfig(functions.in_turn, functions.gather, functions.redistribute, {"shards": False})
 
 
 CONFIGS: dict[str, Callable[[DeviceMesh], DistributedConfig]] = {
@@ -84,7 +51,7 @@ CONFIGS: dict[str, Callable[[DeviceMesh], DistributedConfig]] = {
     "fsdp": lambda mesh: create_processgroup_config(fsdp_pg=mesh.get_group("dp")),
     "tp": lambda mesh: create_processgroup_config(tp_pg=mesh.get_group("dp")),
     "mesh": lambda mesh: create_devicemesh_config(mesh, ["cp"]),
-    "own functions": own,
+    "own functions": lambda mesh: functions.config(False),
 }
 
 
@@ -93,11 +60,11 @@ def run_mismatches(rank: int) -> dict[str, Said]:
     mesh, found = build_mesh({"dp": dist.get_world_size()}), {}
     for what, make in MISMATCHES.items():
         for strategy in STRATEGIES:
-            act = partial(Muon, make(rank), strategy=strategy, mesh=mesh)
-            found[f"{what}, {strategy}"] = said_by(act)
+            act = partial(Muon, make(rank == 1), strategy=strategy, mesh=mesh)
+            found[f"{what}, {strategy}"] = error_of(act)
         for name, config in CONFIGS.items():
-            act = partial(Muon, make(rank), distributed_config=config(mesh))
-            found[f"{what}, config {name}"] = said_by(act)
+            act = partial(Muon, make(rank == 1), distributed_config=config(mesh))
+            found[f"{what}, config {name}"] = error_of(act)
     return found
 
 
@@ -135,7 +102,7 @@ def run_dtensors(rank: int) -> dict[str, Said]:
         "a group not given": ([sharded], lambda: create_processgroup_config(fsdp_pg=fsdp)),
         "another count on one rank": ([sharded] * (1 + (rank != 1)), create_dtensor_config),
     }
-    return {name: said_by(partial(_muon_over, params, make)) for name, (params, make) in makers.items()}
+    return {name: error_of(partial(_muon_over, params, make)) for name, (params, make) in makers.items()}
 
 
 def _muon_over(params: list[nn.Parameter], make: Callable[[], DistributedConfig | None]) -> Muon:
@@ -159,7 +126,7 @@ def test_what_no_config_can_step_is_refused_by_name() -> None:
 def run_names(rank: int) -> list[Said]:
     mesh = build_mesh({"a": 1, "b": 1})
     names: list[list[str]] = [["fsdp", "sequence"], ["fsdp"], ["dp", "dp_replicate"]]
-    return [said_by(partial(create_devicemesh_config, mesh, each)) for each in names]
+    return [error_of(partial(create_devicemesh_config, mesh, each)) for each in names]
 
 
 @pytest.mark.live

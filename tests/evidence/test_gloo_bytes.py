@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
@@ -22,9 +19,8 @@ from muon_tutorial.engine.collective import Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
 from muon_tutorial.evidence.kernel_counters import interface_sent, tcp_sent
 from muon_tutorial.evidence.ledger import entry_of
-from scripts.measure import read_counts
+from scripts import measure
 
-ROOT = Path(__file__).resolve().parents[2]
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -62,47 +58,28 @@ def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(parts=st.integers(2, 9), each=st.integers(1, 3_000_000))
+@example(parts=1, each=5)
+@given(parts=st.integers(1, 9), each=st.integers(1, 3_000_000))
 def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) -> None:
     grid = Grid.of(dp=parts)
     entries = [entry_of(sample_request(kind, grid.at(r), each), grid.at(r)) for r in grid.ranks]
     assert sum(e.wire.messages_out for e in entries) == sum(e.wire.messages_in for e in entries)
+    assert parts > 1 or entries[0].wire.tcp == entries[0].ring == 0
     assert sum(e.ring for e in entries) == pytest.approx(sum(e.received for e in entries), abs=parts)
     factor = 2 if kind == "reduce_scatter" else 1
     assert sum(e.gloo for e in entries) == pytest.approx(factor * sum(e.ring for e in entries), abs=2 * parts)
 
 
-def test_a_group_of_one_sends_nothing() -> None:
-    at = Grid.of(dp=1).at(0)
-    for kind in KINDS:
-        entry = entry_of(sample_request(kind, at, 5), at)
-        assert entry.wire.tcp == entry.ring == 0
-
-
-def why_no_namespace() -> str:
-    """What keeps this machine from giving a network namespace, or nothing."""
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return "no `unshare` and `ip` here"
-    made = subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
-    return made.stderr.strip()
-
-
 @pytest.mark.live
-def test_interface_counters_agree_within_two_percent() -> None:
+def test_interface_counters_agree_within_two_percent(tmp_path: Path) -> None:
     """Overhead fitted on all_reduces of other sizes, then fixed; nobody else is on the interface."""
-    if why := why_no_namespace():
-        pytest.skip(f"no network namespace of one's own: {why}")
     names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")
     flags = [flag for name in names for flag in ("--contender", name)]
-    sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4"]
-    program = [sys.executable, str(ROOT / "scripts" / "measure.py"), *sizes, *flags, "--counters-only"]
-    run = subprocess.run(
-        ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *program],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    counters = read_counts(run.stdout.splitlines()[-1])
+    sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4", "--out", str(tmp_path)]
+    counters, why = measure.counters_in_namespace(measure.parse([*sizes, *flags]))
+    if counters is None:
+        assert "unshare" in why
+        pytest.skip(f"no network namespace of one's own: {why}")
     assert {reading.name for reading in counters.steps} == set(names)
     assert all(reading.counted for reading in counters.steps)
     assert max(map(abs, errors(counters))) < 0.02

@@ -1,4 +1,4 @@
-"""Bytes that were asked for against the formulas that predict them, and the same on real ranks."""
+"""Bytes that were asked for against the formulas that predict them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import (
-    STRATEGIES,
-    Grid,
-    Ledger,
-    LiveWorld,
-    LocalWorld,
-    Plan,
-    Shard,
-    build_mesh,
-    launch,
-)
+from muon_tutorial import STRATEGIES, Grid, Ledger, LocalWorld, Plan, Shard
 from muon_tutorial.engine.collective import Collective, Label
+from muon_tutorial.evidence.formulas import boundary_received, straddled, touched_pieces, tp_gathers
 from muon_tutorial.evidence.ledger import LedgerRow
 from muon_tutorial.evidence.ring_bytes import ring_bytes
-from muon_tutorial.plan.bucket import Bucket, BucketEntry
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
-from muon_tutorial.worlds.shadow import requests_of
 
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..worlds.requests import KINDS, PARTS, ROOT, SPLITS, Ask
@@ -104,9 +93,8 @@ def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
     """2·(T − 1)·n received for each matrix that this rank's slice intersects."""
     plan, ranks = counted(case, builder, grid)
     for at, rows in zip(places(grid), ranks, strict=True):
-        touched = [entry for bucket, entry in entries(plan) if bucket.works_on(entry, at)]
-        due = sum((grid.size("tp") - 1) * entry.size for entry in touched) * WIRE
-        assert received(rows, "tp gather") == due
+        touched = touched_pieces(plan, at)
+        assert received(rows, "tp gather") == tp_gathers(grid.size("tp"), touched)
         if grid.size("tp") > 1:
             assert rows["tp gather"].collectives == len(touched)
 
@@ -119,13 +107,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
     """
     plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", bucket_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
-        missing = sum(
-            held.entry.matrix.box(at).numel - held.numel
-            for bucket in plan.buckets
-            for held in bucket.stored_shards(at)
-            if bucket.works_on(held.entry, at)
-        )
-        assert received(rows, "dp gather") == missing * WIRE
+        assert received(rows, "dp gather") == boundary_received(straddled(plan, at))
 
 
 @pytest.mark.parametrize("back", ["all_reduce", "all_gather"])
@@ -146,7 +128,7 @@ def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
     """Over all ranks, each way: a whole matrix less the owner's own piece, and one copy to each replica."""
     plan, ranks = counted(EVEN, owner, grid)
     out = back = 0
-    for _, entry in entries(plan):
+    for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
         home = grid.at(entry.workers.start)
         pieces = [entry.matrix.box(at).numel for at in places(grid)]
         out += entry.matrix.numel - pieces[home.rank]
@@ -165,10 +147,6 @@ def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
 
 def places(grid: Grid) -> list[Coordinate]:
     return [grid.at(rank) for rank in grid.ranks]
-
-
-def entries(plan: Plan) -> list[tuple[Bucket, BucketEntry]]:
-    return [(bucket, entry) for bucket in plan.buckets for entry in bucket.entries]
 
 
 # One collective at a time
@@ -223,50 +201,3 @@ def test_rows_are_sums_by_phase_of_one_rank_or_of_all() -> None:
     assert [(row.phase, row.payload) for row in both] == [("out", 40), ("back", 8)]
     ledger.clear()
     assert ledger.rows() == []
-
-
-# The same bytes on every world
-
-GRID = Grid.of(dp=2, tp=2)
-EVERY = {name: partial(builder, bucket_bytes=400) for name, builder in STRATEGIES.items()}
-
-
-def on_one_of_four(rank: int) -> dict[str, list[LedgerRow]]:
-    """What this real rank's steps asked for, by strategy."""
-    mesh, found = build_mesh(GRID), {}
-    for name, builder in EVERY.items():
-        ledger = Ledger()
-        world = LiveWorld(mesh, observers=[ledger])
-        params, muon = one_rank(UNEVEN, builder, world)
-        give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, world.at)
-        muon.step()
-        found[name] = ledger.rows()
-    return found
-
-
-@pytest.fixture(scope="module")
-def four() -> list[dict[str, list[LedgerRow]]]:
-    return launch(on_one_of_four, 4)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("name", EVERY)
-def test_real_ranks_ask_for_the_same_bytes_as_ranks_in_one_process(
-    four: list[dict[str, list[LedgerRow]]], name: str
-) -> None:
-    _, ranks = counted(UNEVEN, EVERY[name], GRID)
-    for rank, rows in enumerate(ranks):
-        assert four[rank][name] == list(rows.values())
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_rank_without_data_asks_for_the_same_bytes(name: str) -> None:
-    _, ranks = counted(UNEVEN, EVERY[name], GRID)
-    world = LocalWorld(GRID)
-    for at, rows in zip(places(GRID), ranks, strict=True):
-        ledger = Ledger()
-        params, muon = one_rank(UNEVEN, EVERY[name], world.mesh(at.rank))
-        give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, at)
-        for request in requests_of(muon.program()):
-            ledger(request, at)
-        assert ledger.rows() == list(rows.values())

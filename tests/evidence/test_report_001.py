@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -91,12 +92,10 @@ def test_the_package_holds_what_the_traces_say() -> None:
     assert packaged_summaries() == read_summaries(_traces())
 
 
-def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     target = tmp_path / "report_001.json"
     write_summaries(packaged_summaries(), target)
-    kept = (
-        Path(__file__).parents[2] / "muon_tutorial" / "evidence" / "report_001" / "data" / "report_001.json"
-    )
+    kept = files("muon_tutorial.evidence.report_001").joinpath("data/report_001.json")
     assert target.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
 
 

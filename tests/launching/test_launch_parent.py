@@ -54,6 +54,14 @@ def python(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+def said_by(*arguments: str, folder: Path, typed: str | None = None, code: int = 0) -> str:
+    """Run an interpreter to its end, and return all it said."""
+    parent = python(*arguments, folder=folder)
+    said, _ = parent.communicate(typed, timeout=90)
+    assert parent.returncode == code, said
+    return said
+
+
 def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
     """Return all processes below `parent`, once `count` ranks have said that they are there."""
     assert parent.stdout is not None
@@ -118,18 +126,13 @@ def test_a_killed_server_is_told_and_takes_its_ranks_along(hanging) -> None:
 
 
 def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:
-    parent = python("-q", "-i", folder=tmp_path)
-    said, _ = parent.communicate(PROMPT, timeout=60)
-    assert "[4.0, 4.0]" in said
-    assert parent.returncode == 0
+    assert "[4.0, 4.0]" in said_by("-q", "-i", folder=tmp_path, typed=PROMPT)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_child_forked_after_a_launch_ends_and_spares_the_server(tmp_path) -> None:
     fork = "\npid = os.fork()\nif not pid: raise SystemExit\nos.waitpid(pid, 0)\nprint(launch(double, 2))"
-    parent = python("-c", PROMPT + fork, folder=tmp_path)
-    said, _ = parent.communicate(timeout=60)
-    assert said.count("[4.0, 4.0]") == 2
+    assert said_by("-c", PROMPT + fork, folder=tmp_path).count("[4.0, 4.0]") == 2
 
 
 def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None:
@@ -137,11 +140,9 @@ def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None
     script.write_text(
         PROMPT + "\ndef bad(rank):\n    raise ValueError(f'rank {rank} is unhappy')\nlaunch(bad, 2)\n"
     )
-    parent = python(str(script), folder=tmp_path)
-    said, _ = parent.communicate(timeout=60)
+    said = said_by(str(script), folder=tmp_path, code=1)
     assert "[4.0, 4.0]" in said
     assert "raise ValueError(f'rank {rank} is unhappy')" in said
-    assert parent.returncode == 1
     assert list(tmp_path.iterdir()) == [script]
 
 
@@ -159,7 +160,5 @@ def test_torchrun_ranks_join_with_a_timeout(tmp_path) -> None:
         "sys.stdout.write(says + '\\n')\n"
     )
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    parent = python(*torchrun, str(script), folder=tmp_path)
-    said, _ = parent.communicate(timeout=90)
+    said = said_by(*torchrun, str(script), folder=tmp_path)
     assert said.count("cpu 2 1.0 {17.0} True") == 2, said
-    assert parent.returncode == 0

@@ -11,7 +11,7 @@ import torch
 
 from muon_tutorial import launch
 from muon_tutorial.errors import GradientError, RankFailedError
-from muon_tutorial.evidence.ledger import Row
+from muon_tutorial.evidence.ledger import LedgerRow
 from muon_tutorial.learn import lesson04 as lesson
 from muon_tutorial.learn.lesson04 import first_wrong_place as misplaced
 from muon_tutorial.learn.lesson04 import on_ranks as sharing
@@ -300,7 +300,7 @@ def test_work_is_said_in_operations_and_in_fair_shares() -> None:
 
 
 def test_bytes_are_said_beside_the_gradients_and_as_a_ratio() -> None:
-    rows = [Row("updates all_reduce", 1, 0, 800), Row("updates all_gather", 1, 0, 600)]
+    rows = [LedgerRow("updates all_reduce", 1, 0, 800), LedgerRow("updates all_gather", 1, 0, 600)]
     said = [line.split()[-1] for line in lesson.say_bytes(rows, 4).splitlines()]
     assert said == ["bytes", f"{2 * 3 * sharing.LENGTH * 4 // 4:,}", "800", "600", "0.75"]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...engine.collective import Collective, Kind, Label
-from ...evidence.ledger import ring_bytes
+from ...evidence.ring_bytes import ring_bytes
 from ...launching.launch import launch
 from ...plan.grid import Grid
 from ..exercises.on_real_ranks import run_or_reference

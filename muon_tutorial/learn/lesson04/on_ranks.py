@@ -22,7 +22,7 @@ from torch import Tensor
 from ... import Ledger, LiveWorld, Muon, build_mesh, round_robin
 from ...errors import MismatchError, RankFailedError
 from ...evidence.formulas import ddp_adamw
-from ...evidence.ledger import Row
+from ...evidence.ledger import LedgerRow
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects, sum_counts
@@ -355,23 +355,23 @@ def say_refusal(error: RankFailedError) -> str:
     return textwrap.fill(f"{type(error.original).__name__}: {error.original}", 100)
 
 
-def count_bytes(rank: int, ranks: int, seed: int) -> list[Row]:
+def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
     """What one step's answers cost a rank, for either way of sharing them. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": ranks}))
     return [_count_bytes(world, back, seed) for back in BACKS]
 
 
-def _count_bytes(world: LiveWorld, back: Literal["all_reduce", "all_gather"], seed: int) -> Row:
+def _count_bytes(world: LiveWorld, back: Literal["all_reduce", "all_gather"], seed: int) -> LedgerRow:
     ledger = Ledger()
     muon = Muon(named_parameters(seed), strategy=partial(round_robin, back=back), mesh=world)
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)
     rows = {row.phase: row for row in ledger.rows(world.at.rank)}
-    return rows.get(f"updates {back}", Row(f"updates {back}", 0, 0, 0))
+    return rows.get(f"updates {back}", LedgerRow(f"updates {back}", 0, 0, 0))
 
 
-def say_bytes(rows: Sequence[Row], ranks: int) -> str:
+def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
     """Bytes of one rank: the gradients' average that comes before, and either way of sharing answers."""
     gradients = int(ddp_adamw(ranks, LENGTH, g=4))
     lines = [

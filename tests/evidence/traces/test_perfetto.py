@@ -23,15 +23,7 @@ def merged() -> dict[str, Any]:
         {"ph": "M", "name": "thread_name", "pid": 100, "tid": 100, "ts": 0, "args": {"name": "main"}},
         {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 100, "tid": 100, "ts": 900},
         {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 0, "tid": 7, "ts": 1000, "bp": "e"},
-        {
-            "ph": "X",
-            "cat": "Trace",
-            "name": "PyTorch Profiler (0)",
-            "pid": "Spans",
-            "tid": "",
-            "ts": 0,
-            "dur": 9,
-        },
+        traps.event("Trace", "PyTorch Profiler (0)", 0, 9, "Spans", ""),
     ]
     return merge_documents({0: document, 1: document}, {0: 0, 1: 5 * MS}, late_peer())
 
@@ -51,8 +43,7 @@ def test_each_rank_gets_processes_and_flows_of_its_own_on_one_clock() -> None:
 
 
 def test_events_of_the_profiler_that_cross_are_set_aside() -> None:
-    name = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 0, "tid": 0, "args": {}}
-    crossing = [name | {"ts": 1.0 * start, "dur": 1.5} for start in range(3)]
+    crossing = [traps.event("cpu_op", "a", start, 1.5, 0, 0) for start in range(3)]
     document = merge_documents(
         {0: {"traceEvents": crossing}, 1: {"traceEvents": []}}, {0: 0, 1: 0}, late_peer()
     )

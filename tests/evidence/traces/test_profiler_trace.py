@@ -84,23 +84,20 @@ def test_kernels_that_spin_sum_to_more_while_the_step_gets_shorter() -> None:
     ],
 )
 def test_kinds_are_read_from_kernel_names(name: str, kind: str) -> None:
-    document = [{"ph": "X", "cat": "kernel", "name": name, "ts": 1, "dur": 2, "pid": 0, "tid": 7}]
-    (event,) = parse_trace(document).events
+    (event,) = parse_trace([traps.event("kernel", name, 1, 2, 0, 7)]).events
     assert (event.kind, event.communicates) == (kind, bool(kind))
 
 
 def test_gloo_collectives_are_their_backends_events_and_compute_is_the_other_threads() -> None:
-    def event(category: str, name: str, thread: int, begin: float) -> dict[str, object]:
-        return {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": 2.5, "pid": 5, "tid": thread}
-
+    rows = [
+        ("cpu_op", "c10d::allreduce_", 0, 5),
+        ("user_annotation", "gloo:all_reduce", 1, 6),
+        ("cpu_op", "aten::copy_", 1.5, 6),
+        ("cpu_op", "aten::mm", 4, 5),
+        ("user_annotation", "gloo:send", 9, 5),
+    ]
     trace = parse_trace(
-        [
-            event("cpu_op", "c10d::allreduce_", 5, 0),
-            event("user_annotation", "gloo:all_reduce", 6, 1),
-            event("cpu_op", "aten::copy_", 6, 1.5),
-            event("cpu_op", "aten::mm", 5, 4),
-            event("user_annotation", "gloo:send", 5, 9),
-        ]
+        [traps.event(sort, name, begin, 2.5, 5, thread) for sort, name, begin, thread in rows]
     )
     assert [(e.kind, e.duration) for e in trace.collectives] == [("all_reduce", 2500)]
     assert trace.compute == ((4000, 6500),)
@@ -129,11 +126,6 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, data: bytes | None)
 
 
 def test_an_operator_that_waits_inside_another_is_no_compute() -> None:
-    document = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "ts": begin, "dur": dur, "pid": 5, "tid": 5}
-        for name, begin, dur in [
-            ("autograd::engine::evaluate_function", 0, 10),
-            ("_c10d_functional::wait_tensor", 2, 7),
-        ]
-    ]
-    assert parse_trace(document).compute == ((0, 2000), (9000, 10_000))
+    outer = traps.event("cpu_op", "autograd::engine::evaluate_function", 0, 10, 5, 5)
+    waiting = traps.event("cpu_op", "_c10d_functional::wait_tensor", 2, 7, 5, 5)
+    assert parse_trace([outer, waiting]).compute == ((0, 2000), (9000, 10_000))

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor
 from torch.profiler import record_function
 
-from muon_tutorial import DistributedConfig, Muon
-from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
+from muon_tutorial import Muon
+from muon_tutorial.engine.collective import Collective, Kind, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.evidence.traces.recording import RankRecorder, RecordedRun, merge, record
@@ -24,6 +22,7 @@ from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
 
+from ...configs.functions import config
 from . import traps
 from .chrome_format import assert_keeps_to_the_format
 
@@ -58,9 +57,13 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return record(steps, 2, tmp_path_factory.mktemp(request.param), args=(request.param,), output="quiet")
 
 
+def read(merged: Path) -> dict[str, Any]:
+    return json.loads(gzip.decompress(merged.read_bytes()))
+
+
 @pytest.fixture
 def document(recording: RecordedRun) -> dict[str, Any]:
-    return json.loads(gzip.decompress(recording.merged.read_bytes()))
+    return read(recording.merged)
 
 
 def test_flights_are_what_the_ledger_counted(recording: RecordedRun) -> None:
@@ -114,20 +117,9 @@ def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recordi
         assert len(labels) == MATRICES
 
 
-def by_hand(rank: int, recorder: RankRecorder) -> None:
-    def redistribute(update: Tensor | None, source: int, state: dict[str, Any]) -> Tensor:
-        update = torch.empty(state["local_shape"]) if update is None else update.float()
-        dist.broadcast(update, source)
-        return update
-
-    config = DistributedConfig(
-        lambda params, state: {i: i % 2 for i in range(len(params))},
-        lambda buffer, owner, state: buffer if owner == rank else None,
-        redistribute,
-        {},
-    )
+def own_functions(rank: int, recorder: RankRecorder) -> None:
     matrices = [torch.nn.Parameter(torch.ones(8, 4)) for _ in range(2)]
-    muon = Muon(matrices, distributed_config=config)
+    muon = Muon(matrices, distributed_config=config(shards=False))
     for matrix in matrices:
         matrix.grad = torch.ones_like(matrix)
     with recorder:
@@ -135,8 +127,8 @@ def by_hand(rank: int, recorder: RankRecorder) -> None:
 
 
 def test_functions_of_the_users_own_have_labels(tmp_path: Path) -> None:
-    merged = record(by_hand, 2, tmp_path, output="quiet").merged
-    names = [event["name"] for event in json.loads(gzip.decompress(merged.read_bytes()))["traceEvents"]]
+    merged = record(own_functions, 2, tmp_path, output="quiet").merged
+    names = [event["name"] for event in read(merged)["traceEvents"]]
     assert sum(name.startswith("gather_fn of ") for name in names) == 4
     assert sum(name.startswith("redistribute_fn of ") for name in names) == 4
 
@@ -153,10 +145,14 @@ def beside_torch(rank: int, recorder: RankRecorder) -> None:
             functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", group))
 
 
+def ask(kind: Kind, receive: int, phase: str) -> Collective:
+    ones = torch.ones(4)
+    return Collective(kind, ("dp",), ones.dtype, ones, receive, Label(phase))
+
+
 def ask_twice() -> Walk:
-    ones = torch.ones(500)
     for _ in range(2):
-        yield Collective("all_reduce", ("dp",), ones.dtype, ones, 500, Label("ours"))
+        yield ask("all_reduce", 4, "ours")
 
 
 def test_collectives_of_others_are_matched_where_their_group_is_told(
@@ -224,16 +220,12 @@ def follow_requests(rank: int) -> dict[str, list[Moment]]:
     world = LiveWorld(build_mesh({"dp": 2}), [observe])
 
     def walk() -> Walk:
-        ones = torch.ones(4)
-        yield Collective("all_reduce", ("dp",), ones.dtype, ones, 4, Label("at once"))
-        ticket = yield Start(Collective("all_gather", ("dp",), ones.dtype, ones, 8, Label("in flight")))
-        yield Wait(ticket)
-        silent = Label("without a word from the backend")
-        ticket = yield Start(Collective("reduce_scatter", ("dp",), ones.dtype, ones, 2, silent))
-        yield Wait(ticket)
+        yield ask("all_reduce", 4, "at once")
+        yield Wait((yield Start(ask("all_gather", 8, "in flight"))))
+        yield Wait((yield Start(ask("reduce_scatter", 2, "without a word from the backend"))))
 
     world.run(walk())
-    world.run(iter_of(Collective("all_reduce", ("dp",), torch.float32, torch.ones(1), 1, Label("last"))))
+    world.run(iter_of(ask("all_reduce", 4, "last")))
     return told
 
 

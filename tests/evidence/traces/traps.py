@@ -22,11 +22,11 @@ def launch_for_execution() -> Document:
     """An optimizer step whose call returns after 1 ms, while its 60 ms of work run on a GPU that is busy for
     100 ms; the whole loop's annotation on the CPU says 91 ms, since it does not wait for the end."""
     return _document(
-        _event("user_annotation", "Full_Training_Step", 0, 91_000, _HOST, _HOST),
-        _event("kernel", "gemm (forward and backward)", 500, 40_000, 0, _STREAM),
-        _event("user_annotation", "Muon_Step", 90_000, 1_000, _HOST, _HOST),
-        _event("gpu_user_annotation", "Optimizer.step#Muon.step", 40_500, 60_000, 0, _STREAM),
-        _event("kernel", "gemm (Newton-Schulz)", 40_500, 60_000, 0, _STREAM),
+        event("user_annotation", "Full_Training_Step", 0, 91_000, _HOST, _HOST),
+        event("kernel", "gemm (forward and backward)", 500, 40_000, 0, _STREAM),
+        event("user_annotation", "Muon_Step", 90_000, 1_000, _HOST, _HOST),
+        event("gpu_user_annotation", "Optimizer.step#Muon.step", 40_500, 60_000, 0, _STREAM),
+        event("kernel", "gemm (Newton-Schulz)", 40_500, 60_000, 0, _STREAM),
     )
 
 
@@ -36,7 +36,7 @@ def spinning(overlapped: bool) -> Document:
     Not overlapped, both are issued after the compute: 10 ms of kernels, 30 ms in all. Overlapped, both are
     issued at once, on streams of their own, and spin until the peers arrive: 50 ms of kernels, 25 ms in all.
     """
-    compute = _event("kernel", "gemm", 0, 20_000, 0, _STREAM)
+    compute = event("kernel", "gemm", 0, 20_000, 0, _STREAM)
     if not overlapped:
         return _document(compute, *_all_gather(20_000, 5_000), *_all_gather(25_000, 5_000))
     return _document(
@@ -50,32 +50,25 @@ def _all_gather(begin: float, duration: float, stream: int = _STREAM) -> tuple[D
     sizes = {"Collective name": "all_gather", "In msg nelems": 500_000, "Out msg nelems": 1_000_000}
     args = sizes | {"Group size": 2, "dtype": "BFloat16", "Process Group Ranks": "[0, 1]"}
     return (
-        _event("cpu_op", "c10d::allgather_", begin - 200, 200, _HOST, _HOST),
-        _event("user_annotation", "nccl:all_gather", begin - 150, 100, _HOST, _HOST),
-        _event("kernel", _KERNEL, begin, duration, 0, stream, args),
-        _event("gpu_user_annotation", "nccl:all_gather", begin, duration, 0, stream),
+        event("cpu_op", "c10d::allgather_", begin - 200, 200, _HOST, _HOST),
+        event("user_annotation", "nccl:all_gather", begin - 150, 100, _HOST, _HOST),
+        event("kernel", _KERNEL, begin, duration, 0, stream, args),
+        event("gpu_user_annotation", "nccl:all_gather", begin, duration, 0, stream),
     )
 
 
-def _event(
+def event(
     category: str,
     name: str,
     begin: float,
     duration: float,
-    process: int,
-    thread: int,
+    process: int | str,
+    thread: int | str,
     args: Document | None = None,
 ) -> Document:
-    times = {"ts": float(begin), "dur": float(duration)}
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": process,
-        "tid": thread,
-        **times,
-        "args": args or {},
-    }
+    """One complete event."""
+    about = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread}
+    return about | {"ts": float(begin), "dur": float(duration), "args": args or {}}
 
 
 def _document(*events: Document) -> Document:
