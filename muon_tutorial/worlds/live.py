@@ -186,7 +186,7 @@ class LiveWorld:
         followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
         device = self._device() if request.send is None else request.send.device
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
-        work = _CALLS[request.kind](request, received, group, async_op)
+        work = _call_backend(request, received, group, async_op)
         ticket = _Ticket(request, received, work, followers)
         if followers:
             ticket.tell("issued")
@@ -282,68 +282,30 @@ def refuse(request: Collective, async_op: bool) -> _Ticket:
     raise RequestError(f"there is no mesh to answer {request}")
 
 
-def _all_gather(
+def _call_backend(
     request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
 ) -> dist.Work | None:
-    return _all_gather_single(received, request.send, group=group, async_op=async_op)
-
-
-def _reduce_scatter(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    return _reduce_scatter_single(received, request.send, group=group, async_op=async_op)
-
-
-def _all_reduce(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    assert request.send is not None
-    received.copy_(request.send)
-    return dist.all_reduce(received, group=group, async_op=async_op)
-
-
-def _broadcast(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    if request.send is not None:
-        received.copy_(request.send)
-    return dist.broadcast(received, group=group, group_src=request.root, async_op=async_op)
-
-
-def _gather(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    assert request.send is not None
-    pieces = list(received.chunk(group.size())) if group.rank() == request.root else None
-    return dist.gather(request.send, pieces, group=group, group_dst=request.root, async_op=async_op)
-
-
-def _scatter(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    pieces = None if request.send is None else list(request.send.chunk(group.size()))
-    return dist.scatter(received, pieces, group=group, group_src=request.root, async_op=async_op)
-
-
-def _all_to_all(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    return dist.all_to_all_single(
-        received,
-        request.send,
-        list(request.receives or ()),
-        list(request.sends or ()),
-        group=group,
-        async_op=async_op,
-    )
-
-
-_CALLS: dict[str, Callable[[Collective, Tensor, dist.ProcessGroup, bool], dist.Work | None]] = {
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-}
+    """Hand a request to torch.distributed, which writes the answer to ``received``."""
+    send, root = request.send, request.root
+    how: dict[str, Any] = {"group": group, "async_op": async_op}
+    if send is not None and request.kind in ("all_reduce", "broadcast"):  # these work in place
+        received.copy_(send)
+    match request.kind:
+        case "all_gather":
+            return _all_gather_single(received, send, **how)
+        case "reduce_scatter":
+            return _reduce_scatter_single(received, send, **how)
+        case "all_reduce":
+            return dist.all_reduce(received, **how)
+        case "broadcast":
+            return dist.broadcast(received, group_src=root, **how)
+        case "gather":
+            assert send is not None
+            pieces = list(received.chunk(group.size())) if group.rank() == root else None
+            return dist.gather(send, pieces, group_dst=root, **how)
+        case "scatter":
+            pieces = None if send is None else list(send.chunk(group.size()))
+            return dist.scatter(received, pieces, group_src=root, **how)
+        case "all_to_all":
+            sizes = list(request.receives or ()), list(request.sends or ())
+            return dist.all_to_all_single(received, send, *sizes, **how)

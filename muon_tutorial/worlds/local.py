@@ -215,9 +215,7 @@ class LocalWorld:
         tickets = [self._queues[group][rank].pop(0) for rank in group]
         requests = {ticket.rank: ticket.request for ticket in tickets}
         check_alike(requests)
-        for ticket, answer in zip(
-            tickets, _ANSWERS[tickets[0].request.kind](list(requests.values())), strict=True
-        ):
+        for ticket, answer in zip(tickets, _answers(list(requests.values())), strict=True):
             ticket.answer, ticket.done = answer, True
         return Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
 
@@ -288,55 +286,26 @@ def _splits_agree(requests: list[Collective]) -> bool:
     )
 
 
-def _sends(requests: list[Collective]) -> list[Tensor]:
-    return [request.send for request in requests if request.send is not None]
-
-
-def _all_gather(requests: list[Collective]) -> list[Tensor]:
-    whole = torch.cat(_sends(requests))
-    return [whole.clone() for _ in requests]
-
-
-def _all_reduce(requests: list[Collective]) -> list[Tensor]:
-    first, *others = _sends(requests)
-    total = first.clone()
-    for other in others:
-        total += other
-    return [total.clone() for _ in requests]
-
-
-def _reduce_scatter(requests: list[Collective]) -> list[Tensor]:
-    return list(_all_reduce(requests)[0].chunk(len(requests)))
-
-
-def _broadcast(requests: list[Collective]) -> list[Tensor]:
-    (source,) = _sends(requests)
-    return [source.clone() for _ in requests]
-
-
-def _gather(requests: list[Collective]) -> list[Tensor]:
-    whole = torch.cat(_sends(requests))
-    return [
-        whole if position == requests[0].root else whole.new_empty(0) for position in range(len(requests))
-    ]
-
-
-def _scatter(requests: list[Collective]) -> list[Tensor]:
-    (source,) = _sends(requests)
-    return [piece.clone() for piece in source.view(len(requests), -1)]
-
-
-def _all_to_all(requests: list[Collective]) -> list[Tensor]:
-    pieces = [send.split(request.sends) for send, request in zip(_sends(requests), requests, strict=True)]
-    return [torch.cat([row[position] for row in pieces]) for position in range(len(requests))]
-
-
-_ANSWERS: dict[str, Callable[[list[Collective]], list[Tensor]]] = {
-    "all_gather": _all_gather,
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-}
+def _answers(requests: list[Collective]) -> list[Tensor]:
+    """What each member of a group receives, in order of position."""
+    first, parts = requests[0], len(requests)
+    sent = [request.send for request in requests if request.send is not None]
+    match first.kind:
+        case "all_gather" | "gather":
+            whole = torch.cat(sent)
+            kept = [first.root in (None, position) for position in range(parts)]
+            return [whole.clone() if keeps else whole.new_empty(0) for keeps in kept]
+        case "all_reduce" | "reduce_scatter":
+            total = sent[0].clone()
+            for other in sent[1:]:
+                total += other
+            if first.kind == "reduce_scatter":
+                return list(total.chunk(parts))
+            return [total.clone() for _ in requests]
+        case "broadcast":
+            return [sent[0].clone() for _ in requests]
+        case "scatter":
+            return [piece.clone() for piece in sent[0].view(parts, -1)]
+        case "all_to_all":
+            pieces = [send.split(request.sends) for send, request in zip(sent, requests, strict=True)]
+            return [torch.cat([row[position] for row in pieces]) for position in range(parts)]
