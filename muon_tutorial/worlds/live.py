@@ -137,11 +137,9 @@ class _Ticket:
     def wait(self) -> Tensor:
         """The answer, once it is there."""
         if self.work is not None:
-            if self.followers:
-                self.tell("waiting")
+            self.tell("waiting")
             self.work.wait()
-            if self.followers:
-                self.tell("answered")
+            self.tell("answered")
         return self.received
 
 
@@ -184,16 +182,15 @@ class LiveWorld:
         report_phase(str(request.label))
         group = self.group(request.axes)
         followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
-        device = self._device() if request.send is None else request.send.device
+        device = self.mesh.device_type if request.send is None else request.send.device
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
         work = _call_backend(request, received, group, async_op)
         ticket = _Ticket(request, received, work, followers)
-        if followers:
-            ticket.tell("issued")
-            if work is None:
-                ticket.tell("done")
-            else:
-                _when_done(work, lambda: ticket.tell("done"))
+        ticket.tell("issued")
+        if work is None:
+            ticket.tell("done")
+        elif followers:
+            _when_done(work, lambda: ticket.tell("done"))
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
@@ -203,32 +200,19 @@ class LiveWorld:
             GridError: positions on the mesh do not rise with the ranks, as they do in every group of torch's.
         """
         axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
-        if axes not in self._groups:
-            ranks = self._ranks(axes)
-            self._groups[axes] = self.mesh.get_group(axes[0]) if len(axes) == 1 else self._join(axes, ranks)
-        return self._groups[axes]
-
-    def _ranks(self, axes: tuple[str, ...]) -> list[int]:
+        if axes in self._groups:
+            return self._groups[axes]
         ranks = self.mesh.mesh.flatten()[list(self.at.group(*axes))].tolist()
         if ranks != sorted(ranks):
             raise GridError(
                 f"the ranks along {'×'.join(axes)} are {ranks}; torch.distributed orders a group by rank, so "
                 "lay out the mesh, and name its axes, in that order"
             )
-        return ranks
-
-    def _join(self, axes: tuple[str, ...], ranks: list[int]) -> dist.ProcessGroup:
-        timeout = timedelta(seconds=group_timeout(self.mesh.get_group(axes[0])))
-        return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
-
-    def _device(self) -> torch.device:
-        """Where a rank that sends nothing receives."""
-        kind = self.mesh.device_type
-        return (
-            torch.device(kind)
-            if kind == "cpu"
-            else torch.device(kind, torch.get_device_module(kind).current_device())
-        )
+        group = self.mesh.get_group(axes[0])
+        if len(axes) > 1:
+            timeout = timedelta(seconds=group_timeout(group))
+            group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        return self._groups.setdefault(axes, group)
 
 
 def _warn_of_patience(axis: str, group: dist.ProcessGroup) -> None:

@@ -11,18 +11,7 @@ from muon_tutorial.training.settings import TrainSettings, lr_share
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"dp": 3}, GridError),
-        ({"tp": 8}, GridError),
-        ({"tp": 3}, GridError),
-        ({"heads": 3}, UsageError),
-        ({"width": 20}, UsageError),
-        ({"steps": 0}, UsageError),
-        ({"lr": float("inf")}, UsageError),
-        ({"timeout": 0.0}, UsageError),
-        ({"seed": -1}, UsageError),
-    ],
+    ("change", "error"), [({"dp": 3}, GridError), ({"steps": 0}, UsageError), ({"seed": -1}, UsageError)]
 )
 def test_settings_that_cannot_work_are_refused(change: dict, error: type[UsageError]) -> None:
     with pytest.raises(error):
