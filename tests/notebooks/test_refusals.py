@@ -69,12 +69,9 @@ def test_an_unknown_lesson_is_named_beside_known_ones_too(
     script: str, names: list[str], refusal: Refusal, tmp_path: Path
 ) -> None:
     said = refusal(script, *names, "--out", tmp_path / "new")
-    reason = (
-        "no lesson has the number {}; there are 00 to 08"
-        if script == "pack"
-        else "no lesson's name starts with {}"
-    )
-    assert any(reason.format(repr(name)) in said for name in names)
+    reasons = {"pack": "no lesson has the number {!r}; there are 00 to 08"}
+    reason = reasons.get(script, "no lesson's name starts with {!r}")
+    assert any(reason.format(name) in said for name in names)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,7 +81,7 @@ def test_what_cannot_be_written_to_is_named_and_kept(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "index.html").write_text("the one before")
-    refused = f"cannot write to the folder {tmp_path}"
+    refused = f"cannot write to {tmp_path}"
     assert f"{refused}/file: File exists (it is a file)\n" in refusal(
         script, "00", "--out", tmp_path / "file"
     )
