@@ -115,13 +115,10 @@ def test_a_fault_that_papermill_passes_is_caught_and_nothing_else(problems: list
     assert all(part in what for part, what in zip(CAUGHT[cell], said, strict=True))
 
 
-def test_an_undeclared_parameter_is_refused_before_anything_runs() -> None:
+def test_an_undeclared_or_unannotated_parameter_is_refused_before_anything_runs() -> None:
     notebook = read_text(FAULTY)
     assert declared_parameters(notebook) == ["dp"]
     assert undeclared_parameters(notebook, ["dp"]) == []
     with pytest.raises(NotebookProblemsError, match="no parameter 'dpp'; declared: dp"):
         run(notebook, {"dpp": 3})
-
-
-def test_an_unannotated_parameter_does_not_count_as_declared() -> None:
     assert declared_parameters(read_text('# %% tags=["parameters"]\na, b = 1, 2\nc: int = 3\n')) == ["c"]
