@@ -94,7 +94,7 @@ def train_rank(rank: int, settings: TrainSettings, tell: Callable[[StepRecord], 
 
 def build_trainer(settings: TrainSettings) -> Trainer:
     """Text, model and optimizer of this rank. Must be called by all ranks."""
-    device = _device(settings)
+    device = torch.device(f"cuda:{torch.cuda.current_device()}" if settings.backend == "nccl" else "cpu")
     mesh = build_mesh({"dp": settings.dp, "tp": settings.tp}, device.type, settings.timeout)
     ledger = Ledger()
     world, counted = LiveWorld(mesh), LiveWorld(mesh, [ledger])
@@ -199,12 +199,6 @@ def _timed(trainer: Trainer, do: Callable[[], T]) -> tuple[T, float]:
     if trainer.device.type == "cuda":
         torch.cuda.synchronize(trainer.device)
     return value, time.perf_counter() - start
-
-
-def _device(settings: TrainSettings) -> torch.device:
-    if settings.backend == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _agree_on_text(world: LiveWorld, text: Text, device: torch.device) -> None:

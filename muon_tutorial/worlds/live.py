@@ -108,11 +108,10 @@ def check_same(
         mine = lines(made)
     except TutorialError as caught:
         error, mine = caught, [f"{type(caught).__name__}: {caught}"]
+    found = {0: (error is not None, mine)}
     if dist.is_initialized() and dist.get_world_size(group) > 1:
         ranks = dist.get_process_group_ranks(group)
-        found = dict(zip(ranks, gather_objects((error is not None, mine), group), strict=True))
-    else:
-        found = {0: (error is not None, mine)}
+        found = dict(zip(ranks, gather_objects(found[0], group), strict=True))
     if error is not None:
         raise error
     failed = {rank: text[0] for rank, (wrong, text) in found.items() if wrong}
@@ -167,7 +166,14 @@ class LiveWorld:
             raise GridError(f"rank {dist.get_rank()} is not on the mesh {self.mesh}")
         self.at = grid.at(grid.rank(dict(zip(grid.axes, positions, strict=True))))
         for axis in grid.axes:
-            _warn_of_patience(axis, self.group((axis,)))
+            seconds = group_timeout(self.group((axis,)))
+            if seconds > LONG_WAIT:  # ranks would wait long for one that is stopped
+                warnings.warn(
+                    f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank "
+                    "would hold the others that long; make the mesh with build_mesh(grid, timeout=...), or "
+                    "use launch()",
+                    stacklevel=3,
+                )
 
     @property
     def grid(self) -> Grid:
@@ -213,17 +219,6 @@ class LiveWorld:
             timeout = timedelta(seconds=group_timeout(group))
             group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
         return self._groups.setdefault(axes, group)
-
-
-def _warn_of_patience(axis: str, group: dist.ProcessGroup) -> None:
-    """Say so where a group handed in would let ranks wait long for one that is stopped."""
-    seconds = group_timeout(group)
-    if seconds > LONG_WAIT:
-        warnings.warn(
-            f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank would hold "
-            "the others that long; make the mesh with build_mesh(grid, timeout=...), or use launch()",
-            stacklevel=4,
-        )
 
 
 def _when_done(work: dist.Work, tell: Callable[[], None]) -> None:

@@ -25,7 +25,6 @@ from .compare import check_lines
 @dataclass(slots=True, eq=False)
 class _Ticket:
     request: Collective
-    rank: int
     done: bool = False
     answer: Tensor | None = None
 
@@ -198,26 +197,22 @@ class LocalWorld:
             return request if isinstance(turn, Start) else None
         if not isinstance(request, Collective):
             raise RequestError(f"{self.grid.at(number)} asked for {request!r}, which no local world answers")
-        ticket = self._enqueue(number, request)
+        ticket, at = _Ticket(request), self.grid.at(number)
+        for observer in self.observers:
+            observer(request, at)
+        self._queues[at.group(*request.axes)][number].append(ticket)
         if isinstance(turn, Start):
             return ticket
         rank.waiting = ticket
         return None
 
-    def _enqueue(self, number: int, request: Collective) -> _Ticket:
-        ticket, at = _Ticket(request, number), self.grid.at(number)
-        for observer in self.observers:
-            observer(request, at)
-        self._queues[at.group(*request.axes)][number].append(ticket)
-        return ticket
-
     def _answer(self, group: tuple[int, ...]) -> Event:
-        tickets = [self._queues[group][rank].pop(0) for rank in group]
-        requests = {ticket.rank: ticket.request for ticket in tickets}
+        tickets = {rank: self._queues[group][rank].pop(0) for rank in group}
+        requests = {rank: ticket.request for rank, ticket in tickets.items()}
         check_alike(requests)
-        for ticket, answer in zip(tickets, _answers(list(requests.values())), strict=True):
+        for ticket, answer in zip(tickets.values(), _answers(list(requests.values())), strict=True):
             ticket.answer, ticket.done = answer, True
-        return Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
+        return Event(requests, {rank: ticket.answer for rank, ticket in tickets.items()})
 
     def _describe(self, number: int) -> str:
         rank, left = self._ranks[number], self._unanswered()
@@ -239,15 +234,10 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
     Raises:
         MismatchError: names each rank's request.
     """
-    if len({_signature(request) for request in requests.values()}) > 1 or not _sizes_agree(
-        list(requests.values())
-    ):
+    asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
+    if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
         raise MismatchError(f"members of one group asked differently:\n{lines}")
-
-
-def _signature(request: Collective) -> tuple:
-    return request.kind, request.axes, request.dtype, request.root, request.label
 
 
 def _sizes_agree(requests: list[Collective]) -> bool:
@@ -275,15 +265,12 @@ def _sizes_due(request: Collective, most: int, parts: int) -> tuple[list[int | N
 
 
 def _splits_agree(requests: list[Collective]) -> bool:
-    splits = [(request.sends or (), request.receives or ()) for request in requests]
-    if any(len(split) != len(requests) for pair in splits for split in pair):
+    sends = [list(request.sends or ()) for request in requests]
+    receives = [list(request.receives or ()) for request in requests]
+    if any(len(split) != len(requests) for split in (*sends, *receives)):
         return False
-    totals = [sum(sends) for sends, _ in splits], [sum(receives) for _, receives in splits]
-    return totals == _sizes(requests) and all(
-        sends[j] == receives[i]
-        for i, (sends, _) in enumerate(splits)
-        for j, (_, receives) in enumerate(splits)
-    )
+    due = [list(column) for column in zip(*sends, strict=True)]
+    return receives == due and _sizes(requests) == ([*map(sum, sends)], [*map(sum, receives)])
 
 
 def _answers(requests: list[Collective]) -> list[Tensor]:
