@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -122,10 +123,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_an_unwritable_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert train("--out", str(tmp_path / "run")) == cli.BAD_INPUT
     assert_one_line(capsys, f"cannot write the run folder {tmp_path / 'run'}: Permission denied")
 

@@ -6,6 +6,7 @@ import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import nbformat
 import pytest
@@ -115,10 +116,7 @@ def test_a_widgets_cell_that_raises_is_named(refusal: Refusal, checkout: Path, t
 def test_an_interrupt_ends_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*asked: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("scripts.pages.page_of", stopped)
+    monkeypatch.setattr("scripts.pages.page_of", Mock(side_effect=KeyboardInterrupt))
     assert pages.main(["00", "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err.startswith("pages: interrupted")
 
