@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -190,8 +191,8 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
 
 
 def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFolder:
-    path = options.out if options.out is not None else unused(job.default_folder(settings))
-    return RunFolder.create(path, asdict(settings))
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
+    return RunFolder.create(options.out or unused(Path("runs") / name), asdict(settings))
 
 
 def _finish(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import nbformat
@@ -12,6 +12,8 @@ from nbformat import NotebookNode
 
 from muon_tutorial.errors import UsageError
 
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -21,18 +23,21 @@ def made(folder: Path) -> Path:
     Raises:
         UsageError: it is a file, or cannot be made or written to.
     """
-    if reason := why_not_writable(folder):
-        raise UsageError(f"cannot write to the folder {folder}: {reason}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(folder, os.W_OK | os.X_OK) else "no permission"
+    except OSError as error:
+        reason = f"{error.strerror} (it is a file)" if folder.is_file() else error.strerror
+    if reason:
+        raise UsageError(f"cannot write to {folder}: {reason}")
     return folder
 
 
-def why_not_writable(folder: Path) -> str | None:
-    """Why nothing can be written to a folder, which is made if it was missing; None if something can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"{error.strerror} (it is a file)" if folder.is_file() else str(error.strerror)
-    return None if os.access(folder, os.W_OK | os.X_OK) else "no permission"
+def write_all(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write text files into a folder, each whole, and say how large they are."""
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+        print(f"wrote {folder / name} ({(folder / name).stat().st_size / 1e6:.2f} MB)")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,15 +35,14 @@ from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa
 from muon_tutorial.benchmarks.contender_costs import InterfaceCount  # noqa: E402
 from muon_tutorial.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
 from muon_tutorial.benchmarks.measured import InterfaceFit  # noqa: E402
+from muon_tutorial.errors import UsageError  # noqa: E402
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.plan.grid import Grid  # noqa: E402
 from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
-from scripts.files import why_not_writable, write_whole  # noqa: E402
-
-NAMESPACE = "ip link set lo up && exec "
+from scripts.files import made, write_whole  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,10 +67,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
     parser.add_argument("--rounds", type=int, default=9, help="timed steps of each contender")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--context", type=int, default=128)
+    for name, size in {"layers": 4, "width": 256, "heads": 4, "context": 128}.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--batch", type=int, default=8, help="sequences in the global batch")
     parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("--counters-only", action="store_true", help=argparse.SUPPRESS)
@@ -92,8 +89,11 @@ def unfit(asked: argparse.Namespace) -> str | None:
         return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
     if asked.heads % ranks or asked.width % asked.heads:
         return f"--heads is shared by {ranks} ranks and divides --width; got {asked.heads} and {asked.width}"
-    reason = why_not_writable(asked.out)
-    return f"cannot write to {asked.out}: {reason}" if reason else None
+    try:
+        made(asked.out)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
@@ -104,19 +104,19 @@ def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[
     larger = larger_batches.read_batches(work, max(3, asked.rounds // 2))
     say("interface counters")
     counters, why = counters_in_namespace(asked)
-    makers: list[Callable[[str], Table]] = [
-        lambda c: measured.ratios_table(readings, c),
-        lambda c: measured.seconds_table(readings, c),
-        lambda c: larger_batches.batches_table(larger, work.shape.context, c),
-        lambda c: measured.bytes_table(readings, c),
-        lambda c: measured.state_table(readings, c),
-        lambda c: measured.counters_table(counters, c) if counters else no_counters(why, c),
-        predicted.gloo_table,
-        predicted.strategies_table,
-        predicted.regimes_table,
-        predicted.thousands_table,
+    left_out = Table("Interface counters", ({"left out because": why},), command)
+    tables = [
+        measured.ratios_table(readings, command),
+        measured.seconds_table(readings, command),
+        larger_batches.batches_table(larger, work.shape.context, command),
+        measured.bytes_table(readings, command),
+        measured.state_table(readings, command),
+        measured.counters_table(counters, command) if counters else left_out,
+        predicted.gloo_table(command),
+        predicted.strategies_table(command),
+        predicted.regimes_table(command),
+        predicted.thousands_table(command),
     ]
-    tables = [make(command) for make in makers]
     for grid in (Grid.of(dp=4), Grid.of(dp=2, tp=2)):
         for size in (2_000_000, 25_000_000):
             say(f"memory on {grid}, buckets of {size:,} bytes")
@@ -144,9 +144,8 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | Non
     flags = [flag for name in options for flag in (f"--{name}", str(getattr(asked, name)))]
     named = [flag for name in asked.contender for flag in ("--contender", name)]
     program = shlex.join([sys.executable, str(Path(__file__).resolve()), *flags, *named, "--counters-only"])
-    run = subprocess.run(
-        ["unshare", "-n", "sh", "-c", NAMESPACE + program], capture_output=True, text=True, check=False
-    )
+    alone = ["unshare", "-n", "sh", "-c", f"ip link set lo up && exec {program}"]
+    run = subprocess.run(alone, capture_output=True, text=True, check=False)
     if run.returncode:
         return None, (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     return read_counts(run.stdout.splitlines()[-1]), ""
@@ -159,11 +158,6 @@ def read_counts(text: str) -> InterfaceFit:
         for part, rows in json.loads(text).items()
     }
     return InterfaceFit(**counts)
-
-
-def no_counters(why: str, command: str) -> Table:
-    """What stands in for the table of counters where there is no namespace."""
-    return Table("Interface counters", ({"left out because": why},), command)
 
 
 def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:

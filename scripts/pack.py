@@ -32,10 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
-from scripts.files import answered, made, read_notebook, write_whole
+from scripts.files import FOLDER, ROOT, answered, made, read_notebook, write_all
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "notebooks"
 OUT = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
 EPOCH = "1580601600"  # the time of each file in the wheel: its bytes depend on the sources alone
@@ -151,26 +149,24 @@ def is_untouched(path: Path) -> bool:
         return False
 
 
-def write(lessons: Sequence[series.Lesson], folder: Path) -> list[Path]:
-    """Write the copies of these lessons; returns where.
+def write(lessons: Sequence[series.Lesson], folder: Path) -> None:
+    """Write the copies of these lessons.
 
     Raises:
         UsageError: a notebook is missing or broken, the folder cannot be written to, or one of its files is
             not an untouched copy, so that somebody's work would be lost. Nothing is written.
     """
-    paths = {folder / lesson.file: lesson for lesson in lessons}
-    for path in paths:
+    for path in [folder / lesson.file for lesson in lessons]:
         if path.exists() and path.stat().st_size and not is_untouched(path):
             raise UsageError(
                 f"{path} may hold somebody's work: it is not as it was packed. Move it, or use --out"
             )
-    originals = {path: read_notebook(FOLDER / lesson.file) for path, lesson in paths.items()}
+    originals = [read_notebook(FOLDER / lesson.file) for lesson in lessons]
     made(folder)
     source = setup_cell(wheel(), *map(installed, CARRIED))
-    copies = {path: packed(originals[path], lesson, source) for path, lesson in paths.items()}
-    for path, copy in copies.items():
-        write_whole(path, nbformat.writes(copy) + "\n")
-    return list(copies)
+    copies = [packed(notebook, each, source) for notebook, each in zip(originals, lessons, strict=True)]
+    names = [lesson.file for lesson in lessons]
+    write_all(folder, {name: nbformat.writes(copy) + "\n" for name, copy in zip(names, copies, strict=True)})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,13 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="numbers of lessons: 00, 01 …; all of them without")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="(dist/notebooks)")
     options = parser.parse_intermixed_args(arguments)
-    return answered("pack", lambda: _pack(options.names, options.out))
-
-
-def _pack(numbers: Sequence[str], folder: Path) -> None:
-    lessons = [series.lesson(number) for number in dict.fromkeys(numbers)] or series.LESSONS
-    for path in write(lessons, folder):
-        print(f"packed {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    chosen = dict.fromkeys(options.names) or [lesson.number for lesson in series.LESSONS]
+    return answered("pack", lambda: write([*map(series.lesson, chosen)], options.out))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import nbformat
@@ -33,8 +32,7 @@ from muon_tutorial.learn.course import series
 from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
-from scripts.files import answered, made, read_notebook, write_whole
-from scripts.notebooks import FOLDER, ROOT
+from scripts.files import FOLDER, ROOT, answered, made, read_notebook, write_all
 from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
@@ -164,7 +162,10 @@ def draw_frames(shell: Shell, most: int) -> Frames:
         for words in itertools.product(*stops.values())
     }
     images = {words: lean(picture) for words, picture in drawn.items()}
-    pressed = [_word(of_one, shell.controls[name].value) for name, of_one in stops.items()]
+    pressed = [
+        next(word for word, value in of_one.items() if value == shell.controls[name].value)
+        for name, of_one in stops.items()
+    ]
     for kept in selections([list(of_one) for of_one in stops.values()], pressed):
         chosen = [images[words] for words in itertools.product(*kept)]
         if sum(map(len, chosen)) <= most:
@@ -190,10 +191,6 @@ def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[l
     yield held
 
 
-def _word(stops: Mapping[str, Any], value: Any) -> str:
-    return next(word for word, other in stops.items() if other == value)
-
-
 def lean(picture: Picture) -> str:
     """The picture as one ``<img>`` of fewer bytes: short ids, and text in place of base64."""
     names = re.findall(r'\bid="([^"]+)"', picture.svg)
@@ -203,16 +200,13 @@ def lean(picture: Picture) -> str:
     return f'<img alt="{html.escape(picture.alt)}" width="{picture.width}" src="data:image/svg+xml,{data}">'
 
 
-def write(target: Path, prefixes: Sequence[str] = (), still: bool = False) -> list[Path]:
-    """Write the chosen pages, the texts beside the notebooks and the index; returns where they are."""
+def write(target: Path, prefixes: Sequence[str] = (), still: bool = False) -> None:
+    """Write the chosen pages, the texts beside the notebooks and the index."""
     chosen = committed(prefixes)
     made(target)
     pages = {f"{path.stem}.html": page_of(path, still) for path in chosen}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
-    pages["index.html"] = index()
-    for name, page in pages.items():
-        write_whole(target / name, page)
-    return [target / name for name in pages]
+    write_all(target, {**pages, "index.html": index()})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -224,12 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--still", action="store_true", help="a still picture for each widget; nothing is run"
     )
     options = parser.parse_intermixed_args(arguments)
-    return answered("pages", lambda: _pages(options.out, options.names, options.still))
-
-
-def _pages(target: Path, prefixes: Sequence[str], still: bool) -> None:
-    for path in write(target, prefixes, still):
-        print(f"wrote {path} ({path.stat().st_size / 1e6:.2f} MB)")
+    return answered("pages", lambda: write(options.out, options.names, options.still))
 
 
 if __name__ == "__main__":

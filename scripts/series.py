@@ -19,10 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import glossary, series
-from scripts.files import answered, write_whole
+from scripts.files import FOLDER, ROOT, answered, write_whole
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "notebooks"
 README = ROOT / "README.md"
 GLOSSARY = FOLDER / "GLOSSARY.md"
 SETUP = """\
@@ -57,11 +55,6 @@ def with_series(text: str, lesson: series.Lesson) -> str:
     return _SETUP_CELL.sub("", text).replace(_PARAMETERS_HEAD, f"{SETUP_HEAD}{SETUP}\n{_PARAMETERS_HEAD}", 1)
 
 
-def with_table(readme: str) -> str:
-    """The README with its table of lessons and its paths as they are to be."""
-    return _README_PART.sub(lambda _: f"\n{series.table()}\n\n{series.paths()}\n", readme)
-
-
 def wanted() -> dict[Path, str]:
     """Each file that this script writes, and what is to stand in it.
 
@@ -73,7 +66,7 @@ def wanted() -> dict[Path, str]:
     texts = {lesson: FOLDER / "src" / f"{lesson.stem}.py" for lesson in series.LESSONS}
     return {
         **{path: with_series(_read(path), lesson) for lesson, path in texts.items() if path.exists()},
-        README: with_table(_read(README)),
+        README: _README_PART.sub(lambda _: f"\n{series.table()}\n\n{series.paths()}\n", _read(README)),
         GLOSSARY: glossary.page(),
     }
 

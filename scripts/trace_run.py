@@ -22,6 +22,8 @@ from muon_tutorial.evidence.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
 
+SETTINGS = {"dp": 2, "tp": 1, "strategy": "zero1", "layers": 2, "width": 128, "batch": 16}
+
 
 def steps(rank: int, recorder: RankRecorder, settings: TrainSettings, warmup: int) -> None:
     """Train ``warmup`` steps, then record the rest. Must be called by all ranks."""
@@ -42,14 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dp", type=int, default=2)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--strategy", default="zero1")
+    for name, default in SETTINGS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--steps", type=int, default=3, help="steps to record")
     parser.add_argument("--warmup", type=int, default=2, help="steps before the recording")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--folder", type=Path, default=Path("runs/trace"))
     chosen = vars(parser.parse_args(arguments))
     folder, warmup = chosen.pop("folder"), chosen.pop("warmup")

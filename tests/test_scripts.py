@@ -130,7 +130,7 @@ def test_the_demo_runs_the_main_job_in_an_environment_that_no_other_active_one_r
     assert clone.count("--constraint constraints.txt --editable .[notebooks,tests]") == 1
 
 
-def test_the_environment_is_used_again_and_filled_anew_only_when_versions_change(clone: Clone) -> None:
+def test_a_second_run_uses_the_environment_again_and_installs_changed_versions_into_it(clone: Clone) -> None:
     clone.run("demo")
     again = clone.run("test", FAKE_PIP_SAYS=NO_NETWORK)
     assert again.returncode == 0, again.stderr
@@ -143,20 +143,17 @@ def test_the_environment_is_used_again_and_filled_anew_only_when_versions_change
     assert (clone.count("-m venv"), clone.count("-m pip")) == (1, 2)
 
 
-def test_a_half_built_environment_is_built_again(clone: Clone) -> None:
-    clone.run("demo", FAKE_PIP_SAYS=DISK_FULL)
-    assert clone.filling.exists()
+@pytest.mark.parametrize(("failure", "kept"), [(DISK_FULL, False), (NO_NETWORK, True)])
+def test_a_half_built_environment_is_built_again_but_kept_if_only_the_network_failed(
+    clone: Clone, failure: str, kept: bool
+) -> None:
+    clone.run("demo", FAKE_PIP_SAYS=failure)
+    assert clone.filling.exists() is not kept
     (clone.folder / ".venv" / "torn").touch()
     run = clone.run("demo")
     assert run.returncode == 0, run.stderr
-    assert not (clone.folder / ".venv" / "torn").exists()
-    assert clone.count("-m venv") == 2
-
-
-def test_an_environment_without_network_is_kept_for_the_next_try(clone: Clone) -> None:
-    clone.run("demo", FAKE_PIP_SAYS=NO_NETWORK)
-    assert clone.run("demo").returncode == 0
-    assert (clone.count("-m venv"), clone.count("-m pip")) == (1, 2)
+    assert (clone.folder / ".venv" / "torn").exists() is kept
+    assert (clone.count("-m venv"), clone.count("-m pip")) == (1 if kept else 2, 2)
 
 
 def test_an_environment_being_filled_is_left_alone(clone: Clone) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
+from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld
 from .exchange import collect, sum_over, tell_all
 from .records import CheckVerdict
@@ -119,19 +120,10 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
 
 
 def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
-    copies = {id(param): _copy_with_gradient(param) for param in _params(adamw)}
-    groups = [
-        {**group, "params": [copies[id(param)] for param in group["params"]]} for group in adamw.param_groups
-    ]
-    lone = torch.optim.AdamW(groups)
-    lone.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    lone = copy.deepcopy(adamw)  # parameters and state, but no gradients
+    for twin, param in zip(_params(lone), _params(adamw), strict=True):
+        twin.grad = None if param.grad is None else param.grad.clone()
     return lone
-
-
-def _copy_with_gradient(param: Tensor) -> nn.Parameter:
-    twin = nn.Parameter(param.detach().clone())
-    twin.grad = None if param.grad is None else param.grad.clone()
-    return twin
 
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
@@ -153,7 +145,7 @@ def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
 
 
 def _full_parameters(muon: Muon) -> list[Tensor]:
-    return [_whole(param, _local(param.detach())) for param in _params(muon)]
+    return [_whole(param, local_part(param.detach())) for param in _params(muon)]
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
@@ -199,8 +191,4 @@ def _differing_bits(a: Tensor, b: Tensor) -> int:
 
 def _gradient(param: Tensor) -> Tensor:
     assert param.grad is not None
-    return _local(param.grad)
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local_part(param.grad)

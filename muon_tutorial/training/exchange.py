@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label
 from ..engine.travel import travel
 from ..plan.layout import Hop, Partial, Placement, Replicate, Route, Shard
+from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld
 
 
@@ -44,7 +44,7 @@ def tell_all(world: LiveWorld, word: Any, device: torch.device) -> list[Any]:
 
 def average_gradients(world: LiveWorld, parameters: Sequence[Tensor]) -> None:
     """Average the gradients over dp in place, as DDP would, in one flat buffer."""
-    grads = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    grads = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     flat = torch.cat([grad.reshape(-1) for grad in grads])
     mean = sum_over(world, "dp", flat, "gradient all_reduce") / world.grid.size("dp")
     for grad, part in zip(grads, mean.split([grad.numel() for grad in grads]), strict=True):
@@ -57,7 +57,3 @@ def _change(
     """From ``held`` to whole along the axis; ``shape`` is that of the whole tensor."""
     hops = (Hop(axis, held, Replicate(), shape),) if world.grid.size(axis) > 1 else ()
     return world.run(travel(tensor, Route(hops, tensor.dtype), world.at, Label(label)))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

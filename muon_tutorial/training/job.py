@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,12 +109,6 @@ def print_record(record: StepRecord) -> None:
     """Hand a step's record from rank 0 to the launching process."""
     sys.stdout.write(RECORD + json.dumps(asdict(record)) + "\n")
     sys.stdout.flush()
-
-
-def default_folder(settings: TrainSettings) -> Path:
-    """A run folder named after the time and the settings."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{stamp}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,21 +19,23 @@ from torch.profiler import record_function
 
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
+from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..optimizer.split_parameters import split_parameters
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, build_mesh
 from .check import Snapshot, compare
 from .exchange import average_gradients, sum_over, tell_all
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
-from .optimizers import build_optimizer
 from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
 from .settings import TrainSettings, lr_share
 from .text import Batch, Text, batch_at, held_out_batches, load_text, share
 
 HELD_OUT_BATCHES = 4
+MUON_WEIGHT_DECAY = 0.1
+ADAMW_BETAS = (0.9, 0.95)
 ADAMW_BYTES_PER_ELEMENT = 8  # two moments in fp32
 
-Tell = Callable[[StepRecord], None]
 T = TypeVar("T")
 
 
@@ -57,7 +59,7 @@ class Trainer:
     ledger: Ledger
 
 
-def train_rank(rank: int, settings: TrainSettings, tell: Tell) -> RunResult:
+def train_rank(rank: int, settings: TrainSettings, tell: Callable[[StepRecord], None]) -> RunResult:
     """Run the whole job on this rank; must be called by all ranks of an initialised default group.
 
     ``tell`` is called on rank 0 after every step.
@@ -68,14 +70,31 @@ def train_rank(rank: int, settings: TrainSettings, tell: Tell) -> RunResult:
     """
     trainer = build_trainer(settings)
     before = held_out_loss(trainer)
-    steps = list(_train(trainer, tell if rank == 0 else lambda record: None))
+    records, verdict = [], None
+    for step in range(settings.steps):
+        record, verdict = train_step(trainer, step, settings.check and step == settings.steps - 1)
+        records.append(record)
+        if rank == 0:
+            tell(record)
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
-    return _result(trainer, before, after, steps)
+    text = trainer.text
+    return RunResult(
+        settings=settings,
+        text=TextFacts(text.source, text.size, text.sha256),
+        parameters=trainer.parameters,
+        loss_before=before,
+        loss_after=after,
+        records=tuple(records),
+        traffic=_traffic(trainer),
+        state_bytes=tuple(tell_all(trainer.world, _state_bytes(trainer.optimizer), trainer.device)),
+        adamw_state_bytes=ADAMW_BYTES_PER_ELEMENT * trainer.parameters,
+        check=verdict,
+    )
 
 
 def build_trainer(settings: TrainSettings) -> Trainer:
     """Text, model and optimizer of this rank. Must be called by all ranks."""
-    device = _device(settings)
+    device = torch.device(f"cuda:{torch.cuda.current_device()}" if settings.backend == "nccl" else "cpu")
     mesh = build_mesh({"dp": settings.dp, "tp": settings.tp}, device.type, settings.timeout)
     ledger = Ledger()
     world, counted = LiveWorld(mesh), LiveWorld(mesh, [ledger])
@@ -87,7 +106,7 @@ def build_trainer(settings: TrainSettings) -> Trainer:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model.to(device)
     parallelize(model, mesh["tp"])
-    optimizer = build_optimizer(model, settings, counted)
+    optimizer = _build_optimizer(model, settings, counted)
     scheduler = LambdaLR(optimizer, lambda step: lr_share(step, settings.steps))
     return Trainer(settings, device, world, counted, text, model, parameters, optimizer, scheduler, ledger)
 
@@ -101,14 +120,6 @@ def held_out_loss(trainer: Trainer) -> float:
     return _mean_over_dp(trainer, torch.stack(losses).mean())
 
 
-def _train(trainer: Trainer, tell: Tell) -> Iterator[tuple[StepRecord, CheckVerdict | None]]:
-    for step in range(trainer.settings.steps):
-        is_last = step == trainer.settings.steps - 1
-        record, verdict = train_step(trainer, step, checked=is_last and trainer.settings.check)
-        tell(record)
-        yield record, verdict
-
-
 def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, CheckVerdict | None]:
     """One step, timed; with ``checked``, also compared with the single-process optimizers."""
     lr = float(trainer.scheduler.get_last_lr()[0])
@@ -119,6 +130,24 @@ def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, 
     optimizing, verdict = _optimize(trainer, step, checked)
     trainer.scheduler.step()
     return StepRecord(step, global_loss, lr, learning + optimizing, optimizing), verdict
+
+
+def _build_optimizer(model: GPT, settings: TrainSettings, world: LiveWorld) -> MuonWithAdamW:
+    """Distributed Muon for the hidden matrices, AdamW for the rest.
+
+    Muon's updates are scaled to AdamW's size (``match_rms_adamw``), so that one learning rate serves both.
+    """
+    hidden, rest = split_parameters(model)
+    muon = Muon(
+        hidden,
+        lr=settings.lr,
+        weight_decay=MUON_WEIGHT_DECAY,
+        adjust_lr_fn="match_rms_adamw",
+        strategy=settings.strategy,
+        mesh=world,
+    )
+    adamw = torch.optim.AdamW(rest, lr=settings.lr, betas=ADAMW_BETAS, weight_decay=0.0)
+    return MuonWithAdamW(muon, adamw)
 
 
 def _learn(trainer: Trainer, step: int) -> Tensor:
@@ -172,12 +201,6 @@ def _timed(trainer: Trainer, do: Callable[[], T]) -> tuple[T, float]:
     return value, time.perf_counter() - start
 
 
-def _device(settings: TrainSettings) -> torch.device:
-    if settings.backend == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def _agree_on_text(world: LiveWorld, text: Text, device: torch.device) -> None:
     hashes = [digest[:12] for digest in tell_all(world, text.sha256, device)]
     if len(set(hashes)) > 1:
@@ -187,36 +210,14 @@ def _agree_on_text(world: LiveWorld, text: Text, device: torch.device) -> None:
         )
 
 
-def _result(
-    trainer: Trainer, before: float, after: float, steps: list[tuple[StepRecord, CheckVerdict | None]]
-) -> RunResult:
-    text = trainer.text
-    return RunResult(
-        settings=trainer.settings,
-        text=TextFacts(text.source, text.size, text.sha256),
-        parameters=trainer.parameters,
-        loss_before=before,
-        loss_after=after,
-        records=tuple(record for record, _ in steps),
-        traffic=_traffic(trainer),
-        state_bytes=tuple(tell_all(trainer.world, _state_bytes(trainer.optimizer), trainer.device)),
-        adamw_state_bytes=ADAMW_BYTES_PER_ELEMENT * trainer.parameters,
-        check=steps[-1][1],
-    )
-
-
 def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
     """The last step's ledgers of all ranks: for each phase, the rank that sent most."""
-    mine = [
-        [row.phase, row.collectives, row.payload, row.ring]
-        for row in trainer.ledger.rows(trainer.world.at.rank)
-    ]
+    rows = trainer.ledger.rows(trainer.world.at.rank)
+    mine = [(row.phase, row.collectives, row.payload, row.ring) for row in rows]
     most: dict[str, PhaseTraffic] = {}
-    for rows in tell_all(trainer.world, mine, trainer.device):
-        for row in rows:
-            traffic = PhaseTraffic(*row)
-            if traffic.phase not in most or traffic.sent_bytes > most[traffic.phase].sent_bytes:
-                most[traffic.phase] = traffic
+    for told in tell_all(trainer.world, mine, trainer.device):
+        for traffic in [PhaseTraffic(*row) for row in told]:
+            most[traffic.phase] = max(most.get(traffic.phase, traffic), traffic, key=lambda t: t.sent_bytes)
     return tuple(most.values())
 
 

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from .job import OneProcessRun
-from .records import CheckVerdict, RunResult, StepRecord
+from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord
 
 OURS, ONE_PROCESS = "#1f6f8b", "#e07a1f"
 
@@ -52,13 +52,10 @@ def traffic_table(result: RunResult) -> Table:
     table.add_column("phase", no_wrap=True)
     for heading in ("requests", "payload", "sent (ring model)"):
         table.add_column(heading, justify="right")
-    for row in result.traffic:
+    counts = ("requests", "payload_bytes", "sent_bytes")
+    total = PhaseTraffic("all", *(sum(getattr(row, name) for row in result.traffic) for name in counts))
+    for row in (*result.traffic, total):
         table.add_row(row.phase, str(row.requests), size(row.payload_bytes), size(row.sent_bytes))
-    total = [
-        sum(getattr(row, name) for row in result.traffic)
-        for name in ("requests", "payload_bytes", "sent_bytes")
-    ]
-    table.add_row("all", str(total[0]), size(total[1]), size(total[2]))
     return table
 
 

@@ -40,13 +40,12 @@ class RunFolder:
                 raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        try:
-            with _unwritable(path):
+            try:
                 draft.chmod(0o755)
                 (draft / "settings.json").write_text(_as_json(settings), encoding="utf-8")
                 os.rename(draft, path)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:

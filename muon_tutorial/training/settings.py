@@ -40,8 +40,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        _check_model(self)
-        _check_grid(self)
+        _check_fit(self)
 
     @property
     def world_size(self) -> int:
@@ -79,7 +78,7 @@ def lr_share(step: int, steps: int) -> float:
     return 1.0 - (1.0 - FINAL_LR_SHARE) * done
 
 
-def _check_model(s: TrainSettings) -> None:
+def _check_fit(s: TrainSettings) -> None:
     if not 0 <= s.seed < LARGEST_SEED:
         raise UsageError(f"--seed must lie between 0 and {LARGEST_SEED - 1}, got {s.seed}")
     if s.width % s.heads or (s.width // s.heads) % 2:
@@ -87,9 +86,6 @@ def _check_model(s: TrainSettings) -> None:
             f"--width {s.width} must give each of --heads {s.heads} the same even width; "
             f"try --width {max(1, s.width // (2 * s.heads)) * 2 * s.heads}"
         )
-
-
-def _check_grid(s: TrainSettings) -> None:
     if s.tp > s.heads:
         raise GridError(f"--tp {s.tp} is larger than --heads {s.heads}; every tp rank needs a head")
     if s.heads % s.tp:

@@ -108,11 +108,10 @@ def check_same(
         mine = lines(made)
     except TutorialError as caught:
         error, mine = caught, [f"{type(caught).__name__}: {caught}"]
+    found = {0: (error is not None, mine)}
     if dist.is_initialized() and dist.get_world_size(group) > 1:
         ranks = dist.get_process_group_ranks(group)
-        found = dict(zip(ranks, gather_objects((error is not None, mine), group), strict=True))
-    else:
-        found = {0: (error is not None, mine)}
+        found = dict(zip(ranks, gather_objects(found[0], group), strict=True))
     if error is not None:
         raise error
     failed = {rank: text[0] for rank, (wrong, text) in found.items() if wrong}
@@ -137,11 +136,9 @@ class _Ticket:
     def wait(self) -> Tensor:
         """The answer, once it is there."""
         if self.work is not None:
-            if self.followers:
-                self.tell("waiting")
+            self.tell("waiting")
             self.work.wait()
-            if self.followers:
-                self.tell("answered")
+            self.tell("answered")
         return self.received
 
 
@@ -169,7 +166,14 @@ class LiveWorld:
             raise GridError(f"rank {dist.get_rank()} is not on the mesh {self.mesh}")
         self.at = grid.at(grid.rank(dict(zip(grid.axes, positions, strict=True))))
         for axis in grid.axes:
-            _warn_of_patience(axis, self.group((axis,)))
+            seconds = group_timeout(self.group((axis,)))
+            if seconds > LONG_WAIT:  # ranks would wait long for one that is stopped
+                warnings.warn(
+                    f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank "
+                    "would hold the others that long; make the mesh with build_mesh(grid, timeout=...), or "
+                    "use launch()",
+                    stacklevel=3,
+                )
 
     @property
     def grid(self) -> Grid:
@@ -184,16 +188,15 @@ class LiveWorld:
         report_phase(str(request.label))
         group = self.group(request.axes)
         followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
-        device = self._device() if request.send is None else request.send.device
+        device = self.mesh.device_type if request.send is None else request.send.device
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
-        work = _CALLS[request.kind](request, received, group, async_op)
+        work = _call_backend(request, received, group, async_op)
         ticket = _Ticket(request, received, work, followers)
-        if followers:
-            ticket.tell("issued")
-            if work is None:
-                ticket.tell("done")
-            else:
-                _when_done(work, lambda: ticket.tell("done"))
+        ticket.tell("issued")
+        if work is None:
+            ticket.tell("done")
+        elif followers:
+            _when_done(work, lambda: ticket.tell("done"))
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
@@ -203,43 +206,19 @@ class LiveWorld:
             GridError: positions on the mesh do not rise with the ranks, as they do in every group of torch's.
         """
         axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
-        if axes not in self._groups:
-            ranks = self._ranks(axes)
-            self._groups[axes] = self.mesh.get_group(axes[0]) if len(axes) == 1 else self._join(axes, ranks)
-        return self._groups[axes]
-
-    def _ranks(self, axes: tuple[str, ...]) -> list[int]:
+        if axes in self._groups:
+            return self._groups[axes]
         ranks = self.mesh.mesh.flatten()[list(self.at.group(*axes))].tolist()
         if ranks != sorted(ranks):
             raise GridError(
                 f"the ranks along {'×'.join(axes)} are {ranks}; torch.distributed orders a group by rank, so "
                 "lay out the mesh, and name its axes, in that order"
             )
-        return ranks
-
-    def _join(self, axes: tuple[str, ...], ranks: list[int]) -> dist.ProcessGroup:
-        timeout = timedelta(seconds=group_timeout(self.mesh.get_group(axes[0])))
-        return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
-
-    def _device(self) -> torch.device:
-        """Where a rank that sends nothing receives."""
-        kind = self.mesh.device_type
-        return (
-            torch.device(kind)
-            if kind == "cpu"
-            else torch.device(kind, torch.get_device_module(kind).current_device())
-        )
-
-
-def _warn_of_patience(axis: str, group: dist.ProcessGroup) -> None:
-    """Say so where a group handed in would let ranks wait long for one that is stopped."""
-    seconds = group_timeout(group)
-    if seconds > LONG_WAIT:
-        warnings.warn(
-            f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank would hold "
-            "the others that long; make the mesh with build_mesh(grid, timeout=...), or use launch()",
-            stacklevel=4,
-        )
+        group = self.mesh.get_group(axes[0])
+        if len(axes) > 1:
+            timeout = timedelta(seconds=group_timeout(group))
+            group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        return self._groups.setdefault(axes, group)
 
 
 def _when_done(work: dist.Work, tell: Callable[[], None]) -> None:
@@ -282,68 +261,30 @@ def refuse(request: Collective, async_op: bool) -> _Ticket:
     raise RequestError(f"there is no mesh to answer {request}")
 
 
-def _all_gather(
+def _call_backend(
     request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
 ) -> dist.Work | None:
-    return _all_gather_single(received, request.send, group=group, async_op=async_op)
-
-
-def _reduce_scatter(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    return _reduce_scatter_single(received, request.send, group=group, async_op=async_op)
-
-
-def _all_reduce(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    assert request.send is not None
-    received.copy_(request.send)
-    return dist.all_reduce(received, group=group, async_op=async_op)
-
-
-def _broadcast(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    if request.send is not None:
-        received.copy_(request.send)
-    return dist.broadcast(received, group=group, group_src=request.root, async_op=async_op)
-
-
-def _gather(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    assert request.send is not None
-    pieces = list(received.chunk(group.size())) if group.rank() == request.root else None
-    return dist.gather(request.send, pieces, group=group, group_dst=request.root, async_op=async_op)
-
-
-def _scatter(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    pieces = None if request.send is None else list(request.send.chunk(group.size()))
-    return dist.scatter(received, pieces, group=group, group_src=request.root, async_op=async_op)
-
-
-def _all_to_all(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    return dist.all_to_all_single(
-        received,
-        request.send,
-        list(request.receives or ()),
-        list(request.sends or ()),
-        group=group,
-        async_op=async_op,
-    )
-
-
-_CALLS: dict[str, Callable[[Collective, Tensor, dist.ProcessGroup, bool], dist.Work | None]] = {
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-}
+    """Hand a request to torch.distributed, which writes the answer to ``received``."""
+    send, root = request.send, request.root
+    how: dict[str, Any] = {"group": group, "async_op": async_op}
+    if send is not None and request.kind in ("all_reduce", "broadcast"):  # these work in place
+        received.copy_(send)
+    match request.kind:
+        case "all_gather":
+            return _all_gather_single(received, send, **how)
+        case "reduce_scatter":
+            return _reduce_scatter_single(received, send, **how)
+        case "all_reduce":
+            return dist.all_reduce(received, **how)
+        case "broadcast":
+            return dist.broadcast(received, group_src=root, **how)
+        case "gather":
+            assert send is not None
+            pieces = list(received.chunk(group.size())) if group.rank() == root else None
+            return dist.gather(send, pieces, group_dst=root, **how)
+        case "scatter":
+            pieces = None if send is None else list(send.chunk(group.size()))
+            return dist.scatter(received, pieces, group_src=root, **how)
+        case "all_to_all":
+            sizes = list(request.receives or ()), list(request.sends or ())
+            return dist.all_to_all_single(received, send, *sizes, **how)

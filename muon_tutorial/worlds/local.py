@@ -25,7 +25,6 @@ from .compare import check_lines
 @dataclass(slots=True, eq=False)
 class _Ticket:
     request: Collective
-    rank: int
     done: bool = False
     answer: Tensor | None = None
 
@@ -198,28 +197,22 @@ class LocalWorld:
             return request if isinstance(turn, Start) else None
         if not isinstance(request, Collective):
             raise RequestError(f"{self.grid.at(number)} asked for {request!r}, which no local world answers")
-        ticket = self._enqueue(number, request)
+        ticket, at = _Ticket(request), self.grid.at(number)
+        for observer in self.observers:
+            observer(request, at)
+        self._queues[at.group(*request.axes)][number].append(ticket)
         if isinstance(turn, Start):
             return ticket
         rank.waiting = ticket
         return None
 
-    def _enqueue(self, number: int, request: Collective) -> _Ticket:
-        ticket, at = _Ticket(request, number), self.grid.at(number)
-        for observer in self.observers:
-            observer(request, at)
-        self._queues[at.group(*request.axes)][number].append(ticket)
-        return ticket
-
     def _answer(self, group: tuple[int, ...]) -> Event:
-        tickets = [self._queues[group][rank].pop(0) for rank in group]
-        requests = {ticket.rank: ticket.request for ticket in tickets}
+        tickets = {rank: self._queues[group][rank].pop(0) for rank in group}
+        requests = {rank: ticket.request for rank, ticket in tickets.items()}
         check_alike(requests)
-        for ticket, answer in zip(
-            tickets, _ANSWERS[tickets[0].request.kind](list(requests.values())), strict=True
-        ):
+        for ticket, answer in zip(tickets.values(), _answers(list(requests.values())), strict=True):
             ticket.answer, ticket.done = answer, True
-        return Event(requests, {ticket.rank: ticket.answer for ticket in tickets})
+        return Event(requests, {rank: ticket.answer for rank, ticket in tickets.items()})
 
     def _describe(self, number: int) -> str:
         rank, left = self._ranks[number], self._unanswered()
@@ -241,15 +234,10 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
     Raises:
         MismatchError: names each rank's request.
     """
-    if len({_signature(request) for request in requests.values()}) > 1 or not _sizes_agree(
-        list(requests.values())
-    ):
+    asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
+    if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
         raise MismatchError(f"members of one group asked differently:\n{lines}")
-
-
-def _signature(request: Collective) -> tuple:
-    return request.kind, request.axes, request.dtype, request.root, request.label
 
 
 def _sizes_agree(requests: list[Collective]) -> bool:
@@ -277,66 +265,34 @@ def _sizes_due(request: Collective, most: int, parts: int) -> tuple[list[int | N
 
 
 def _splits_agree(requests: list[Collective]) -> bool:
-    splits = [(request.sends or (), request.receives or ()) for request in requests]
-    if any(len(split) != len(requests) for pair in splits for split in pair):
+    sends = [list(request.sends or ()) for request in requests]
+    receives = [list(request.receives or ()) for request in requests]
+    if any(len(split) != len(requests) for split in (*sends, *receives)):
         return False
-    totals = [sum(sends) for sends, _ in splits], [sum(receives) for _, receives in splits]
-    return totals == _sizes(requests) and all(
-        sends[j] == receives[i]
-        for i, (sends, _) in enumerate(splits)
-        for j, (_, receives) in enumerate(splits)
-    )
+    due = [list(column) for column in zip(*sends, strict=True)]
+    return receives == due and _sizes(requests) == ([*map(sum, sends)], [*map(sum, receives)])
 
 
-def _sends(requests: list[Collective]) -> list[Tensor]:
-    return [request.send for request in requests if request.send is not None]
-
-
-def _all_gather(requests: list[Collective]) -> list[Tensor]:
-    whole = torch.cat(_sends(requests))
-    return [whole.clone() for _ in requests]
-
-
-def _all_reduce(requests: list[Collective]) -> list[Tensor]:
-    first, *others = _sends(requests)
-    total = first.clone()
-    for other in others:
-        total += other
-    return [total.clone() for _ in requests]
-
-
-def _reduce_scatter(requests: list[Collective]) -> list[Tensor]:
-    return list(_all_reduce(requests)[0].chunk(len(requests)))
-
-
-def _broadcast(requests: list[Collective]) -> list[Tensor]:
-    (source,) = _sends(requests)
-    return [source.clone() for _ in requests]
-
-
-def _gather(requests: list[Collective]) -> list[Tensor]:
-    whole = torch.cat(_sends(requests))
-    return [
-        whole if position == requests[0].root else whole.new_empty(0) for position in range(len(requests))
-    ]
-
-
-def _scatter(requests: list[Collective]) -> list[Tensor]:
-    (source,) = _sends(requests)
-    return [piece.clone() for piece in source.view(len(requests), -1)]
-
-
-def _all_to_all(requests: list[Collective]) -> list[Tensor]:
-    pieces = [send.split(request.sends) for send, request in zip(_sends(requests), requests, strict=True)]
-    return [torch.cat([row[position] for row in pieces]) for position in range(len(requests))]
-
-
-_ANSWERS: dict[str, Callable[[list[Collective]], list[Tensor]]] = {
-    "all_gather": _all_gather,
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-}
+def _answers(requests: list[Collective]) -> list[Tensor]:
+    """What each member of a group receives, in order of position."""
+    first, parts = requests[0], len(requests)
+    sent = [request.send for request in requests if request.send is not None]
+    match first.kind:
+        case "all_gather" | "gather":
+            whole = torch.cat(sent)
+            kept = [first.root in (None, position) for position in range(parts)]
+            return [whole.clone() if keeps else whole.new_empty(0) for keeps in kept]
+        case "all_reduce" | "reduce_scatter":
+            total = sent[0].clone()
+            for other in sent[1:]:
+                total += other
+            if first.kind == "reduce_scatter":
+                return list(total.chunk(parts))
+            return [total.clone() for _ in requests]
+        case "broadcast":
+            return [sent[0].clone() for _ in requests]
+        case "scatter":
+            return [piece.clone() for piece in sent[0].view(parts, -1)]
+        case "all_to_all":
+            pieces = [send.split(request.sends) for send, request in zip(sent, requests, strict=True)]
+            return [torch.cat([row[position] for row in pieces]) for position in range(parts)]

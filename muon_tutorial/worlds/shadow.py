@@ -23,18 +23,24 @@ def requests_of(walk: Walk) -> list[Collective]:
 
 def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
     """Walk one rank's generator to its end; ``see`` is shown each request, of which nothing is kept here."""
-    device, answer = torch.device("cpu"), None
+    device = torch.device("cpu")
+    answer: object = None
     while True:
         try:
             turn = walk.send(answer)
         except StopIteration:
             return
-        request = turn.request if isinstance(turn, Start) else turn
+        request, zeros = turn.request if isinstance(turn, Start) else turn, None
         if isinstance(request, Collective):
             see(request)
+            # The answer lies where the rank's own tensors do: a rank that only receives does not say where.
             device = device if request.send is None else request.send.device
-        answer = _reply(turn, device)
-        del turn, request
+            zeros = torch.zeros(request.receive, dtype=request.dtype, device=device)
+        if isinstance(turn, Start):
+            answer = _Ticket(request, zeros)
+        else:
+            answer = turn.ticket.answer if isinstance(turn, Wait) else zeros
+        del turn, request, zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,16 +49,3 @@ class _Ticket:
 
     request: object
     answer: torch.Tensor | None
-
-
-def _reply(turn: object, device: torch.device) -> object:
-    if isinstance(turn, Start):
-        return _Ticket(turn.request, _zeros(turn.request, device))
-    return turn.ticket.answer if isinstance(turn, Wait) else _zeros(turn, device)
-
-
-def _zeros(request: object, device: torch.device) -> torch.Tensor | None:
-    """The answer, where the rank's own tensors lie: a rank that only receives does not say where."""
-    if not isinstance(request, Collective):
-        return None
-    return torch.zeros(request.receive, dtype=request.dtype, device=device)

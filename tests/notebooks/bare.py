@@ -11,14 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from muon_tutorial.learn.course.notebook_guards import Problem, find_problems
 from scripts.notebooks import ROOT, WATCH
@@ -56,10 +57,10 @@ def linked_venv(folder: Path, names: Sequence[str] = HOST) -> Path:
     """A virtual environment with ``names`` and what they require, each a link; returns its Python."""
     python = empty_venv(folder)
     [site] = folder.glob("lib/python*/site-packages")
-    for name in sorted(_closure(names)):
-        for entry in _top_level(name):
-            if not (site / entry.name).exists():
-                (site / entry.name).symlink_to(entry)
+    for installed in _closure(names):
+        for part in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
+            if not (site / part).exists():
+                (site / part).symlink_to(str(installed.locate_file(part)))
     return python
 
 
@@ -73,35 +74,18 @@ def real_venv(folder: Path) -> Path:
     return python
 
 
-def _closure(names: Sequence[str]) -> set[str]:
-    found: set[str] = set()
+def _closure(names: Sequence[str]) -> list[Distribution]:
+    """The installed distributions of these names, and of all that they require."""
+    found: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name not in found and _is_installed(name):
-            found.add(name)
-            waiting += _required(name)
-    return found
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return bool(distribution(name).files)
-    except PackageNotFoundError:
-        return False
-
-
-def _required(name: str) -> Iterator[str]:
-    for line in distribution(name).requires or ():
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement.name
-
-
-def _top_level(name: str) -> set[Path]:
-    files = distribution(name).files or ()
-    names = {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}
-    return {Path(str(distribution(name).locate_file(each))) for each in names}
+        name = canonicalize_name(waiting.pop())
+        installed = next(iter(distributions(name=name)), None)
+        if name not in found and installed is not None and installed.files:
+            found[name] = installed
+            needed = [Requirement(line) for line in installed.requires or ()]
+            waiting += [e.name for e in needed if e.marker is None or e.marker.evaluate({"extra": ""})]
+    return list(found.values())
 
 
 def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:

@@ -19,15 +19,12 @@ import pytest
 
 from scripts.notebooks import ROOT
 
-CHROMIUM_FLAGS = (
+CHROMIUM_FLAGS = (  # beside those that chromedriver sets
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
     "--disable-component-update",
-    "--disable-sync",
     "--window-size=1280,1600",
 )
 PLUGINS = {
@@ -38,6 +35,8 @@ NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 READY = (
     f"return {NOTEBOOK}?.content?.model?.cells?.length > 0 && !!{NOTEBOOK}.sessionContext?.session?.kernel"
 )
+PICTURES = """return [...document.querySelectorAll(arguments[0])]
+    .map(image => ({alt: image.alt, drawn: image.complete && image.naturalWidth > 0}))"""
 SHOW = """const app = window.jupyterapp;
     const others = [...app.shell.widgets('main')].filter(widget => widget.context);
     app.commands.execute('docmanager:open', {path: arguments[0]});

@@ -16,8 +16,6 @@ from . import lab
 pytestmark = [*lab.in_a_browser("jupyterlab"), pytest.mark.timeout(240)]
 LESSONS = sorted(FOLDER.glob("*.ipynb"))
 FIRST = LESSONS[0]
-PICTURES = """return [...document.querySelectorAll('.jp-Notebook .jp-OutputArea img')]
-    .map(image => ({alt: image.alt, drawn: image.complete && image.naturalWidth > 0}))"""
 TRUST = f"return [...{lab.NOTEBOOK}.content.model.cells].some(cell => cell.type == 'code' && cell.trusted)"
 ALL_RAN = f"""return [...{lab.NOTEBOOK}.content.model.cells].filter(cell => cell.type == 'code')
     .every(cell => cell.executionState == 'idle' && cell.executionCount) && {lab.NOTEBOOK}.ran === true"""
@@ -78,7 +76,7 @@ def test_opened_unrun_and_untrusted_its_pictures_are_there_with_alt_text(
 
 def all_drawn(page: Any, expected: int) -> list[dict[str, Any]]:
     """The pictures on the page, once they are as many as expected and all are drawn; else none."""
-    shown = page.execute_script(PICTURES)
+    shown = page.execute_script(lab.PICTURES, ".jp-Notebook .jp-OutputArea img")
     return shown if len(shown) == expected and all(picture["drawn"] for picture in shown) else []
 
 

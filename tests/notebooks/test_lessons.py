@@ -36,23 +36,22 @@ def tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
 
 
-def test_the_committed_notebook_is_its_text_and_clean(source: Path) -> None:
+def test_the_committed_notebook_is_its_text_clean_and_valid(source: Path, committed: NotebookNode) -> None:
     assert check(source) == []
-
-
-def test_the_committed_notebook_is_valid(committed: NotebookNode) -> None:
     nbformat.validate(committed)
-
-
-def test_no_output_is_an_error_or_on_stderr(committed: NotebookNode) -> None:
     outputs = [output for cell in code(committed) for output in cell.outputs]
     assert [out for out in outputs if out.output_type == "error" or out.get("name") == "stderr"] == []
 
 
-def test_it_opens_with_what_a_reader_needs(committed: NotebookNode) -> None:
+def test_it_opens_with_what_a_reader_needs_and_closes_with_recap_and_quiz(
+    committed: NotebookNode,
+) -> None:
     opening = committed.cells[0].source
     for promise in (r"minutes?\.", r"you can", r"\*You need", r"\*Previous:", r"\*Next:", r"\*In Colab:"):
         assert re.search(promise, opening, re.IGNORECASE), promise
+    text = "\n".join(cell.source for cell in committed.cells[-5:])
+    assert "Recap" in text
+    assert "Quiz" in text
 
 
 def test_parameters_follow_the_set_up_one_annotated_assignment_a_line(committed: NotebookNode) -> None:
@@ -73,20 +72,14 @@ def test_a_picture_stands_within_three_cells_of_the_parameters(committed: Notebo
 def test_cells_are_short(committed: NotebookNode) -> None:
     lengths = [len(cell.source.splitlines()) for cell in code(committed)]
     assert statistics.median(lengths) <= 5
-    answers = [cell.source.splitlines() for cell in code(solved(committed)) if "stub" in str(cell.metadata)]
-    assert max(map(len, [*answers, *[cell.source.splitlines() for cell in code(committed)]])) <= 15
-
-
-def test_it_closes_with_a_recap_and_a_quiz(committed: NotebookNode) -> None:
-    text = "\n".join(cell.source for cell in committed.cells[-5:])
-    assert "Recap" in text
-    assert "Quiz" in text
+    every = [*code(committed), *code(solved(committed))]
+    assert max(len(cell.source.splitlines()) for cell in every) <= 15
 
 
 def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
-    notebook = read_text(source.read_text(encoding="utf-8"))
-    assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
     text = source.read_text(encoding="utf-8")
+    notebook = read_text(text)
+    assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
     assert re.search(r"\*(Easy|Medium|Hard) · \d+ minutes? · (required|optional)\*", text)
 
 

@@ -43,11 +43,10 @@ def names_in(archive: bytes) -> list[str]:
     return zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
 
-def test_the_wheel_has_the_same_bytes_from_two_builds(wheel: bytes) -> None:
+def test_the_wheel_holds_the_package_and_its_recordings_alike_in_two_builds(
+    wheel: bytes,
+) -> None:
     assert pack.wheel() == wheel
-
-
-def test_the_wheel_holds_the_package_and_its_recordings(wheel: bytes) -> None:
     names = names_in(wheel)
     assert {"muon_tutorial/__init__.py", "muon_tutorial/learn/inputs/recorded/step_dp2_tp2.json"} <= set(
         names
@@ -83,13 +82,6 @@ def test_the_cell_says_what_it_is_before_the_long_text(source: str) -> None:
     ast.parse(source)
 
 
-def test_written_copies_are_named_as_the_lessons_are(tmp_path: Path) -> None:
-    assert pack.main([FIRST.number, "--out", str(tmp_path / "new")]) == 0
-    [path] = (tmp_path / "new").iterdir()
-    assert path.name == FIRST.file
-    nbformat.validate(nbformat.read(path, as_version=4))
-
-
 def test_without_hatchling_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="hatchling"):
@@ -104,6 +96,7 @@ def test_the_scripts_start_from_anywhere_without_an_installed_package(script: st
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {script}.py")
+    assert list(tmp_path.iterdir()) == []
 
 
 def python_says(python: Path, code: str, cwd: Path) -> str:
@@ -152,29 +145,23 @@ print(version("torch"), find_spec("muon_tutorial").origin)
 """
 
 
-def test_in_a_hosted_notebook_the_cell_installs_a_wheel_and_not_torch(wheel: bytes, tmp_path: Path) -> None:
-    python, beside = hosted(tmp_path), tmp_path / "content"
-    beside.mkdir()
+def test_in_a_hosted_notebook_the_cell_uses_a_checkout_or_installs_a_wheel_and_not_torch_or_tells(
+    wheel: bytes, tmp_path: Path
+) -> None:
+    python, beside, notebooks = hosted(tmp_path), tmp_path / "content", tmp_path / "checkout" / "notebooks"
+    said = python_says(python, SETUP, tmp_path).splitlines()
+    assert said[-1].startswith("ModuleNotFoundError: upload this lesson's self-contained copy")
+    assert "pip" not in said[-1]
+    for folder in (beside, notebooks, tmp_path / "checkout" / "muon_tutorial" / "learn"):
+        folder.mkdir(parents=True)
+    (tmp_path / "checkout" / "muon_tutorial" / "__init__.py").touch()
+    assert "checkout/muon_tutorial/__init__.py" in python_says(python, SETUP + TELL, notebooks)
     (beside / "muon_tutorial-0.1.0-py3-none-any.whl").write_bytes(wheel)
     version, origin = python_says(python, SETUP + TELL, beside).split()
     assert version == "2.9.0+cu126"
     assert "site-packages/muon_tutorial/" in origin
     (beside / "muon_tutorial-0.1.0-py3-none-any.whl").unlink()
     assert python_says(python, SETUP + TELL, beside).split() == [version, origin]
-
-
-def test_below_a_checkout_the_cell_uses_it(tmp_path: Path) -> None:
-    python, notebooks = hosted(tmp_path), tmp_path / "checkout" / "notebooks"
-    for folder in (notebooks, tmp_path / "checkout" / "muon_tutorial" / "learn"):
-        folder.mkdir(parents=True)
-    (tmp_path / "checkout" / "muon_tutorial" / "__init__.py").touch()
-    assert "checkout/muon_tutorial/__init__.py" in python_says(python, SETUP + TELL, notebooks)
-
-
-def test_where_nothing_is_near_the_cell_says_so_in_one_line(tmp_path: Path) -> None:
-    said = python_says(hosted(tmp_path), SETUP, tmp_path).splitlines()
-    assert said[-1].startswith("ModuleNotFoundError: upload this lesson's self-contained copy")
-    assert "pip" not in said[-1]
 
 
 def test_where_the_package_is_installed_the_cell_does_nothing(tmp_path: Path) -> None:
@@ -212,7 +199,8 @@ def test_all_copies_run_with_torch_numpy_matplotlib_old_widgets_and_a_kernel(
     python = bare.real_venv(tmp_path / "venv")
     before = listed(python)
     assert not {"cloudpickle", "rich", "muon-tutorial"} & set(before.lower().split())
-    for path in pack.write(series.LESSONS, tmp_path / "copies"):
+    pack.write(series.LESSONS, tmp_path / "copies")
+    for path in sorted((tmp_path / "copies").iterdir()):
         start = time.perf_counter()
         assert bare.run_in(python, nbformat.read(path, as_version=4), tmp_path / path.stem) == []
         with capsys.disabled():

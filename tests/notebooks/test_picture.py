@@ -7,11 +7,10 @@ import pytest
 from scripts.picture import TARGET, drawn
 
 
-def test_the_readmes_picture_is_notebook_00s() -> None:
+def test_the_readmes_picture_is_notebook_00s_and_one_without_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert TARGET.read_text() == drawn(), "run python scripts/picture.py"
-
-
-def test_a_notebook_without_the_picture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scripts.picture.CELL", "no such cell")
     with pytest.raises(SystemExit, match="no such cell"):
         drawn()

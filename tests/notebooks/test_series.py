@@ -21,13 +21,16 @@ def lesson(request: pytest.FixtureRequest) -> series.Lesson:
     return request.param
 
 
-def opening_of(lesson: series.Lesson) -> str:
+@pytest.fixture
+def opening(lesson: series.Lesson) -> str:
     return nbformat.read(FOLDER / lesson.file, as_version=4).cells[0].source
 
 
-def test_every_lesson_is_in_the_series_in_order() -> None:
+def test_every_lesson_is_in_the_series_after_those_that_it_needs() -> None:
     assert [source.stem for source in sources()] == [lesson.stem for lesson in series.LESSONS]
     assert all(lesson.stem.startswith(lesson.number + "_") for lesson in series.LESSONS)
+    for place, each in enumerate(series.LESSONS):
+        assert set(each.after) <= {earlier.number for earlier in series.LESSONS[:place]}
 
 
 def test_what_the_series_decides_stands_where_it_belongs() -> None:
@@ -35,20 +38,15 @@ def test_what_the_series_decides_stands_where_it_belongs() -> None:
     assert stale == [], "run scripts/series.py, and build the notebooks whose texts change"
 
 
-def test_its_heading_and_its_minutes_are_the_seriess(lesson: series.Lesson) -> None:
-    opening = opening_of(lesson)
+def test_its_heading_its_minutes_and_its_needs_are_the_seriess(lesson: series.Lesson, opening: str) -> None:
     [minutes] = re.findall(r"\*\*([\w-]+) minutes?\.\*\*", opening)
     assert opening.startswith(f"# {lesson.name}\n")
     assert MINUTES[minutes.lower()] == lesson.minutes
-
-
-def test_it_needs_what_the_series_says(lesson: series.Lesson) -> None:
-    [needs] = re.findall(r"^\*You need\*.*?(?=\n\n)", opening_of(lesson), re.MULTILINE | re.DOTALL)
+    [needs] = re.findall(r"^\*You need\*.*?(?=\n\n)", opening, re.MULTILINE | re.DOTALL)
     assert sorted(re.findall(r"(?<=lesson )\d\d", " ".join(needs.lower().split()))) == sorted(lesson.after)
 
 
-def test_its_links_lead_to_its_neighbours_and_to_files(lesson: series.Lesson) -> None:
-    opening = opening_of(lesson)
+def test_its_links_lead_to_its_neighbours_and_to_files(lesson: series.Lesson, opening: str) -> None:
     linked = [target for target in re.findall(r"\]\(([^)]+)\)", opening) if "://" not in target]
     near = [each.file for each in series.neighbours(lesson) if each is not None]
     assert series.navigation(lesson) in opening
@@ -64,11 +62,6 @@ def test_all_set_up_cells_are_the_same_hidden_and_silent(lesson: series.Lesson) 
     assert cell.outputs == []
 
 
-def test_no_lesson_comes_before_what_it_needs() -> None:
-    for place, each in enumerate(series.LESSONS):
-        assert set(each.after) <= {earlier.number for earlier in series.LESSONS[:place]}
-
-
 @pytest.mark.parametrize("path", series.PATHS, ids=lambda path: path.name)
 def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) -> None:
     needed = {before for number in path.numbers for before in series.lesson(number).after}
@@ -76,10 +69,8 @@ def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) ->
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
 
 
-def test_the_readme_has_the_table_and_the_paths() -> None:
+def test_the_readme_links_to_files() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert series.table() in readme
-    assert series.paths() in readme
     assert all((ROOT / target).exists() for target in re.findall(r"\]\((notebooks/[^)]+)\)", readme))
 
 
@@ -104,7 +95,7 @@ dp: int = 2
 def test_links_and_set_up_are_put_into_a_text_once() -> None:
     lesson = series.lesson("05")
     once = with_series(OLD, lesson)
-    assert with_series(once, lesson) == once
+    assert with_series(once, lesson) == with_series(once.replace("-qq", "--upgrade"), lesson) == once
     assert once.count("*Previous:*") == once.count("*In Colab:*") == once.count('tags=["setup"]') == 1
     assert "# *Other grids:* any.\n#\n# The end.\n" in once
     assert once.endswith(OLD[OLD.index('# %% tags=["parameters"]') :])
@@ -117,17 +108,10 @@ def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) ->
         with_series(once.replace(lost, "lost"), series.lesson("05"))
 
 
-def test_an_unknown_lesson_is_named() -> None:
-    with pytest.raises(UsageError, match="no lesson has the number '9'; there are 00 to 08"):
-        series.lesson("9")
-
-
-def test_help_and_unknown_words_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, code in ((["--help"], 0), (["00"], 2)):
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        assert stopped.value.code == code
-        assert "wrote" not in capsys.readouterr().out
+def test_unknown_words_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["00"])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_readme_without_a_part_for_it_is_refused(
@@ -140,9 +124,3 @@ def test_a_readme_without_a_part_for_it_is_refused(
         monkeypatch.setattr("scripts.series.write_whole", pytest.fail)
         assert main([]) == 2
         assert "README.md is missing, or has no part" in capsys.readouterr().err
-
-
-def test_a_set_up_cell_is_only_replaced(tmp_path: Path) -> None:
-    lesson = series.lesson("05")
-    once = with_series(OLD, lesson)
-    assert with_series(once.replace("-qq", "--upgrade"), lesson) == once

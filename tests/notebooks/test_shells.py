@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from nbformat import NotebookNode
 
@@ -45,11 +47,10 @@ def notebook() -> NotebookNode:
     return read_text(TEXT)
 
 
-def test_a_cell_that_reads_the_switch_displays_a_widget(notebook: NotebookNode) -> None:
+def test_a_cell_that_reads_the_switch_displays_a_widget_and_cells_that_give_it_no_name_are_left_out(
+    notebook: NotebookNode,
+) -> None:
     assert [cell.id for cell in widget_cells(notebook)] == ["07-top"]
-
-
-def test_cells_that_give_it_no_name_are_left_out(notebook: NotebookNode) -> None:
     needed = [cell.id for cell in cells_for(notebook, notebook.cells[-1])]
     assert needed == ["01-top", "02-top", "04-top", "05-top", "06-top", "07-top"]
 
@@ -74,9 +75,7 @@ def test_a_half_written_answer_and_a_magic_are_left_out(notebook: NotebookNode, 
     assert displayed(notebook, notebook.cells[-1]) == (20, True)
 
 
-def test_its_functions_show_their_own_lines(notebook: NotebookNode) -> None:
-    import inspect
-
+def test_its_functions_show_their_own_lines() -> None:
     text = TEXT.replace("size, widgets", "area, widgets")
     area, _ = displayed(read_text(text), read_text(text).cells[-1])
     assert inspect.getsource(area).startswith("def area(rows):")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial.launching.launch import launch
+from muon_tutorial.step.parameter_state import local_part
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
 from muon_tutorial.training.records import CheckVerdict
@@ -41,12 +42,12 @@ def test_a_sum_that_lost_a_rank_is_far_outside_the_bound() -> None:
     assert gradient_error(sum(gradients[:3], torch.zeros(64)) / 4, exact(gradients), 4) > 1e3
 
 
-def checked_steps(rank: int, options: dict, plant: str) -> list[CheckVerdict | None]:
-    """Two checked steps, with a fault planted on rank 1 before the second."""
+def checked_steps(rank: int, options: dict, planted: bool = False) -> list[CheckVerdict | None]:
+    """Two checked steps; with ``planted``, a fault on rank 1 in the second."""
     trainer = build_trainer(TrainSettings(**{**TINY, **options}))
     verdicts = [train_step(trainer, 0, checked=True)[1]]
-    if rank == 1:
-        FAULTS[plant](trainer)
+    if planted and rank == 1:
+        flip_one_bit_after_the_step(trainer)
     return [*verdicts, train_step(trainer, 1, checked=True)[1]]
 
 
@@ -56,13 +57,9 @@ def flip_one_bit_after_the_step(trainer: Trainer) -> None:
     def wrong_step() -> None:
         step()
         hidden = trainer.optimizer.muon.param_groups[0]["params"][0]
-        local = getattr(hidden.data, "_local_tensor", hidden.data)
-        local.view(torch.int32)[0, 0] ^= 1
+        local_part(hidden.data).view(torch.int32)[0, 0] ^= 1
 
     object.__setattr__(trainer.optimizer, "step", wrong_step)
-
-
-FAULTS = {"nothing": lambda trainer: None, "one bit": flip_one_bit_after_the_step}
 
 
 @pytest.mark.live
@@ -70,7 +67,7 @@ FAULTS = {"nothing": lambda trainer: None, "one bit": flip_one_bit_after_the_ste
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)])
 def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int]) -> None:
     options = {"strategy": strategy, "dp": grid[0], "tp": grid[1]}
-    verdicts = launch(checked_steps, grid[0] * grid[1], args=(options, "nothing"), output="quiet")
+    verdicts = launch(checked_steps, grid[0] * grid[1], args=(options,), output="quiet")
     assert all(each == verdicts[0] for each in verdicts)
     assert all(verdict.passed for verdict in verdicts[0])
     assert verdicts[0][1].largest_difference == 0
@@ -78,7 +75,7 @@ def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int
 
 @pytest.mark.live
 def test_one_wrong_bit_on_one_rank_fails_the_check_on_all() -> None:
-    verdicts = launch(checked_steps, 2, args=({"dp": 2, "tp": 1}, "one bit"), output="quiet")
+    verdicts = launch(checked_steps, 2, args=({"dp": 2, "tp": 1}, True), output="quiet")
     for first, second in verdicts:
         assert first.passed
         assert not second.passed

@@ -42,25 +42,19 @@ def test_the_first_step_is_not_counted_in_the_step_time() -> None:
     assert replace(RESULT, records=RECORDS[:1]).step_seconds == 9.0
 
 
-def test_the_summary_holds_the_figures() -> None:
+def test_the_tables_hold_the_figures_and_sum_the_traffic() -> None:
     text = printed(summary_table(RESULT, OneProcessRun(replace(RESULT, loss_after=2.4), 0.02)))
     for words in ("dp=2 × tp=2, 4 processes", "5.500 before, 2.500 after", "2.400 after", "0.020", "25%"):
         assert words in text
     assert "100 B to 200 B a rank: 25% of the 800 B" in text
-
-
-def test_traffic_is_summed() -> None:
     assert "1.50 kB" in printed(traffic_table(RESULT))
 
 
-def test_a_failed_check_says_by_how_much() -> None:
+def test_a_failed_check_says_by_how_much_and_a_gradient_outside_its_bound_fails_it() -> None:
     verdict = CheckVerdict(2, 100, 7, 0.125, 0.5)
     assert not verdict.passed
     assert "7 parameter elements differ" in describe_verdict(verdict, 2)
     assert "by up to 0.12" in describe_verdict(verdict, 2)
-
-
-def test_a_gradient_outside_its_bound_fails_the_check() -> None:
     assert not CheckVerdict(2, 100, 0, 0.0, 1.5).passed
 
 
@@ -71,11 +65,8 @@ def test_the_result_is_plain_data_without_the_steps() -> None:
     assert data["step_seconds"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.50 kB"), (2.5e6, "2.50 MB")]
-)
-def test_sizes_are_in_powers_of_ten(count: float, words: str) -> None:
-    assert size(count) == words
+def test_sizes_are_in_powers_of_ten() -> None:
+    assert [size(count) for count in (0, 999, 1500, 2.5e6)] == ["0 B", "999 B", "1.50 kB", "2.50 MB"]
 
 
 def test_the_picture_shows_both_curves() -> None:

@@ -12,16 +12,13 @@ from muon_tutorial.errors import RunFolderError
 from muon_tutorial.training.run_folder import RunFolder, unused
 
 
-def test_a_new_folder_holds_its_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stands", [False, True])
+def test_a_new_or_empty_folder_holds_its_settings(stands: bool, tmp_path: Path) -> None:
+    if stands:
+        (tmp_path / "a" / "run").mkdir(parents=True)
     RunFolder.create(tmp_path / "a" / "run", {"lr": 1})
     assert json.loads((tmp_path / "a" / "run" / "settings.json").read_text()) == {"lr": 1}
     assert os.listdir(tmp_path / "a") == ["run"]
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    RunFolder.create(tmp_path / "run", {})
-    assert os.listdir(tmp_path) == ["run"]
 
 
 @pytest.mark.parametrize("looked_before", [False, True])

@@ -11,18 +11,7 @@ from muon_tutorial.training.settings import TrainSettings, lr_share
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"dp": 3}, GridError),
-        ({"tp": 8}, GridError),
-        ({"tp": 3}, GridError),
-        ({"heads": 3}, UsageError),
-        ({"width": 20}, UsageError),
-        ({"steps": 0}, UsageError),
-        ({"lr": float("inf")}, UsageError),
-        ({"timeout": 0.0}, UsageError),
-        ({"seed": -1}, UsageError),
-    ],
+    ("change", "error"), [({"dp": 3}, GridError), ({"steps": 0}, UsageError), ({"seed": -1}, UsageError)]
 )
 def test_settings_that_cannot_work_are_refused(change: dict, error: type[UsageError]) -> None:
     with pytest.raises(error):
@@ -34,12 +23,9 @@ def test_a_suggested_width_and_batch_work() -> None:
     assert replace(TrainSettings(), dp=3, batch=33).world_size == 6
 
 
-def test_the_learning_rate_ends_near_a_tenth() -> None:
-    assert lr_share(99, 100) == pytest.approx(0.11)
-
-
 @pytest.mark.parametrize("steps", [1, 2, 10, 41])
-def test_the_learning_rate_warms_up_to_its_peak_and_then_falls(steps: int) -> None:
+def test_the_learning_rate_warms_up_to_its_peak_and_then_falls_to_near_a_tenth(steps: int) -> None:
+    assert lr_share(99, 100) == pytest.approx(0.11)
     shares = [lr_share(step, steps) for step in range(steps)]
     peak = shares.index(max(shares))
     assert max(shares) == 1.0

@@ -26,18 +26,14 @@ def test_the_standard_library_is_a_text_of_a_few_megabytes(library: Text) -> Non
     assert library.sha256 == load_text(None, context=128).sha256
 
 
-def test_the_hash_is_that_of_the_bytes(tmp_path: Path) -> None:
-    data = "héllo wörld\n".encode() * 1000
-    (tmp_path / "a.txt").write_bytes(data)
-    assert load_text(str(tmp_path / "a.txt"), context=8).sha256 == hashlib.sha256(data).hexdigest()
-
-
-def test_a_text_is_cut_at_the_limit_even_inside_a_character(
+def test_a_text_is_cut_at_the_limit_even_inside_a_character_and_then_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TEXT_LIMIT", 1001)
-    (tmp_path / "a.txt").write_text("é" * 1000, encoding="utf-8")
-    assert load_text(str(tmp_path / "a.txt"), context=8).size == 1001
+    data = ("é" * 1000).encode()
+    (tmp_path / "a.txt").write_bytes(data)
+    text = load_text(str(tmp_path / "a.txt"), context=8)
+    assert (text.size, text.sha256) == (1001, hashlib.sha256(data[:1001]).hexdigest())
 
 
 @given(size=st.integers(160, 5000))
@@ -47,19 +43,14 @@ def test_held_out_bytes_are_spread_and_never_trained_on(size: int) -> None:
     assert 0 < len(held_out) <= size // 8
 
 
-def test_targets_are_the_next_bytes(library: Text) -> None:
-    batch = batch_at(library, step=3, batch=4, context=16, seed=0)
-    assert batch.inputs.shape == batch.targets.shape == (4, 16)
-    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
-
-
-def test_a_batch_follows_from_seed_and_step(library: Text) -> None:
-    def inputs(step: int, seed: int) -> torch.Tensor:
-        return batch_at(library, step, batch=4, context=16, seed=seed).inputs
-
-    assert torch.equal(inputs(3, 0), inputs(3, 0))
-    assert not torch.equal(inputs(3, 0), inputs(4, 0))
-    assert not torch.equal(inputs(3, 0), inputs(3, 1))
+def test_a_batch_follows_from_seed_and_step_and_its_targets_are_the_next_bytes(library: Text) -> None:
+    taken = ((3, 0), (3, 0), (4, 0), (3, 1))
+    one, again, later, other = (batch_at(library, step, 4, 16, seed) for step, seed in taken)
+    assert one.inputs.shape == one.targets.shape == (4, 16)
+    assert torch.equal(one.inputs[:, 1:], one.targets[:, :-1])
+    assert torch.equal(one.inputs, again.inputs)
+    assert not torch.equal(one.inputs, later.inputs)
+    assert not torch.equal(one.inputs, other.inputs)
 
 
 @pytest.mark.parametrize("dp", [1, 2, 4])
