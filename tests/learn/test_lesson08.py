@@ -163,7 +163,7 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
 
 def test_a_tp_that_leaves_uneven_pieces_is_refused_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="tp = 3 does not divide the sides that it cuts; take 1, 2 or 4"):
-        lesson.exercises(lesson.plan_of(2, 3))
+        lesson.all_exercises(lesson.plan_of(2, 3))
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 2)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..inputs.recordings import real_gradient
 from ..pictures.picture import ALARM, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 from ..pictures.spectra import BLUE, GREEN, ORANGE, Curve, card, decades, legend, plot, style
 from ..widgets.shell import Shell, choice, show
-from .cuts import CUTS, DIMS, SHAPE, Comparison, compare, matrices, pieces_alone
+from .cuts import CUTS, DIMS, SHAPE, Comparison, compare, matrices, patches, pieces_alone
 from .exercises import judge_result
 from .on_ranks import GatherRun, first_wrong
 
@@ -29,8 +29,7 @@ def picture_of_cuts(tp: int) -> Picture:
         left = _write_title(axes, f"Cut by {name}", f"each place along tp holds a run of {name}", number)
         for place in range(tp):
             box = shard_box(SHAPE, Shard(dim), place, tp)
-            (row, column), (height, width) = box.offset, box.shape
-            _draw_run(axes, (row, column, height, width), place, 400 / SHAPE[1], (left, 62))
+            _draw_run(axes, (*box.offset, *box.shape), place, 400 / SHAPE[1], (left, 62))
         said.append(
             f"A {SHAPE[0]} × {SHAPE[1]} matrix cut by {name}: each of {tp} places holds {box.shape[dim]}."
         )
@@ -200,15 +199,12 @@ def _draw_result(axes: Axes, result: Any, dim: int, tp: int, corner: tuple[float
         return
     rows, columns = result.shape
     scale = min(400 / columns, 170 / rows)
-    for box, place in _runs(_places(result, dim, tp)):
-        _draw_run(axes, box, place, scale, corner)
+    for place, *box in patches(_places(result, dim, tp)):
+        _draw_run(axes, box, int(place), scale, corner)
     wrong = first_wrong(result) if (rows, columns) == SHAPE else None
     if wrong is not None:
         x, y = corner[0] + wrong[1] * scale, corner[1] + wrong[0] * scale
         axes.plot(x, y, "x", color=ALARM, markersize=11, markeredgewidth=3, clip_on=False, zorder=9)
-
-
-PieceArea = tuple[int, int, int, int]
 
 
 def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
@@ -219,20 +215,7 @@ def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
     return torch.where((value < 0) | (value >= SHAPE[0] * SHAPE[1]), -1, place).tolist()
 
 
-def _runs(places: Sequence[Sequence[int]]) -> Iterator[tuple[PieceArea, int]]:
-    """Rectangles (row, column, height, width) of one tp position each; like rows are taken together."""
-    start = 0
-    for row in range(1, len(places) + 1):
-        if row == len(places) or places[row] != places[start]:
-            column = 0
-            for end in range(1, len(places[start]) + 1):
-                if end == len(places[start]) or places[start][end] != places[start][column]:
-                    yield (start, column, row - start, end - column), places[start][column]
-                    column = end
-            start = row
-
-
-def _draw_run(axes: Axes, box: PieceArea, place: int, scale: float, corner: tuple[float, float]) -> None:
+def _draw_run(axes: Axes, box: Sequence[int], place: int, scale: float, corner: tuple[float, float]) -> None:
     row, column, height, width = box
     x, y = corner[0] + column * scale, corner[1] + row * scale
     fill = "#ffffff" if place < 0 else holder_colour(place)
