@@ -57,7 +57,7 @@ from muon_tutorial.learn.lesson08 import replay
 
 # %%
 plan = lesson.plan_of(dp, tp)
-mirror, back, shapes, loop, quiz = lesson.exercises(plan)
+mirror, back, shapes, loop, quiz = lesson.all_exercises(plan)
 replay.film(replay.load())
 
 # %% [markdown]

@@ -18,15 +18,10 @@ def test_an_unanswered_stub_is_not_judged() -> None:
     assert "Think" not in repr(verdict)
 
 
-def test_hints_come_one_by_one_and_the_last_one_stays() -> None:
-    exercise = Exercise(no_negative, hints=("first", "second"))
+def test_hints_come_one_by_one_and_the_right_answer_is_praised_without_one() -> None:
+    exercise = Exercise(no_negative, hints=("first", "second"), praise="Positive.")
     said = [exercise.check(-1).message for _ in range(3)]
     assert [message.split("Hint: ")[1] for message in said] == ["first", "second", "second"]
-
-
-def test_the_right_answer_is_praised_without_a_hint() -> None:
-    exercise = Exercise(no_negative, hints=("first",), praise="Positive.")
-    exercise.check(-1)
     assert repr(exercise.check(1)) == "Right. Positive."
 
 

@@ -51,50 +51,44 @@ def test_a_meaning_is_a_sentence_that_fits_a_table(entry: glossary.Term | glossa
     assert len(entry.meaning.split()) <= 20
 
 
-def test_the_page_is_what_the_glossary_says() -> None:
+def test_the_page_is_what_the_glossary_says_and_its_links_lead_to_notebooks() -> None:
     assert (FOLDER / "GLOSSARY.md").read_text(encoding="utf-8") == glossary.page(), "run scripts/series.py"
-
-
-def test_the_pages_links_lead_to_notebooks() -> None:
     linked = set(re.findall(r"\]\(([^)]+)\)", glossary.page()))
     assert linked == {lesson.file for lesson in series.LESSONS}
     assert all((FOLDER / file).exists() for file in linked)
 
 
-@pytest.mark.parametrize("asked", ["hop", "Hops", "HOP"])
-def test_a_word_is_found_in_any_of_its_forms(asked: str) -> None:
-    assert repr(glossary.look_up(asked)).startswith("hop (lesson 08): One change")
+@pytest.mark.parametrize(
+    ("asked", "entry"),
+    [
+        *((form, "hop (lesson 08): One change") for form in ("hop", "Hops", "HOP")),
+        *((form, "U, S, Vt: The SVD") for form in ("Vt", " Vt")),
+        ("s", "s: One singular value."),
+        (" rank ", "rank"),
+        ("Dp ", "dp"),
+    ],
+)
+def test_a_word_or_symbol_is_found_in_any_of_its_forms(asked: str, entry: str) -> None:
+    assert repr(glossary.look_up(asked)).startswith(entry)
 
 
-def test_a_symbol_is_found_alone() -> None:
-    assert repr(glossary.look_up("Vt")).startswith("U, S, Vt: The SVD")
-    assert "s: One singular value." in repr(glossary.look_up("s")).splitlines()
-
-
-def test_without_a_word_all_are_shown_as_tables() -> None:
+def test_without_a_word_all_are_shown_as_tables_and_one_word_is_one_table() -> None:
     shown = glossary.look_up()._repr_markdown_()
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
     assert len(rows) == len(glossary.TERMS) + len(glossary.SYMBOLS) + 2
     assert shown.index("| Adam |") < shown.index("| rank |") < shown.index("| `G` |")
-
-
-def test_one_word_is_one_table() -> None:
     assert glossary.look_up("rank")._repr_markdown_().count("|---|---|---|") == 2
     assert glossary.look_up("ring")._repr_markdown_().count("|---|---|---|") == 1
 
 
-@pytest.mark.parametrize(("asked", "advice"), [("bukket", "did you mean 'bucket'"), ("§", "shows all words")])
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ("bukket", "did you mean 'bucket'"),
+        ("§", "shows all words"),
+        *((near, "did you mean 'rank'") for near in ("RANKS", "Rnak", " ranks")),
+    ],
+)
 def test_an_unknown_word_is_refused_with_advice(asked: str, advice: str) -> None:
     with pytest.raises(UsageError, match=advice):
-        glossary.look_up(asked)
-
-
-@pytest.mark.parametrize(("asked", "entry"), [(" rank ", "rank"), ("Dp ", "dp"), (" Vt", "U, S, Vt")])
-def test_spaces_around_a_word_do_not_matter(asked: str, entry: str) -> None:
-    assert repr(glossary.look_up(asked)).startswith(entry)
-
-
-@pytest.mark.parametrize("asked", ["RANKS", "Rnak", " ranks"])
-def test_a_near_word_is_named_whatever_its_letters(asked: str) -> None:
-    with pytest.raises(UsageError, match="did you mean 'rank'"):
         glossary.look_up(asked)

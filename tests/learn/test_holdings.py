@@ -51,23 +51,17 @@ def test_dp_reads_as_copies_and_tp_as_cuts(rows: int, columns: int, dp: int, tp:
         assert len({plan.grid.at(rank)["tp"] for rank in holders}) == 1
 
 
-def test_replicated_momentum_is_copied_as_the_weight_is() -> None:
+def test_replicated_momentum_is_copied_as_the_weight_is_and_newton_schulz_sees_all_where_it_works() -> None:
     plan = plan_of(replicated, (6, 8), 2, 2)
     assert momentum_holdings(plan, 1) == weight_holdings(plan, 1)
-
-
-def test_newton_schulz_sees_the_whole_matrix_where_it_works() -> None:
     held = compute_holdings(plan_of(zero1, (6, 8), 2, 2), 1)
     assert {box.shape for item in held for box in item.boxes} == {(6, 8)}
 
 
-def test_contents_are_named_by_their_bytes() -> None:
+def test_contents_are_named_by_their_bytes_and_letters_do_not_run_out() -> None:
     one, other = torch.zeros(4), torch.tensor([0.0, -0.0, 0.0, 0.0])
     assert name_contents([one, other, one.clone()]) == ["A", "B", "A"]
     assert name_contents([one.view(2, 2), one]) == ["A", "B"]
-
-
-def test_letters_do_not_run_out() -> None:
     names = name_contents([torch.tensor(number) for number in range(60)])
     assert len(set(names)) == 60
     assert names[26] == "A2"

@@ -41,14 +41,10 @@ def test_cut_by_rows_it_is_nearly_harmless_on_independent_numbers_and_on_nothing
     assert found("Gaussian", "columns", 4).cosine == pytest.approx(0.86, abs=0.01)
 
 
-@pytest.mark.parametrize("cut", ["columns", "rows"])
-def test_one_piece_is_the_whole(cut: str) -> None:
-    result = found("real", cut, 1)
-    assert result.distance < 1e-9
-    assert result.cosine == pytest.approx(1)
-
-
-def test_no_rescaling_brings_the_update_nearer_than_at_best() -> None:
+def test_one_piece_is_the_whole_and_no_rescaling_brings_others_nearer_than_at_best() -> None:
+    for alone in (found("real", "columns", 1), found("real", "rows", 1)):
+        assert alone.distance < 1e-9
+        assert alone.cosine == pytest.approx(1)
     whole = lesson07.gradient()
     update, ideal = lesson07.pieces_alone(whole, 1, 4), lesson07.orthogonal(whole)
     best = min(((scale * update - ideal).norm() / ideal.norm()).item() for scale in torch.linspace(0, 1, 401))
@@ -96,6 +92,10 @@ def backwards(piece: Tensor, dim: int, group: Any) -> Any:
     return torch.cat(gathered(piece, group)[::-1], dim=dim)
 
 
+def by_everybody(piece: Tensor, dim: int, group: Any) -> Any:
+    return solution(piece, dim, dist.group.WORLD)
+
+
 @pytest.mark.live
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_solution_and_the_reference_pass(dp: int, tp: int) -> None:
@@ -106,10 +106,7 @@ def test_the_solution_and_the_reference_pass(dp: int, tp: int) -> None:
 WRONG: list[tuple[Callable, str]] = [
     (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
     (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
-    (
-        lambda piece, dim, group: torch.cat(gathered(piece, group), dim=0).view(lesson07.SHAPE),
-        "the shape is right, but at row 0, column",
-    ),
+    (lambda *given: along(lambda dim: 0)(*given).view(lesson07.SHAPE), "right, but at row 0, column"),
     (backwards, "the shape is right, but at row 0, column 0 stands the number of row 0, column"),
     (lambda piece, dim, group: torch.stack(gathered(piece, group), dim=dim), "without a new dimension"),
     (lambda piece, dim, group: piece, "nothing was put together"),
@@ -128,14 +125,6 @@ def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, says: str
     assert "Without group" not in message
 
 
-@pytest.mark.live
-def test_a_gather_from_all_ranks_is_told_that_the_line_is_enough() -> None:
-    def everybody(piece: Tensor, dim: int, group: Any) -> Any:
-        return torch.cat(gathered(piece, dist.group.WORLD), dim=dim)
-
-    assert_wrong(lesson07.check_gather(2, 2), everybody, "pieces of all ranks")
-
-
 def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
     pieces = [torch.empty_like(piece) for _ in range(group.size())]
     dist.all_gather(pieces, piece)
@@ -146,6 +135,7 @@ def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
 def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    assert_wrong(lesson07.check_gather(2, 2), by_everybody, "pieces of all ranks")
     said = lesson07.check_gather(2, 2).check(without_group).message
     assert "Without group=group all 4 ranks of the grid answer, not the 2 of your line along tp." in said
     assert said.count("RuntimeError") == 1
@@ -155,27 +145,20 @@ def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
 
 
 @pytest.mark.live
-def test_pictures_show_the_readers_wrong_run() -> None:
-    right = lesson07.picture_of_gathered(lesson07.run_gather(solution, 1, 2))
-    assert right.alt.count("all in place") == 2
-    wrong = lesson07.picture_of_gathered(lesson07.run_gather(backwards, 1, 2))
-    assert wrong.alt.count("wrong from row 0, column 0") == 2
-    assert "256 × 64" not in wrong.alt
-    tall = lesson07.picture_of_gathered(lesson07.run_gather(along(lambda dim: 0), 1, 2))
-    assert "128 × 128, a wrong shape" in tall.alt
-    assert (
-        "no matrix"
-        in lesson07.picture_of_gathered(lesson07.run_gather(lambda piece, dim, group: [piece], 1, 2)).alt
-    )
+def test_pictures_show_the_readers_run_and_the_reference_for_a_stub(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def shown(function: Callable) -> str:
+        return lesson07.picture_of_gathered(lesson07.run_gather(function, 1, 2)).alt
 
-
-@pytest.mark.live
-def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
-    def stub(*given: Any) -> Any:
-        return ...
-
-    assert lesson07.check_gather(1, 2).check(stub).passed is None
-    assert "all in place" in lesson07.picture_of_gathered(lesson07.run_gather(stub, 1, 2)).alt
+    assert shown(solution).count("all in place") == 2
+    assert shown(backwards).count("wrong from row 0, column 0") == 2
+    assert "256 × 64" not in shown(backwards)
+    assert "128 × 128, a wrong shape" in shown(along(lambda dim: 0))
+    assert "no matrix" in shown(lambda piece, dim, group: [piece])
+    assert lesson07.check_gather(1, 2).check(lambda *given: ...).passed is None
+    capsys.readouterr()
+    assert "all in place" in shown(lambda *given: ...)
     assert "reference" in capsys.readouterr().out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -14,38 +15,27 @@ from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import lesson08 as lesson
-from muon_tutorial.learn.exercises.judge import AnswerVerdict
+from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.lesson08 import replay
+
+from .answers import assert_quiz, assert_wrong
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 
 
-def forwards(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    for hop in route.hops:
-        x = yield from take(x, hop.inverse, route.dtype, at, label)
-    return x
+def walking(hops_of: Callable[[Any], Iterable[Any]], turned: bool = True) -> Callable[..., Walk]:
+    """A way back over hops of its own choice, each the other way or not."""
 
+    def way_back(x: Any, route: Any, at: Any, label: Any) -> Walk:
+        for hop in hops_of(route):
+            x = yield from take(x, hop.inverse if turned else hop, route.dtype, at, label)
+        return x
 
-def not_turned(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    for hop in reversed(route.hops):
-        x = yield from take(x, hop, route.dtype, at, label)
-    return x
+    return way_back
 
 
 def without_return(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    for hop in reversed(route.hops):
-        x = yield from take(x, hop.inverse, route.dtype, at, label)
-
-
-def one_hop(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    x = yield from take(x, route.hops[-1].inverse, route.dtype, at, label)
-    return x
-
-
-def with_route(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    for hop in reversed(route.inverse.hops):
-        x = yield from take(x, hop, route.dtype, at, label)
-    return x
+    yield from lesson.way_back(x, route, at, label)
 
 
 def stub(x: Any, route: Any, at: Any, label: Any) -> Walk:
@@ -54,88 +44,64 @@ def stub(x: Any, route: Any, at: Any, label: Any) -> Walk:
     return x
 
 
-def says(verdict: AnswerVerdict, words: str) -> None:
-    assert verdict.passed is False
-    assert words in verdict.message
+def flat_of(flat: torch.Tensor, meta: Any) -> torch.Tensor:
+    return flat[slice(*meta.global_range)]
+
+
+def looping(params_of: Callable[[list[dict], dict], list], most: int | None = None) -> Callable[..., None]:
+    """A loop over groups, up to ``most`` of them, that updates parameters of its own choice in each."""
+
+    def update_loop(groups: list[dict], update: Any) -> None:
+        for group in groups[:most]:
+            for param in params_of(groups, group):
+                update(param, group)
+
+    return update_loop
+
+
+WAYS_BACK = [
+    (walking(lambda route: route.hops), "Which hop"),
+    (walking(lambda route: reversed(route.inverse.hops), turned=False), "Which hop"),
+    (walking(lambda route: route.hops[-1:]), "came back with"),
+    (walking(lambda route: reversed(route.hops), turned=False), "Take the hop the other way"),
+    (travel, "Take the hop the other way"),
+    (without_return, "return x"),
+    (lambda x, route, at, label: x, "It asks nobody"),
+    (3, "Give a function"),
+]
+SHAPES = [
+    (lambda flat, meta: flat_of(flat, meta).view(-1), "1 dimension"),
+    (lambda flat, meta: flat_of(flat, meta).view(meta.global_shape), "raised RuntimeError"),
+    (lambda flat, meta: flat_of(flat, meta).view(meta.shape[::-1]), "this rank's piece is"),
+    (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "it begins with number 0"),
+    (lambda flat, meta: None, "give a tensor"),
+]
+LOOPS = [
+    (looping(lambda groups, group: groups[0]["params"]), "down was never updated"),
+    (looping(lambda groups, group: [p for each in groups for p in each["params"]]), "another group's"),
+    (looping(lambda groups, group: group["params"], most=1), "down was never updated"),
+    (lambda groups, update: update(groups["params"], groups), "raised TypeError"),
+    ("params", "Give a function"),
+]
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("exercise", "answer", "words"),
     [
-        (forwards, "Which hop"),
-        (with_route, "Which hop"),
-        (one_hop, "came back with"),
-        (not_turned, "Take the hop the other way"),
-        (travel, "Take the hop the other way"),
-        (without_return, "return x"),
-        (lambda x, route, at, label: x, "It asks nobody"),
-        (3, "Give a function"),
+        *((lesson.way_back_exercise(), *case) for case in WAYS_BACK),
+        *((lesson.unpack_exercise(), *case) for case in SHAPES),
+        *((lesson.loop_exercise(), *case) for case in LOOPS),
     ],
 )
-def test_a_wrong_way_back_is_told_what_is_wrong_with_it(answer: Any, words: str) -> None:
-    says(lesson.way_back_exercise().check(answer), words)
+def test_a_wrong_answer_is_told_what_is_wrong_with_it(exercise: Exercise, answer: Any, words: str) -> None:
+    assert_wrong(exercise, answer, words)
 
 
-def test_the_right_way_back_passes_and_the_stub_is_open() -> None:
+def test_right_answers_pass_and_stubs_are_open() -> None:
     assert lesson.way_back_exercise().check(lesson.way_back)
     assert lesson.way_back_exercise().check(stub).passed is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda flat, meta: flat[slice(*meta.global_range)].view(-1), "1 dimension"),
-        (lambda flat, meta: flat[slice(*meta.global_range)].view(meta.global_shape), "raised RuntimeError"),
-        (lambda flat, meta: flat[slice(*meta.global_range)].view(meta.shape[::-1]), "this rank's piece is"),
-        (
-            lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape),
-            "it begins with number 0",
-        ),
-        (lambda flat, meta: None, "give a tensor"),
-    ],
-)
-def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, words: str) -> None:
-    says(lesson.unpack_exercise().check(answer), words)
-
-
-def test_the_right_shape_passes_and_the_stub_is_open() -> None:
     assert lesson.unpack_exercise().check(lesson.unpack)
     assert lesson.unpack_exercise().check(lambda flat, meta: flat.view(...)).passed is None
-
-
-def all_of_the_first(groups: list[dict], update: Any) -> None:
-    for group in groups:
-        for param in groups[0]["params"]:
-            update(param, group)
-
-
-def before_the_loop(groups: list[dict], update: Any) -> None:
-    params = [param for group in groups for param in group["params"]]
-    for group in groups:
-        for param in params:
-            update(param, group)
-
-
-def first_only(groups: list[dict], update: Any) -> None:
-    for param in groups[0]["params"]:
-        update(param, groups[0])
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (all_of_the_first, "down was never updated"),
-        (before_the_loop, "another group's"),
-        (first_only, "down was never updated"),
-        (lambda groups, update: update(groups["params"], groups), "raised TypeError"),
-        ("params", "Give a function"),
-    ],
-)
-def test_wrong_loops_are_told_what_is_wrong_with_them(answer: Any, words: str) -> None:
-    says(lesson.loop_exercise().check(answer), words)
-
-
-def test_the_right_loop_passes() -> None:
     assert lesson.loop_exercise().check(lesson.update_loop)
 
 
@@ -147,37 +113,39 @@ def test_the_blueprints_loop_names_what_it_lacks_and_where() -> None:
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
-    exercise = lesson.mirror_exercise(lesson.plan_of(dp, tp))
-    mirror = {1: 7, 2: 6, 3: 5}
+    exercise, mirror = lesson.mirror_exercise(lesson.plan_of(dp, tp)), {1: 7, 2: 6, 3: 5}
     silent = [4, 5, 6] + ([1, 2, 7] if dp == 1 else []) + ([3] if tp == 1 else [])
     assert exercise.check(mirror, silent)
-    says(exercise.check({1: 4, 2: 5, 3: 6}, silent), "Phase 1 (gradient reduce_scatter) is not undone")
-    says(exercise.check({1: 7, 2: 5, 3: 6}, silent), "Phase 2 (dp gather) is not undone")
-    says(exercise.check(mirror, silent[1:]), "Phase 4 (Newton–Schulz) sends nothing either")
-    if dp > 1:
-        says(exercise.check(mirror, [*silent, 7]), "Phase 7 does send: all_gather over dp")
-    says(exercise.check([7, 6, 5], silent), "as a dictionary")
-    says(exercise.check({7: 1, 6: 2, 5: 3}, silent), "says nothing of phase 1. Its keys")
-    says(exercise.check(mirror, 4), "as a list of phases")
+    wrong: list[tuple[Any, Any, str]] = [
+        ({1: 4, 2: 5, 3: 6}, silent, "Phase 1 (gradient reduce_scatter) is not undone"),
+        ({1: 7, 2: 5, 3: 6}, silent, "Phase 2 (dp gather) is not undone"),
+        (mirror, silent[1:], "Phase 4 (Newton–Schulz) sends nothing either"),
+        ([7, 6, 5], silent, "as a dictionary"),
+        ({7: 1, 6: 2, 5: 3}, silent, "says nothing of phase 1. Its keys"),
+        (mirror, 4, "as a list of phases"),
+    ]
+    wrong += [(mirror, [*silent, 7], "Phase 7 does send: all_gather over dp")] if dp > 1 else []
+    for case in wrong:
+        assert_wrong(exercise, *case)
 
 
 def test_a_tp_that_leaves_uneven_pieces_is_refused_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="tp = 3 does not divide the sides that it cuts; take 1, 2 or 4"):
-        lesson.exercises(lesson.plan_of(2, 3))
+        lesson.all_exercises(lesson.plan_of(2, 3))
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 2)])
-def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
-    quiz = lesson.quiz(lesson.plan_of(dp, tp))
-    right = {(2, 2): {"requests": 5, "whole": 4}, (3, 2): {"requests": 4, "whole": 2}}[dp, tp]
-    assert quiz.check({**right, "different": 0})
-    says(quiz.check({**right, "different": 1}), "numbers that differ")
-    says(quiz.check({**right, "requests": 99, "different": 0}), "diary.sent")
-    says(quiz.check({**right, "whole": 1, "different": 0}), "Put the slider on phase 4")
+@pytest.mark.parametrize(("dp", "tp", "requests", "whole"), [(2, 2, 5, 4), (3, 2, 4, 2)])
+def test_the_quiz_knows_right_from_wrong(dp: int, tp: int, requests: int, whole: int) -> None:
+    wrong = {"requests": (99, "diary.sent"), "whole": (1, "Put the slider on phase 4")}
+    right = {"requests": requests, "whole": whole, "different": 0}
+    assert_quiz(
+        lesson.quiz(lesson.plan_of(dp, tp)), right, {**wrong, "different": (1, "numbers that differ")}
+    )
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_a_step_put_together_by_hand_is_the_packages_own(dp: int, tp: int) -> None:
+def test_a_step_put_together_by_hand_is_the_packages_own_and_that_of_one_process(dp: int, tp: int) -> None:
+    plan = lesson.plan_of(dp, tp)
     _, broke, reports = lesson.messages(lesson.reference_step, dp, tp, 0)
     assert broke == ""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
@@ -187,12 +155,6 @@ def test_a_step_put_together_by_hand_is_the_packages_own(dp: int, tp: int) -> No
     for muon, report in zip(muons, reports, strict=True):
         for param, mine in zip(muon.param_groups[0]["params"], report.after.values(), strict=True):
             assert torch.equal(param.detach(), mine)
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_the_same_gradient_gives_the_same_bits_and_the_sum_keeps_its_bound(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp)
-    _, _, reports = lesson.messages(lesson.reference_step, dp, tp, 0)
     gradients = lesson.whole_gradients(plan, reports)
     alone = lesson.step_alone(gradients, 0)
     assert lesson.different_bits(lesson.whole_weights(plan, reports), alone) == 0
@@ -201,7 +163,7 @@ def test_the_same_gradient_gives_the_same_bits_and_the_sum_keeps_its_bound(dp: i
     assert lesson.sum_error(spoilt, 0, dp).of_bound > 1
 
 
-def test_the_first_wrong_message_is_named_by_rank_matrix_and_interval() -> None:
+def test_the_first_wrong_message_is_named_by_rank_matrix_and_interval_and_a_step_that_stops() -> None:
     def upside_down(flat: torch.Tensor, meta: Any) -> torch.Tensor:
         right = lesson.unpack(flat, meta)
         return right.flip(0) if meta.name == "o" else right
@@ -211,12 +173,7 @@ def test_the_first_wrong_message_is_named_by_rank_matrix_and_interval() -> None:
     assert len(before) == 2
     assert last.startswith("tp gather")
     assert "sends other numbers of o: the first at 0, the last at 511 of 512" in last
-
-
-def test_a_step_that_stops_is_said_to() -> None:
-    step = lesson.step_of(
-        lesson.way_back, lambda flat, meta: flat[slice(*meta.global_range)], lesson.update_loop
-    )
+    step = lesson.step_of(lesson.way_back, flat_of, lesson.update_loop)
     assert "stopped" in lesson.first_difference(step, 2, 1, 0)
 
 
@@ -257,8 +214,7 @@ def test_one_number_over_a_rounding_edge_moves_a_whole_matrix() -> None:
 
 
 def test_other_texts_have_other_gradients() -> None:
-    one, other = lesson.local_gradients(0, 0), lesson.local_gradients(0, 1)
-    assert not torch.equal(one["o"], other["o"])
+    assert not torch.equal(lesson.local_gradients(0, 0)["o"], lesson.local_gradients(0, 1)["o"])
 
 
 def test_the_shipped_recording_is_of_this_step() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
-import torch
 
 from muon_tutorial.learn import lesson08
 from muon_tutorial.learn.lesson08 import replay
-from muon_tutorial.learn.widgets.shell import Shell
+from muon_tutorial.learn.lesson08.recording import Tile
+
+from .test_every_widget import drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
 
@@ -44,51 +47,33 @@ def test_a_recording_is_drawn_without_any_process() -> None:
     assert done.stdout.endswith("False\n")
 
 
-def boxes(tiles: list) -> set:
-    return {cell for _, row, column, rows, columns in tiles for cell in covered(row, column, rows, columns)}
+def cells(tiles: Iterable[Tile]) -> list[tuple[int, int]]:
+    """All places that some tiles cover."""
+    return [
+        cell
+        for _, row, column, rows, columns in tiles
+        for cell in itertools.product(range(row, row + rows), range(column, column + columns))
+    ]
 
 
-def covered(row: int, column: int, rows: int, columns: int) -> itertools.product:
-    return itertools.product(range(row, row + rows), range(column, column + columns))
-
-
-def test_the_way_back_passes_the_boxes_of_the_way_out(recording: replay.Recording) -> None:
-    for diary, name in itertools.product(recording.diaries, recording.shapes):
-        tiles = [list(moment) for moment in diary.tiles[name]]
-        for moment in (0, 1, 3):
-            assert boxes(tiles[moment]) == boxes(tiles[replay.LAST - moment])
-        assert boxes(tiles[5]) <= boxes(tiles[2])  # what is gathered for nothing does not come back
-        assert all(tile[0] == diary.rank for tile in tiles[6])
-
-
-def test_ranges_cover_each_matrix_once(recording: replay.Recording) -> None:
+def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
+    recording: replay.Recording,
+) -> None:
     for name, (rows, columns) in recording.shapes.items():
-        count = torch.zeros(rows, columns, dtype=torch.int64)
         for diary in recording.diaries:
-            for _, row, column, down, across in diary.tiles[name][1]:
-                count[row : row + down, column : column + across] += 1
-        assert (count == 1).all()
+            held = [set(cells(moment)) for moment in diary.tiles[name]]
+            assert all(held[moment] == held[replay.LAST - moment] for moment in (0, 1, 3))
+            assert held[5] <= held[2]  # what is gathered for nothing does not come back
+            assert all(tile[0] == diary.rank for tile in diary.tiles[name][6])
+        ranges = [tile for diary in recording.diaries for tile in diary.tiles[name][1]]
+        assert sorted(cells(ranges)) == list(itertools.product(range(rows), range(columns)))
 
 
 def test_every_position_of_the_scrubber_can_be_drawn(recording: replay.Recording) -> None:
-    shell = replay.explore(recording)
-    assert isinstance(shell, Shell)
-    seen = set()
-    for name, phase in itertools.product(recording.shapes, range(replay.LAST + 1)):
-        shell.controls["matrix"].value, shell.controls["phase"].value = name, phase
-        assert "<img " in shell.canvas.value
-        assert shell.picture is not None
-        assert f"matrix {name}" in shell.picture.alt
-        seen.add(shell.canvas.value)
-    assert len(seen) == len(recording.shapes) * (replay.LAST + 1)
-
-
-def test_a_scrubber_that_starts_at_a_moment_has_it_as_its_still(recording: replay.Recording) -> None:
-    there = replay.render(recording, 4)
-    assert replay.explore(recording, live=False, moment=4) == there
-    shell = replay.explore(recording, moment=4)
-    assert isinstance(shell, Shell)
-    assert shell.picture == there
+    shell: Any = replay.explore(recording)
+    drive_shell(shell, lambda at: f"matrix {at['matrix']}")
+    there, shell = replay.render(recording, 4), replay.explore(recording, moment=4)
+    assert replay.explore(recording, live=False, moment=4) == there == shell.picture
 
 
 def test_the_film_names_every_phase_and_rank(recording: replay.Recording) -> None:

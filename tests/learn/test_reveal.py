@@ -26,23 +26,14 @@ def asked(card: Picture, judge: object = None) -> Reveal:
     return made
 
 
-def test_nothing_is_shown_before_the_button_is_pressed(card: Picture) -> None:
+def test_the_button_shows_the_picture_and_every_prediction_after_it_is_answered(card: Picture) -> None:
     widget = asked(card)
     widget.controls["prediction"].value = 3
     assert widget.canvas.value == ""
     assert widget.picture is None
-
-
-def test_the_button_shows_the_picture_and_what_there_is_to_say(card: Picture) -> None:
-    widget = asked(card)
     widget.button.click()
-    assert "You said 1." in widget.canvas.value
+    assert "You said 3." in widget.canvas.value
     assert 'alt="two dots"' in widget.canvas.value
-
-
-def test_every_prediction_after_it_is_answered(card: Picture) -> None:
-    widget = asked(card)
-    widget.button.click()
     for value in range(4):
         widget.controls["prediction"].value = value
         assert f"You said {value}." in widget.canvas.value

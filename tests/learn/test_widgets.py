@@ -18,16 +18,10 @@ def draw(number: int) -> Picture:
 STILL = Picture("<svg/>", "all pictures", 10)
 
 
-def test_moving_a_control_draws_anew() -> None:
+def test_moving_a_control_draws_anew_and_a_drawing_that_raises_shows_its_error_and_recovers() -> None:
     shell = Shell(draw, number=slider("number", last=5))
-    before = shell.canvas.value
     shell.controls["number"].value = 2
-    assert shell.canvas.value != before
     assert 'alt="picture 2"' in shell.canvas.value
-
-
-def test_a_drawing_that_raises_shows_its_error_and_recovers() -> None:
-    shell = Shell(draw, number=slider("number", last=5))
     shell.controls["number"].value = 3
     assert ERROR_MARK in shell.canvas.value
     assert "three cannot be drawn" in shell.canvas.value
@@ -45,11 +39,8 @@ def test_what_is_displayed_carries_a_picture_for_readers_without_a_kernel(
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"]
 
 
-def test_without_widgets_the_still_is_shown() -> None:
+def test_without_widgets_the_still_is_shown_and_a_choice_is_one_button_an_option() -> None:
     assert show(draw, STILL, live=False, number=slider("number", last=5)) is STILL
-
-
-def test_a_choice_is_one_button_an_option() -> None:
     ranks = choice("rank", {"rank 0": 0, "rank 1": 1})
     assert [value for _, value in ranks.options] == [0, 1]
     assert ranks.value == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
@@ -33,180 +33,106 @@ class Symbol:
     meaning: str
 
 
-TERMS = (
-    Term("process", "00", "A running program with its own memory. No other process can look into it."),
-    Term("rank", "00", "The number of a process among those that train together. Also that process itself."),
-    Term("tp", "00", "Tensor parallel: the axis of the grid along which a matrix is cut."),
-    Term(
-        "dp",
-        "00",
-        "Data parallel: the axis along which a matrix is copied. Each rank on it sees other data.",
-    ),
-    Term("momentum", "00", "A running average of past gradients, as large as the weight."),
-    Term(
-        "ZeRO",
-        "00",
-        "A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.",
-    ),
-    Term(
-        "must call",
-        "00",
-        "Said of ranks and a function in which they wait for each other: if one stays away, all others hang.",
-    ),
-    Term(
-        "orthogonalize",
-        "00",
-        "To keep a matrix's directions and make all equally loud: UVᵀ in place of U S Vᵀ.",
-        bold="orthogonalizing",
-    ),
-    Term(
-        "singular values",
-        "01",
-        "One number for each direction of a matrix: how loud it is, or how far it stretches an input.",
-    ),
-    Term(
-        "SVD",
-        "01",
-        "Singular value decomposition: takes a matrix apart into directions and singular values, U S Vᵀ.",
-    ),
-    Term("spectrum", "01", "All singular values of a matrix, sorted."),
-    Term(
-        "energy",
-        "01",
-        "The square of a singular value. All together are the sum of the squares of all numbers.",
-    ),
-    Term("SGD", "01", "The plainest optimizer: the update is the gradient."),
-    Term(
-        "Adam",
-        "01",
-        "An optimizer: divides each number of the gradient by its usual size. AdamW also shrinks weights.",
-    ),
-    Term(
-        "Muon",
-        "01",
-        "The optimizer of this course: orthogonalizes the update of each hidden matrix.",
-    ),
-    Term("embedding", "01", "A model's first matrix. An input, here a byte, picks one of its rows."),
-    Term("head", "01", "A model's last matrix. It gives a score to each possible output."),
-    Term(
-        "Newton–Schulz",
-        "02",
-        "A way to orthogonalize by matrix products alone. In a few steps it brings singular values near 1.",
-    ),
-    Term("Frobenius norm", "02", "The root of the sum of the squares of all numbers of a matrix."),
-    Term(
-        "step",
-        "02",
-        "Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.",
-    ),
-    Term("bfloat16", "02", "Numbers of 16 bits, with the range of float32 and about three digits."),
-    Term(
-        "collective",
-        "03",
-        "A call that all ranks of a group make together, and after which all of them know something.",
-    ),
-    Term("all_gather", "03", "A collective: each rank brings one piece, and all leave with all pieces."),
-    Term("all_reduce", "03", "A collective: each rank brings numbers, and all leave with the sum."),
-    Term(
-        "reduce_scatter",
-        "03",
-        "A collective: each rank brings numbers and leaves with a piece of the sum.",
-    ),
-    Term("ring", "03", "An order for messages: each rank sends to the next, and the last one to rank 0."),
-    Term("round", "03", "Messages that can travel at the same time, one from each rank."),
-    Term("deadlock", "03", "All wait for somebody who waits, too. It has no end of its own."),
-    Term("latency", "03", "The time that a message takes however small it is."),
-    Term("bandwidth", "03", "How many bytes pass in a second, once a message is on its way."),
-    Term("owner", "04", "Of a matrix: the one rank that orthogonalizes it for all."),
-    Term("round robin", "04", "To deal out in turn: matrix i belongs to rank i modulo dp."),
-    Term("flat buffer", "04", "A row of numbers with a place for each matrix, one after the other."),
-    Term("makespan", "04", "The work of the busiest rank, for which all others wait."),
-    Term(
-        "ZeRO-1",
-        "05",
-        "The first form of ZeRO: of all that is kept, the optimizer's memory alone is cut along dp.",
-    ),
-    Term(
-        "bucket",
-        "05",
-        "Matrices one after the other in a flat row of numbers, which travel together.",
-    ),
-    Term("padding", "05", "Numbers that mean nothing. They make a length one that dp divides."),
-    Term(
-        "virtual buffer",
-        "05",
-        "All buckets in a row, as an address book: it says where each number would be. Nobody holds it.",
-    ),
-    Term("group", "06", "A set of ranks that call a collective together."),
-    Term("dp group", "06", "A column of the grid: its ranks hold the same piece and see different data."),
-    Term("tp group", "06", "A row of the grid: its ranks hold different pieces, which make a whole matrix."),
-    Term("device mesh", "06", "PyTorch's record of a grid. It makes all groups of the grid at once."),
-    Term(
-        "column parallel",
-        "06",
-        "A way to cut a Linear: each place makes some outputs. It cuts dimension 0, the weight's rows.",
-    ),
-    Term(
-        "row parallel",
-        "06",
-        "A way to cut a Linear: each place takes some inputs. It cuts dimension 1, the weight's columns.",
-    ),
-    Term("shard", "07", "The piece of a matrix that one rank holds."),
-    Term("cosine", "07", "Of two matrices: 1 if they point the same way, 0 if they are at right angles."),
-    Term("distance", "07", "From UVᵀ: the size of the difference, divided by the size of UVᵀ."),
-    Term("phase", "08", "One of the seven parts of a distributed step.", bold="phases"),
-    Term(
-        "stepping world",
-        "08",
-        "All ranks in one process, as generators, so that one can stop between any two messages.",
-    ),
-    Term("route", "08", "The hops by which a matrix gets from where it is kept to where it is whole."),
-    Term("hop", "08", "One change of how one axis holds a tensor, such as cut → whole on all.", bold="hops"),
-)
+_TERMS = """\
+process | 00 | A running program with its own memory. No other process can look into it.
+rank | 00 | The number of a process among those that train together. Also that process itself.
+tp | 00 | Tensor parallel: the axis of the grid along which a matrix is cut.
+dp | 00 | Data parallel: the axis along which a matrix is copied. Each rank on it sees other data.
+momentum | 00 | A running average of past gradients, as large as the weight.
+ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.
+must call | 00 | Said of ranks and a function in which they wait for each other: if one stays away, all
+    others hang.
+orthogonalize (orthogonalizing) | 00 | To keep a matrix's directions and make all equally loud: UVᵀ in place
+    of U S Vᵀ.
+singular values | 01 | One number for each direction of a matrix: how loud it is, or how far it stretches an
+    input.
+SVD | 01 | Singular value decomposition: takes a matrix apart into directions and singular values, U S Vᵀ.
+spectrum | 01 | All singular values of a matrix, sorted.
+energy | 01 | The square of a singular value. All together are the sum of the squares of all numbers.
+SGD | 01 | The plainest optimizer: the update is the gradient.
+Adam | 01 | An optimizer: divides each number of the gradient by its usual size. AdamW also shrinks weights.
+Muon | 01 | The optimizer of this course: orthogonalizes the update of each hidden matrix.
+embedding | 01 | A model's first matrix. An input, here a byte, picks one of its rows.
+head | 01 | A model's last matrix. It gives a score to each possible output.
+Newton–Schulz | 02 | A way to orthogonalize by matrix products alone. In a few steps it brings singular
+    values near 1.
+Frobenius norm | 02 | The root of the sum of the squares of all numbers of a matrix.
+step | 02 | Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.
+bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and about three digits.
+collective | 03 | A call that all ranks of a group make together, and after which all of them know
+    something.
+all_gather | 03 | A collective: each rank brings one piece, and all leave with all pieces.
+all_reduce | 03 | A collective: each rank brings numbers, and all leave with the sum.
+reduce_scatter | 03 | A collective: each rank brings numbers and leaves with a piece of the sum.
+ring | 03 | An order for messages: each rank sends to the next, and the last one to rank 0.
+round | 03 | Messages that can travel at the same time, one from each rank.
+deadlock | 03 | All wait for somebody who waits, too. It has no end of its own.
+latency | 03 | The time that a message takes however small it is.
+bandwidth | 03 | How many bytes pass in a second, once a message is on its way.
+owner | 04 | Of a matrix: the one rank that orthogonalizes it for all.
+round robin | 04 | To deal out in turn: matrix i belongs to rank i modulo dp.
+flat buffer | 04 | A row of numbers with a place for each matrix, one after the other.
+makespan | 04 | The work of the busiest rank, for which all others wait.
+ZeRO-1 | 05 | The first form of ZeRO: of all that is kept, the optimizer's memory alone is cut along dp.
+bucket | 05 | Matrices one after the other in a flat row of numbers, which travel together.
+padding | 05 | Numbers that mean nothing. They make a length one that dp divides.
+virtual buffer | 05 | All buckets in a row, as an address book: it says where each number would be. Nobody
+    holds it.
+group | 06 | A set of ranks that call a collective together.
+dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
+tp group | 06 | A row of the grid: its ranks hold different pieces, which make a whole matrix.
+device mesh | 06 | PyTorch's record of a grid. It makes all groups of the grid at once.
+column parallel | 06 | A way to cut a Linear: each place makes some outputs. It cuts dimension 0, the
+    weight's rows.
+row parallel | 06 | A way to cut a Linear: each place takes some inputs. It cuts dimension 1, the weight's
+    columns.
+shard | 07 | The piece of a matrix that one rank holds.
+cosine | 07 | Of two matrices: 1 if they point the same way, 0 if they are at right angles.
+distance | 07 | From UVᵀ: the size of the difference, divided by the size of UVᵀ.
+phase (phases) | 08 | One of the seven parts of a distributed step.
+stepping world | 08 | All ranks in one process, as generators, so that one can stop between any two
+    messages.
+route | 08 | The hops by which a matrix gets from where it is kept to where it is whole.
+hop (hops) | 08 | One change of how one axis holds a tensor, such as cut → whole on all.
+"""
 
-SYMBOLS = (
-    Symbol(
-        "dp, tp", ("00", "04", "05", "06", "07", "08"), "The number of places of the grid along each axis."
-    ),
-    Symbol(
-        "rank",
-        ("00", "03", "07"),
-        "A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.",
-    ),
-    Symbol(
-        "steps, seed", ("00", "01", "02"), "How often, and which random numbers: parameters of every lesson."
-    ),
-    Symbol("place", ("05", "06"), "Where a rank stands along one axis of the grid, from 0."),
-    Symbol("W, x", ("01", "06"), "The weight of a layer, and its input."),
-    Symbol("lr", ("01",), "The learning rate: what the update is multiplied with."),
-    Symbol("G", ("01",), "The gradient of one weight."),
-    Symbol(
-        "U, S, Vt",
-        ("01", "02"),
-        "The SVD: directions of the output, singular values, of the input.",
-    ),
-    Symbol("UVᵀ", ("07",), "The orthogonalized matrix; `U @ Vt` in code."),
-    Symbol(
-        "X",
-        ("02",),
-        "What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.",
-    ),
-    Symbol("A", ("02",), "`X @ X.T`, the product that a step needs twice."),
-    Symbol("a, b, c", ("02",), "The three numbers of a step of Newton–Schulz."),
-    Symbol("s", ("01", "02"), "One singular value."),
-    Symbol("s, l", ("04",), "There, the shorter and the longer side of a matrix."),
-    Symbol("in, out", ("06",), "The numbers of inputs and outputs of a Linear."),
-    Symbol("P", ("03",), "The number of ranks in a ring."),
-    Symbol("P₁, P₂, …", ("07",), "What became of each rank's piece. There, S is all of them, side by side."),
-    Symbol("a to b", ("05",), "A range: from number a up to, and without, number b."),
-    Symbol(
-        "global_range, local_range",
-        ("05",),
-        "Where a matrix lies in its bucket, and in a rank's slice.",
-    ),
-    Symbol("x, route, at", ("08",), "What a rank holds, the way it goes, and where the rank stands."),
-)
+_SYMBOLS = """\
+dp, tp | 00 04 05 06 07 08 | The number of places of the grid along each axis.
+rank | 00 03 07 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
+steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
+place | 05 06 | Where a rank stands along one axis of the grid, from 0.
+W, x | 01 06 | The weight of a layer, and its input.
+lr | 01 | The learning rate: what the update is multiplied with.
+G | 01 | The gradient of one weight.
+U, S, Vt | 01 02 | The SVD: directions of the output, singular values, of the input.
+UVᵀ | 07 | The orthogonalized matrix; `U @ Vt` in code.
+X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.
+A | 02 | `X @ X.T`, the product that a step needs twice.
+a, b, c | 02 | The three numbers of a step of Newton–Schulz.
+s | 01 02 | One singular value.
+s, l | 04 | There, the shorter and the longer side of a matrix.
+in, out | 06 | The numbers of inputs and outputs of a Linear.
+P | 03 | The number of ranks in a ring.
+P₁, P₂, … | 07 | What became of each rank's piece. There, S is all of them, side by side.
+a to b | 05 | A range: from number a up to, and without, number b.
+global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
+x, route, at | 08 | What a rank holds, the way it goes, and where the rank stands.
+"""
 
+
+def _rows(table: str) -> Iterator[list[str]]:
+    """The cells of each row of a table; a row goes on where the next line is indented."""
+    return (row.split(" | ") for row in table.replace("\n    ", " ").splitlines())
+
+
+def _term(word: str, lesson: str, meaning: str) -> Term:
+    """The term of a row; behind a word stands the form that its lesson sets in bold, if it is another."""
+    word, _, bold = word.rstrip(")").partition(" (")
+    return Term(word, lesson, meaning, bold)
+
+
+TERMS = tuple(_term(*row) for row in _rows(_TERMS))
+SYMBOLS = tuple(Symbol(sign, tuple(lessons.split()), meaning) for sign, lessons, meaning in _rows(_SYMBOLS))
 
 _PAGE = """\
 # Glossary and notation

@@ -75,15 +75,17 @@ class Watch:
         shell_code = self.shell.user_ns.pop("_exit_code", 0)
         if shell_code:
             self.show(kind="child", command="a shell command", exit=shell_code)
-        codes = [
-            (child, child.poll() if isinstance(child, subprocess.Popen) else child.exitcode)
-            for child in self.children
-        ]
-        self.children = [child for child, code in codes if code is None]
-        for child, code in codes:
-            if code:
-                named = child.args if isinstance(child, subprocess.Popen) else child.name
+        running = []
+        for child in self.children:
+            if isinstance(child, subprocess.Popen):
+                code, named = child.poll(), child.args
+            else:
+                code, named = child.exitcode, child.name
+            if code is None:
+                running.append(child)
+            elif code:
                 self.show(kind="child", command=str(named), exit=code)
+        self.children = running
 
 
 def watch(shell: Any) -> Watch:
@@ -142,26 +144,21 @@ def _model_errors(state: Mapping[str, Any]) -> Iterator[str]:
         yield re.sub(r"<[^>]*>", " ", state["value"]).strip()
 
 
-def _cell_problems(cell: Mapping[str, Any]) -> Iterator[Problem]:
+def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
     if cell["cell_type"] != "code":
-        return
-    tags, outputs = _tags(cell), cell["outputs"]
+        return []
+    tags, outputs, said = _tags(cell), cell["outputs"], []
     evidence = [out["data"][EVIDENCE] for out in outputs if EVIDENCE in out.get("data", ())]
+    failed = [item for item in evidence if item["kind"] == "child"]
     if "raises-exception" not in tags:
-        yield from (Problem(cell["id"], _error_text(out)) for out in outputs if out["output_type"] == "error")
+        said += [_error_text(out) for out in outputs if out["output_type"] == "error"]
     if "stderr" not in tags:
-        yield from (
-            Problem(cell["id"], f"stderr: {_text(out['text'])}")
-            for out in outputs
-            if out.get("name") == "stderr"
-        )
+        said += [f"stderr: {_text(out['text'])}" for out in outputs if out.get("name") == "stderr"]
     if "child-may-fail" not in tags:
-        failed = [item for item in evidence if item["kind"] == "child"]
-        yield from (
-            Problem(cell["id"], f"{item['command']} ended with exit code {item['exit']}") for item in failed
-        )
+        said += [f"{item['command']} ended with exit code {item['exit']}" for item in failed]
     if wants_ranks(cell) and not any(item["kind"] == "ranks" and item["returned"] for item in evidence):
-        yield Problem(cell["id"], "was to run real ranks, and none ran")
+        said.append("was to run real ranks, and none ran")
+    return [Problem(cell["id"], what) for what in said]
 
 
 def wants_ranks(cell: Mapping[str, Any]) -> bool:

@@ -64,9 +64,9 @@ class Exercise:
 
     def check(self, *answers: Any) -> AnswerVerdict:
         """Judge the answers of the exercise's stub, in its order."""
-        if any(_is_open(answer) for answer in answers):
-            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
         try:
+            if any(_is_open(answer) for answer in answers):
+                raise OpenAnswerError
             wrong = self.judge(*answers)
         except OpenAnswerError:
             return AnswerVerdict(None, "Replace ... with yours, or go on without.")

@@ -36,11 +36,8 @@ def range_exercise() -> Exercise:
     """The interval of a matrix within a slice, judged against ``plan.dist_meta`` on several grids."""
 
     def judge(local_range: LocalRange) -> str | None:
-        for dp, tp in GRIDS:
-            for bucket in BUCKETS:
-                if wrong := _judge_plan(local_range, plan_of(dp, tp, bucket)):
-                    return wrong
-        return None
+        plans = (plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS)
+        return next(filter(None, (_judge_plan(local_range, plan) for plan in plans)), None)
 
     hints = (
         "Slice number place begins at place * length in the bucket, and ends length later.",

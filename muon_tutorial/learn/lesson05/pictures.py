@@ -73,15 +73,11 @@ def say_rulers(plan: Plan) -> str:
     for bucket in plan.buckets:
         length = length_of(plan, bucket)
         metas = bucket.dist_meta(plan.grid.at(0))
-        names = ", ".join(
-            f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" for meta in metas
-        )
-        said.append(f"Bucket {bucket.index} of {length} numbers holds {names}.")
+        names = [f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" for meta in metas]
+        said.append(f"Bucket {bucket.index} of {length} numbers holds {', '.join(names)}.")
         step = length // plan.grid.size("dp")
-        slices = "; ".join(
-            f"{place}: {place * step} to {(place + 1) * step}" for place in range(length // step)
-        )
-        said.append(f"Its slices by dp position: {slices}.")
+        slices = [f"{place}: {place * step} to {(place + 1) * step}" for place in range(length // step)]
+        said.append(f"Its slices by dp position: {'; '.join(slices)}.")
     return " ".join(said)
 
 

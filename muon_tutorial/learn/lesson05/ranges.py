@@ -76,20 +76,15 @@ def whole_matrix(plan: Plan, meta: DistMeta, seed: int) -> Tensor:
 
 def split_matrices(plan: Plan) -> list[str]:
     """The matrices of which more than one slice has a part."""
-    entries = [entry for bucket in plan.buckets for entry in bucket.entries]
-    return [entry.matrix.name for entry in entries if len(keepers(plan, entry.matrix.name)) > 1]
+    names = [meta.name for meta in plan.dist_meta(plan.grid.at(0))]
+    return [name for name in names if len(keepers(plan, name)) > 1]
 
 
 def keepers(plan: Plan, name: str) -> list[int]:
     """The ranks that keep a part of a matrix: as in the rulers, of those at tp position 0."""
-    tp = plan.grid.size("tp")
-    metas = [(rank, plan.dist_meta(plan.grid.at(rank))) for rank in plan.grid.ranks if rank % tp == 0]
-    return [
-        rank
-        for rank, mine in metas
-        for meta in mine
-        if meta.name == name and meta.local_range[0] < meta.local_range[1]
-    ]
+    line = map(plan.grid.at, plan.grid.at(0).group("dp"))
+    found = ((at.rank, meta) for at in line for meta in plan.dist_meta(at) if meta.name == name)
+    return [rank for rank, meta in found if meta.local_range[0] < meta.local_range[1]]
 
 
 def local_range(global_range: Interval, place: int, length: int) -> Interval:

@@ -82,18 +82,17 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
 def _judge_groups(said: object, grid: Grid) -> str | None:
     if not isinstance(said, (tuple, list)) or len(said) != 2:
         return "return two lists: dp_groups, tp_groups."
-    listed = {axis: read_groups(part) for axis, part in zip(("dp", "tp"), said, strict=True)}
-    for axis, found in listed.items():
-        if found is None:
+    listed = {}
+    for axis, part in zip(("dp", "tp"), said, strict=True):
+        if (found := read_groups(part)) is None:
             return f"{axis}_groups is no list of lists of ranks, such as [[0, 1], [2, 3]]."
-    as_sets = {axis: {frozenset(group) for group in found or ()} for axis, found in listed.items()}
+        listed[axis] = found
+    as_sets = {axis: set(map(frozenset, found)) for axis, found in listed.items()}
     right = {axis: {frozenset(grid.at(rank).group(axis)) for rank in grid.ranks} for axis in ("dp", "tp")}
     if as_sets == {"dp": right["tp"], "tp": right["dp"]} != right:
         row = list(grid.at(0).group("tp"))
         return f"rows and columns are swapped. {row} is a row: in it tp changes, so it is a tp group."
-    return next(
-        (wrong for axis, found in listed.items() if (wrong := _judge_axis(axis, found or [], grid))), None
-    )
+    return next(filter(None, (_judge_axis(axis, found, grid) for axis, found in listed.items())), None)
 
 
 def read_groups(said: object) -> list[list[int]] | None:

@@ -5,7 +5,7 @@ The weights have sizes that most tp do not divide. Each dp position has data of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
@@ -113,16 +113,13 @@ def cut(weight: Tensor, kind: CutKind, place: int, tp: int, shape_of: ShapeOf = 
 def my_parameters(rank: int, tp: int, seed: int) -> list[torch.nn.Parameter]:
     """This rank's pieces of both weights, each saying how it was cut."""
     whole, place = make_numbers("ordinary", 0, seed), rank % tp
-    return [
-        _parameter(weight, kind, place, tp) for weight, kind in ((whole.up, KINDS[0]), (whole.down, KINDS[1]))
-    ]
-
-
-def _parameter(weight: Tensor, kind: CutKind, place: int, tp: int) -> torch.nn.Parameter:
-    parameter: Any = torch.nn.Parameter(cut(weight, kind, place, tp))
-    parameter.partition_dim = DIM[kind]
-    parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
-    return parameter
+    parameters = []
+    for weight, kind in zip((whole.up, whole.down), KINDS, strict=True):
+        parameter: Any = torch.nn.Parameter(cut(weight, kind, place, tp))
+        parameter.partition_dim = DIM[kind]
+        parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
+        parameters.append(parameter)
+    return parameters
 
 
 def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
@@ -199,11 +196,8 @@ def say_kept(kept: Sequence[KeptByRank], tp: int) -> str:
 def say_fused(tp: int) -> str:
     """How many rows of q, k and v each tp position gets of a fused weight that is cut as one."""
     lines = [f"q, k and v of {HEADS} rows each, in one weight of {3 * HEADS} rows, column parallel:"]
-    for place, (start, length) in enumerate(_runs(3 * HEADS, tp)):
+    for place in range(tp):
+        start, length = Shard(0).run(3 * HEADS, place, tp)
         counts = [max(0, min(start + length, (n + 1) * HEADS) - max(start, n * HEADS)) for n in range(3)]
         lines.append(f"  place {place}: {counts[0]:2} rows of q, {counts[1]:2} of k, {counts[2]:2} of v")
     return "\n".join(lines)
-
-
-def _runs(length: int, tp: int) -> Iterator[tuple[int, int]]:
-    return (Shard(0).run(length, place, tp) for place in range(tp))

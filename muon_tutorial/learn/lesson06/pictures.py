@@ -97,12 +97,8 @@ def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) ->
     at = grid.at(rank)
     x, w, y = (operand.say(at["tp"], at.size("tp")) for operand in operands(shape, kind))
     row = f"Together {say_ranks(at.group('tp'))} keep all of W." if at.size("tp") > 1 else ""
-    lines = [
-        f"Rank {rank} keeps {w}; the same piece is on {say_ranks(at.group('dp'))}.",
-        f"It takes {x}, and makes {y}.",
-        row,
-    ]
-    return [line for line in lines if line]
+    same = f"Rank {rank} keeps {w}; the same piece is on {say_ranks(at.group('dp'))}."
+    return [same, f"It takes {x}, and makes {y}.", *([row] if row else [])]
 
 
 def _say_rank(grid: Grid, rank: int) -> str:
@@ -127,8 +123,13 @@ def _draw_grid(axes: Axes, grid: Grid, rank: int, frame: Frame) -> None:
     side, edge, upper = _cell_side(grid, width - 36, height - 118), left + 28, top + 42
     write(axes, edge + 8, upper - 12, "along tp →", 9, color=QUIET)
     axes.text(left + 10, upper + 8, "along dp →", size=9, rotation=-90, va="top", ha="center", color=QUIET)
-    for other in grid.ranks:
-        _draw_rank(axes, grid, other, (edge, upper, side), bold=other == rank)
+    for other in map(grid.at, grid.ranks):
+        label, width = (
+            f"rank {other.rank}\ndp {other['dp']}\ntp {other['tp']}",
+            2.6 if other.rank == rank else 1.0,
+        )
+        place = (edge + other["tp"] * side, upper + other["dp"] * side, side)
+        _draw_cell(axes, place, holder_colour(other["tp"]), label, linewidth=width)
     at = grid.at(rank)
     _outline(axes, (edge - 2, upper + at["dp"] * side - 2, tp * side + 4, side + 4), BLUE, "-")
     _outline(axes, (edge + at["tp"] * side + 2, upper + 2, side - 4, dp * side - 4), ORANGE, "--")
@@ -159,13 +160,6 @@ def _short(ranks: Sequence[int]) -> str:
 
 def _cell_side(grid: Grid, width: float, height: float) -> float:
     return min(78.0, width / grid.size("tp"), height / grid.size("dp"))
-
-
-def _draw_rank(axes: Axes, grid: Grid, rank: int, where: tuple[float, float, float], bold: bool) -> None:
-    at, (left, top, side) = grid.at(rank), where
-    x, y = left + at["tp"] * side, top + at["dp"] * side
-    fill, width = holder_colour(at["tp"]), 2.6 if bold else 1.0
-    _draw_cell(axes, (x, y, side), fill, f"rank {rank}\ndp {at['dp']}\ntp {at['tp']}", linewidth=width)
 
 
 def _draw_cell(
@@ -240,37 +234,43 @@ def _draw_piece(axes: Axes, frame: Frame, fill: str, label: str, partial: bool) 
     write(axes, x + width / 2, y + height / 2, label, size, ha="center", zorder=7, bbox=box)
 
 
-def draw_groups(groups: dict[str, list[list[int]]], grid: Grid) -> Picture:
-    """Groups as somebody made them, right or wrong, on the grid: one fill a group, a list beside another."""
+def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
+    """The groups that the reader's function returns, right or wrong, on the grid: one fill a group.
+
+    The reference's, where it is a stub.
+    """
+    made, grid = function(dp, tp), Grid.of(dp=dp, tp=tp)
+    if made is ...:
+        print("No answer yet: this is the reference.")
+        made = groups(dp, tp)
+    parts = made if isinstance(made, (tuple, list)) and len(made) == 2 else ((), ())
     side = _cell_side(grid, 380, 240)
-    figure, axes = blank(_WIDTH, round(78 + grid.size("dp") * side + 20))
+    figure, axes = blank(_WIDTH, round(78 + dp * side + 20))
     said = []
-    for number, (axis, listed) in enumerate(groups.items()):
+    for number, (axis, part) in enumerate(zip(("dp", "tp"), parts, strict=True)):
+        listed = read_groups(part) or []
         left = _MARGIN + 436 * number
         write(axes, left, 24, f"{axis}_groups", 11.5, weight="bold")
         write(axes, left, 44, "one fill, one group", 9, color=QUIET)
-        for rank in grid.ranks:
-            _draw_member(axes, grid, rank, listed, (left, 62.0, side))
+        for at in map(grid.at, grid.ranks):
+            mine = [number for number, group in enumerate(listed) if at.rank in group]
+            alone = len(mine) == 1
+            label = f"rank {at.rank}\n" + (
+                f"group {mine[0]}" if alone else "in several" if mine else "in none"
+            )
+            fill, place = (
+                holder_colour(mine[0]) if alone else EMPTY,
+                (left + at["tp"] * side, 62 + at["dp"] * side),
+            )
+            _draw_cell(axes, (*place, side), fill, label, hatch=None if alone else "xx")
         said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed) or 'none'}.")
     return finish(figure, "grid-groups", " ".join(said))
 
 
-def _draw_member(
-    axes: Axes, grid: Grid, rank: int, groups: list[list[int]], where: tuple[float, float, float]
-) -> None:
-    at, (left, top, side) = grid.at(rank), where
-    x, y = left + at["tp"] * side, top + at["dp"] * side
-    mine = [number for number, group in enumerate(groups) if rank in group]
-    alone = len(mine) == 1
-    fill = holder_colour(mine[0]) if alone else EMPTY
-    where_to = f"group {mine[0]}" if alone else "in several" if mine else "in none"
-    _draw_cell(axes, (x, y, side), fill, f"rank {rank}\n{where_to}", hatch=None if alone else "xx")
-
-
-def draw_buffers(plan: Plan) -> Picture:
-    """For each tp position, its flat buffer of all weights, and the slices in which dp cuts it."""
+def picture_of_buffers(dp: int, tp: int) -> Picture:
+    """For each tp position the flat buffer of both weights, and how dp cuts it."""
+    plan = plan_of(dp, tp)
     [bucket] = plan.buckets
-    tp = plan.grid.size("tp")
     figure, axes = blank(_WIDTH, round(58 + 92 * tp))
     title = "One buffer for each place along tp, cut by dp"
     write(axes, _MARGIN, 24, title, 11.5, weight="bold")
@@ -327,17 +327,6 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     return show(draw, draw_overview(grid, UP), live, rank=RankButtons(dp, tp), cut=cut)
 
 
-def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
-    """The groups that the reader's function returns, right or wrong; the reference's, where it is a stub."""
-    said = function(dp, tp)
-    if said is ...:
-        print("No answer yet: this is the reference.")
-        said = groups(dp, tp)
-    parts = said if isinstance(said, (tuple, list)) and len(said) == 2 else ((), ())
-    made = {axis: read_groups(part) or [] for axis, part in zip(("dp", "tp"), parts, strict=True)}
-    return draw_groups(made, Grid.of(dp=dp, tp=tp))
-
-
 def picture_of_kept(plan: Plan, kept: Sequence[KeptByRank]) -> Picture:
     """The first weight and its momentum, by holder, with a letter for each distinct content of a real run."""
     up, _, momentum = letters_of(kept)
@@ -347,8 +336,3 @@ def picture_of_kept(plan: Plan, kept: Sequence[KeptByRank]) -> Picture:
         StepMoment("up: its momentum", "tp cuts it, dp cuts the buffer", held[1]),
     ]
     return figures.draw_holdings(moments, UP, "lesson06-kept")
-
-
-def picture_of_buffers(dp: int, tp: int) -> Picture:
-    """For each tp position the flat buffer of both weights, and how dp cuts it."""
-    return draw_buffers(plan_of(dp, tp))

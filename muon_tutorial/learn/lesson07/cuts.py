@@ -5,7 +5,9 @@ All is exact UVᵀ in float64, so that what is seen comes from the cut, and from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -71,3 +73,20 @@ def matrices() -> dict[str, Tensor]:
     u, _, vt = torch.linalg.svd(numbers, full_matrices=False)
     loud = torch.arange(1, SHAPE[0] + 1, dtype=torch.float64) ** -1.5
     return {"real": gradient(), "Gaussian": numbers, "power law": u @ torch.diag(loud) @ vt}
+
+
+def patches(numbers: Sequence[Sequence[float]]) -> list[tuple[float, int, int, int, int]]:
+    """Rectangles of equal numbers that cover a matrix: number, first row, first column, rows, columns.
+
+    >>> patches([[0, 0, 1], [0, 0, 1]])
+    [(0, 0, 0, 2, 2), (1, 0, 2, 2, 1)]
+    """
+    found, top = [], 0
+    for row, same in groupby(numbers):
+        rows, left = len(list(same)), 0
+        for number, run in groupby(row):
+            columns = len(list(run))
+            found.append((number, top, left, rows, columns))
+            left += columns
+        top += rows
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..exercises.judge import Exercise, numbers
@@ -71,15 +72,11 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
 
 def _why_shape(run: GatherRun, dim: int, result: Tensor) -> str:
     piece = my_piece(probe(), dim, 0, run.tp)
-    along = list(piece.shape)
-    along[dim] *= run.dp * run.tp
-    stacked = list(piece.shape)
-    stacked[1 - dim] *= run.tp
-    if list(result.shape) == list(piece.shape):
+    if result.shape == piece.shape:
         return "That is one piece; nothing was put together."
-    if list(result.shape) == along:
+    if result.shape == torch.cat([piece] * run.dp * run.tp, dim).shape:
         return "Those are the pieces of all ranks; the tp line alone holds the matrix once."
-    if list(result.shape) == stacked:
+    if result.shape == torch.cat([piece] * run.tp, 1 - dim).shape:
         return f"The pieces were put together along dim {1 - dim}, but tp cut along dim {dim}."
     return "" if result.ndim == 2 else "Put the pieces side by side, without a new dimension."
 

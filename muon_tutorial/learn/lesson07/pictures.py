@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..inputs.recordings import real_gradient
 from ..pictures.picture import ALARM, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 from ..pictures.spectra import BLUE, GREEN, ORANGE, Curve, card, decades, legend, plot, style
 from ..widgets.shell import Shell, choice, show
-from .cuts import CUTS, DIMS, SHAPE, Comparison, compare, matrices, pieces_alone
+from .cuts import CUTS, DIMS, SHAPE, Comparison, compare, matrices, patches, pieces_alone
 from .exercises import judge_result
 from .on_ranks import GatherRun, first_wrong
 
@@ -29,8 +29,7 @@ def picture_of_cuts(tp: int) -> Picture:
         left = _write_title(axes, f"Cut by {name}", f"each place along tp holds a run of {name}", number)
         for place in range(tp):
             box = shard_box(SHAPE, Shard(dim), place, tp)
-            (row, column), (height, width) = box.offset, box.shape
-            _draw_run(axes, (row, column, height, width), place, 400 / SHAPE[1], (left, 62))
+            _draw_run(axes, (*box.offset, *box.shape), place, 400 / SHAPE[1], (left, 62))
         said.append(
             f"A {SHAPE[0]} × {SHAPE[1]} matrix cut by {name}: each of {tp} places holds {box.shape[dim]}."
         )
@@ -47,25 +46,23 @@ def _write_title(axes: Axes, title: str, what: str, number: int) -> float:
 
 def picture_of_panels(matrix: Tensor, tp: int, name: str = "lesson07-panels") -> Picture:
     """Spectrum of the whole and of the pieces; cosine and distance, by number of pieces and by cut."""
-    found = {
-        cut: {n: compare(pieces_alone(matrix, dim, n), matrix) for n in CUTS} for cut, dim in DIMS.items()
-    }
-    here = {cut: compare(pieces_alone(matrix, dim, tp), matrix) for cut, dim in DIMS.items()}
+    found = {cut: {n: _compare_cut(matrix, cut, n) for n in CUTS} for cut in DIMS}
+    here = {cut: _compare_cut(matrix, cut, tp) for cut in DIMS}
     figure = card(880, 620)
     panels = [figure.add_subplot(2, 2, number) for number in (1, 2, 3, 4)]
     _draw_whole(panels[0], matrix)
     _draw_pieces(panels[1], here, f"2 · {tp} pieces, each alone, put together")
-    _draw_lines(
-        panels[2], {c: [f.cosine for f in by.values()] for c, by in found.items()}, "3 · cosine to UVᵀ"
-    )
-    _draw_lines(
-        panels[3], {c: [f.distance for f in by.values()] for c, by in found.items()}, "4 · distance to UVᵀ"
-    )
+    for panel, name_of in ((panels[2], "cosine"), (panels[3], "distance")):
+        lines = {c: [getattr(f, name_of) for f in by.values()] for c, by in found.items()}
+        _draw_lines(panel, lines, f"{panels.index(panel) + 1} · {name_of} to UVᵀ")
     figure.tight_layout(h_pad=2.0, w_pad=2.0)
     said = [_say_cut(cut, n, result) for cut, by in found.items() for n, result in by.items() if n > 1]
-    return finish(
-        figure, name, f"Of {real_gradient('down')}: whole, all singular values become 1. {' '.join(said)}"
-    )
+    alt = f"Of {real_gradient('down')}: whole, all singular values become 1. {' '.join(said)}"
+    return finish(figure, name, alt)
+
+
+def _compare_cut(matrix: Tensor, cut: str, pieces: int) -> Comparison:
+    return compare(pieces_alone(matrix, DIMS[cut], pieces), matrix)
 
 
 def _say_cut(cut: str, count: int, result: Comparison) -> str:
@@ -88,14 +85,8 @@ def _draw_pieces(axes: Axes, results: dict[str, Comparison], title: str) -> None
     style(axes, title, "direction, the loudest first", "singular value")
     axes.axhline(1, color=GREEN, linewidth=1.4, label="UVᵀ")
     for cut, result in results.items():
-        steps = range(1, len(result.values) + 1)
-        axes.plot(
-            steps,
-            result.values,
-            color=COLOURS[cut],
-            linewidth=2,
-            label=f"cut by {cut}: cosine {result.cosine:.2f}",
-        )
+        steps, label = range(1, len(result.values) + 1), f"cut by {cut}: cosine {result.cosine:.2f}"
+        axes.plot(steps, result.values, color=COLOURS[cut], linewidth=2, label=label)
     axes.set_ylim(0, 3.4)
     legend(axes, "upper right")
 
@@ -111,11 +102,9 @@ def _draw_lines(axes: Axes, lines: dict[str, list[float]], title: str) -> None:
 
 def picture_of_choice(matrix: str, cut: str, pieces: int) -> Picture:
     """One matrix, one cut: the spectrum of the pieces' update, and how far it is from UVᵀ."""
-    whole = matrices()[matrix]
-    result = compare(pieces_alone(whole, DIMS[cut], pieces), whole)
+    result = _compare_cut(matrices()[matrix], cut, pieces)
     figure = card(820, 330)
-    axes = style(figure.add_axes((0.08, 0.16, 0.5, 0.72)), f"{matrix}, cut by {cut} into {pieces}",
-                 "direction, the loudest first", "singular value")  # fmt: skip
+    axes = figure.add_axes((0.08, 0.16, 0.5, 0.72))
     _draw_pieces(axes, {cut: result}, f"{matrix}, cut by {cut} into {pieces}")
     verdict = "the same update" if result.at_best < 1e-3 else _verdict(result)
     lines = (
@@ -123,9 +112,8 @@ def picture_of_choice(matrix: str, cut: str, pieces: int) -> Picture:
         f"  rescaled      {result.at_best:.3f}\n\n{verdict}"
     )
     figure.text(0.63, 0.8, lines, size=10.5, family="DejaVu Sans Mono", va="top", color=INK, linespacing=1.6)
-    return finish(
-        figure, "lesson07-choice", f"{matrix}: {_say_cut(cut, pieces, result)} {verdict}.".replace("\n", " ")
-    )
+    alt = f"{matrix}: {_say_cut(cut, pieces, result)} {verdict}.".replace("\n", " ")
+    return finish(figure, "lesson07-choice", alt)
 
 
 def _verdict(result: Comparison) -> str:
@@ -140,7 +128,7 @@ def picture_of_choices(tp: int) -> Picture:
     figure = card(900, 300)
     said = []
     for number, (kind, matrix) in enumerate(kinds.items()):
-        results = {cut: compare(pieces_alone(matrix, dim, tp), matrix) for cut, dim in DIMS.items()}
+        results = {cut: _compare_cut(matrix, cut, tp) for cut in DIMS}
         axes = figure.add_subplot(1, len(kinds), number + 1)
         _draw_pieces(axes, results, f"{kind}, {tp} pieces")
         said += [f"{kind}: {_say_cut(cut, tp, result)}" for cut, result in results.items()]
@@ -200,15 +188,12 @@ def _draw_result(axes: Axes, result: Any, dim: int, tp: int, corner: tuple[float
         return
     rows, columns = result.shape
     scale = min(400 / columns, 170 / rows)
-    for box, place in _runs(_places(result, dim, tp)):
-        _draw_run(axes, box, place, scale, corner)
+    for place, *box in patches(_places(result, dim, tp)):
+        _draw_run(axes, box, int(place), scale, corner)
     wrong = first_wrong(result) if (rows, columns) == SHAPE else None
     if wrong is not None:
         x, y = corner[0] + wrong[1] * scale, corner[1] + wrong[0] * scale
         axes.plot(x, y, "x", color=ALARM, markersize=11, markeredgewidth=3, clip_on=False, zorder=9)
-
-
-PieceArea = tuple[int, int, int, int]
 
 
 def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
@@ -219,20 +204,7 @@ def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
     return torch.where((value < 0) | (value >= SHAPE[0] * SHAPE[1]), -1, place).tolist()
 
 
-def _runs(places: Sequence[Sequence[int]]) -> Iterator[tuple[PieceArea, int]]:
-    """Rectangles (row, column, height, width) of one tp position each; like rows are taken together."""
-    start = 0
-    for row in range(1, len(places) + 1):
-        if row == len(places) or places[row] != places[start]:
-            column = 0
-            for end in range(1, len(places[start]) + 1):
-                if end == len(places[start]) or places[start][end] != places[start][column]:
-                    yield (start, column, row - start, end - column), places[start][column]
-                    column = end
-            start = row
-
-
-def _draw_run(axes: Axes, box: PieceArea, place: int, scale: float, corner: tuple[float, float]) -> None:
+def _draw_run(axes: Axes, box: Sequence[int], place: int, scale: float, corner: tuple[float, float]) -> None:
     row, column, height, width = box
     x, y = corner[0] + column * scale, corner[1] + row * scale
     fill = "#ffffff" if place < 0 else holder_colour(place)

@@ -5,7 +5,7 @@ Knows ipywidgets 7.7 and 8. A ``Shell`` takes it as a control, for its ``value``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import ipywidgets
 import traitlets
@@ -28,22 +28,17 @@ class RankButtons(ipywidgets.GridBox):
 
     def __init__(self, dp: int, tp: int) -> None:
         self.places = Grid.of(dp=dp, tp=tp)
-        buttons = [self._button(rank) for rank in self.places.ranks]
+        size = ipywidgets.Layout(width="72px")
+        buttons = [ipywidgets.Button(description=f"rank {rank}", layout=size) for rank in self.places.ranks]
+        for rank, button in enumerate(buttons):
+            button.on_click(partial(self._press, rank))
         layout = ipywidgets.Layout(grid_template_columns=f"repeat({tp}, 76px)", margin="4px 0 4px 94px")
         super().__init__(buttons, layout=layout)
         self._light()
         self.observe(self._light, names="value")
 
-    def _button(self, rank: int) -> ipywidgets.Button:
-        button = ipywidgets.Button(description=f"rank {rank}", layout=ipywidgets.Layout(width="72px"))
-        button.on_click(self._press(rank))
-        return button
-
-    def _press(self, rank: int) -> Callable[[object], None]:
-        def press(button: object) -> None:
-            self.value = rank
-
-        return press
+    def _press(self, rank: int, button: object) -> None:
+        self.value = rank
 
     def _light(self, change: object = None) -> None:
         pressed = self.places.at(self.value)

@@ -7,14 +7,13 @@ Without one, it is folded behind a line to click on. Nothing is scored: an exerc
 from __future__ import annotations
 
 import html
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets
 
 from ..pictures.picture import Picture
-from .shell import VIEW, error_card
+from .shell import mime_bundle, show_in
 
 Reply = Callable[[Any], str]
 
@@ -49,18 +48,15 @@ class Reveal:
         self._again()
 
     def _again(self, change: object = None) -> None:
-        if self.picture is None:
-            return
-        try:
-            said = self.judge(self.controls["prediction"].value)
-            self.canvas.value = _paragraph(said) + self.picture.html
-        except Exception:
-            self.canvas.value = error_card(traceback.format_exc())
+        if self.picture is not None:
+            show_in(self.canvas, self._reply)
+
+    def _reply(self) -> str:
+        return _paragraph(self.judge(self.controls["prediction"].value)) + self.answer.html
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         page = FoldedPicture("Reveal", self.answer, self.question)
-        return {"text/plain": repr(self), "text/html": page._repr_html_(), VIEW: view}
+        return mime_bundle(self.box, repr(self), page._repr_html_())
 
     def __repr__(self) -> str:
         return f"{self.question} (Predict first.) {self.answer!r}"

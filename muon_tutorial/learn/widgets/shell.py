@@ -50,22 +50,30 @@ class Shell:
         return self._draw(**values)
 
     def _redraw(self, change: object = None) -> None:
-        try:
-            self.picture = self._draw(**{name: control.value for name, control in self.controls.items()})
-            self.canvas.value = self.picture.html
-        except Exception:
-            self.canvas.value = error_card(traceback.format_exc())
+        show_in(self.canvas, self._page)
+
+    def _page(self) -> str:
+        self.picture = self._draw(**{name: control.value for name, control in self.controls.items()})
+        return self.picture.html
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         still = self.still or self.picture
-        page = still.html if still else self.canvas.value
-        return {"text/plain": repr(still), "text/html": page, VIEW: view}
+        return mime_bundle(self.box, repr(still), still.html if still else self.canvas.value)
 
 
-def error_card(text: str) -> str:
-    """What stands in place of a picture that could not be drawn; the guards know it."""
-    return f'<pre title="{ERROR_MARK}">This picture could not be drawn.\n{html.escape(text)}</pre>'
+def show_in(canvas: ipywidgets.HTML, page: Callable[[], str]) -> None:
+    """Show a page; where making it raises, in its place an error that the guards know."""
+    try:
+        canvas.value = page()
+    except Exception:
+        said = f"This picture could not be drawn.\n{html.escape(traceback.format_exc())}"
+        canvas.value = f'<pre title="{ERROR_MARK}">{said}</pre>'
+
+
+def mime_bundle(box: ipywidgets.Box, text: str, page: str) -> dict[str, Any]:
+    """What a notebook shows of controls: themselves in a kernel, a page or a text without one."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
+    return {"text/plain": text, "text/html": page, VIEW: view}
 
 
 def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **controls: Any) -> Shell | Picture:
