@@ -118,6 +118,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "the gradient": (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
     "the largest": (takes_the_largest, "Rank 0 had handed over its answer: is what comes back a sum?"),
     "no function": (3, "'int' object is not callable"),
+    "gives up": (gives_up, "rank 0 24,576 numbers of bfloat16; rank 1 nothing, as it has returned"),
     "nothing": (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),
     "another shape": (lambda *given: torch.zeros(7, 2), "has 24,576 numbers; rank 0 returned 7 × 2"),
 }
