@@ -37,13 +37,13 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("fill", [picture.CARD, picture.EMPTY, *picture.HOLDERS])
-def test_ink_can_be_read_on_every_fill(fill: str) -> None:
-    assert contrast(picture.INK, fill) >= 4.5
-
-
-def test_quiet_ink_can_be_read_on_the_card() -> None:
-    assert contrast(picture.QUIET, picture.CARD) >= 4.5
+@pytest.mark.parametrize(
+    ("ink", "fill"),
+    [(picture.QUIET, picture.CARD)]
+    + [(picture.INK, fill) for fill in (picture.CARD, picture.EMPTY, *picture.HOLDERS)],
+)
+def test_ink_can_be_read_on_every_fill(ink: str, fill: str) -> None:
+    assert contrast(ink, fill) >= 4.5
 
 
 def test_neighbouring_holders_differ() -> None:

@@ -136,10 +136,13 @@ _RELATIVE = "loudness, of the loudest"
 def picture_of_all_updates(run: TrainedGPT, orthogonalize: Orthogonalize) -> Picture:
     """The spectra of the updates of three matrices of the last layer, side by side."""
     last = GPT_SHAPE.layers - 1
-    names = {
-        f"{KINDS[kind]}, layer {last}": f"blocks.{last}.{KINDS[kind]}.weight" for kind in ("up", "q", "o")
-    }
-    panels = [(title, spectra_of(run, name, orthogonalize)) for title, name in names.items()]
+    panels = [
+        (
+            f"{KINDS[kind]}, layer {last}",
+            spectra_of(run, f"blocks.{last}.{KINDS[kind]}.weight", orthogonalize),
+        )
+        for kind in ("up", "q", "o")
+    ]
     return draw_spectra(panels, "lesson01-all-updates", _RELATIVE)
 
 
@@ -154,15 +157,12 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     promised, measured = (
         [getattr(drop, kind) / unit for drop in drops.values()] for kind in ("promised", "measured")
     )
-    axes.barh(
-        [p + 0.19 for p in places],
-        promised,
-        0.34,
-        color="#b9d7ea",
-        edgecolor=INK,
-        label="promised by the gradient",
-    )
-    axes.barh([p - 0.19 for p in places], measured, 0.34, color=BLUE, edgecolor=INK, label="measured")
+    bars = {
+        "promised by the gradient": (promised, 0.19, "#b9d7ea"),
+        "measured": (measured, -0.19, BLUE),
+    }
+    for label, (lengths, up, colour) in bars.items():
+        axes.barh([p + up for p in places], lengths, 0.34, color=colour, edgecolor=INK, label=label)
     axes.set_yticks(list(places), list(drops), color=INK)
     axes.set_xlabel("times what SGD promises", fontsize=9, color=QUIET)
     axes.set_xlim(0, max(*promised, *measured) * 1.45)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...plan.bucket import Bucket, BucketEntry, matrix_boxes
-from ...plan.grid import Coordinate
 from ...plan.layout import Box
 from ...plan.strategies import Plan
 
@@ -43,7 +42,11 @@ def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
 def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
     """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
     bucket, entry = _find(plan, matrix)
-    return tuple(HeldBoxes(rank, _kept_boxes(bucket, entry, plan.grid.at(rank))) for rank in plan.grid.ranks)
+    held = []
+    for rank, at in ((rank, plan.grid.at(rank)) for rank in plan.grid.ranks):
+        mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
+        held.append(HeldBoxes(rank, matrix_boxes(mine, at)))
+    return tuple(held)
 
 
 def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
@@ -56,11 +59,6 @@ def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
 
 def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
     return next((b, entry) for b in plan.buckets for entry in b.entries if entry.matrix.index == matrix)
-
-
-def _kept_boxes(bucket: Bucket, entry: BucketEntry, at: Coordinate) -> tuple[Box, ...]:
-    mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
-    return matrix_boxes(mine, at)
 
 
 def holders_of(held: Iterable[HeldBoxes], row: int, column: int) -> list[int]:
