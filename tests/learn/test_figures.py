@@ -50,8 +50,10 @@ def test_neighbouring_holders_differ() -> None:
     assert len(set(picture.HOLDERS)) == len(picture.HOLDERS) == 8
 
 
-def test_the_same_data_gives_the_same_bytes() -> None:
+def test_the_same_data_gives_the_same_bytes_and_its_words() -> None:
     assert draw().svg == draw().svg
+    assert "rank 3 holds rows 6 to 11, columns 4 to 7" in draw().alt
+    assert draw().alt == repr(draw()).replace("\n", " ")
 
 
 def test_a_picture_is_one_img_that_brings_everything() -> None:
@@ -69,11 +71,6 @@ def test_ids_are_prefixed_and_every_reference_has_its_id() -> None:
     assert ids
     assert all(name.startswith("mine-") for name in ids)
     assert set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
-
-
-def test_alt_text_is_made_from_the_data() -> None:
-    assert "rank 3 holds rows 6 to 11, columns 4 to 7" in draw().alt
-    assert draw().alt == repr(draw()).replace("\n", " ")
 
 
 def test_alt_text_is_escaped() -> None:

@@ -61,13 +61,10 @@ def test_newton_schulz_sees_the_whole_matrix_where_it_works() -> None:
     assert {box.shape for item in held for box in item.boxes} == {(6, 8)}
 
 
-def test_contents_are_named_by_their_bytes() -> None:
+def test_contents_are_named_by_their_bytes_and_letters_do_not_run_out() -> None:
     one, other = torch.zeros(4), torch.tensor([0.0, -0.0, 0.0, 0.0])
     assert name_contents([one, other, one.clone()]) == ["A", "B", "A"]
     assert name_contents([one.view(2, 2), one]) == ["A", "B"]
-
-
-def test_letters_do_not_run_out() -> None:
     names = name_contents([torch.tensor(number) for number in range(60)])
     assert len(set(names)) == 60
     assert names[26] == "A2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -37,12 +38,10 @@ def write_step() -> Exercise:
 
     def judge(function: Step) -> str | None:
         generator = torch.Generator().manual_seed(0)
-        for shape in ((3, 5), (4, 4)):
-            for triple in (KELLER_JORDAN, (2.0, -1.5, 0.5)):
-                X = torch.randn(shape, generator=generator, dtype=torch.float64)
-                wrong = _judge_step(X / X.norm(), function, triple)
-                if wrong:
-                    return wrong
+        for shape, triple in product(((3, 5), (4, 4)), (KELLER_JORDAN, (2.0, -1.5, 0.5))):
+            X = torch.randn(shape, generator=generator, dtype=torch.float64)
+            if wrong := _judge_step(X / X.norm(), function, triple):
+                return wrong
         return None
 
     hints = (
@@ -91,20 +90,18 @@ def bound_values(steps: int) -> Exercise:
     right = bounds_after(steps)
     starts = torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64)
     ends = polynomial(starts, steps)
+    lowest_start, highest_start = starts[ends.argmin()], starts[ends.argmax()]
+    near = f"Nothing that began at {QUIET_START} or above ends near"
 
     def judge(lowest: object, highest: object) -> str | None:
         low, high = _number(lowest), _number(highest)
         if low > right.lowest + 0.006:
-            start = starts[ends.argmin()]
-            return f"A value that begins at {start:.3f} ends at {right.lowest:.3f}, below {low:g}."
+            return f"A value that begins at {lowest_start:.3f} ends at {right.lowest:.3f}, below {low:g}."
         if high < right.highest - 0.006:
-            start = starts[ends.argmax()]
-            return f"A value that begins at {start:.3f} ends at {right.highest:.3f}, above {high:g}."
+            return f"A value that begins at {highest_start:.3f} ends at {right.highest:.3f}, above {high:g}."
         if low < right.lowest - 0.006:
-            return f"Nothing that began at {QUIET_START} or above ends near {low:g}. lowest can be larger."
-        if high > right.highest + 0.006:
-            return f"Nothing that began at {QUIET_START} or above ends near {high:g}. highest can be smaller."
-        return None
+            return f"{near} {low:g}. lowest can be larger."
+        return f"{near} {high:g}. highest can be smaller." if high > right.highest + 0.006 else None
 
     hints = (
         "You need no matrix: take many numbers s and put them through the polynomial, again and again.",

@@ -31,8 +31,6 @@ from ...worlds.live import gather_objects, sum_counts
 from ..exercises.on_real_ranks import say_failure
 from ..inputs import measure
 
-WIDTH = 32
-LAYERS = 2
 WIRE = torch.bfloat16
 PATIENCE = 8.0
 _SUM = "all_reduce"
@@ -72,7 +70,7 @@ def gpt_shapes(layers: int, width: int) -> dict[str, tuple[int, int]]:
     return {f"{kind}{number}": shape for number in range(1, layers + 1) for kind, shape in layer.items()}
 
 
-SHAPES = gpt_shapes(LAYERS, WIDTH)
+SHAPES = gpt_shapes(layers=2, width=32)
 
 _STOPS = accumulate(rows * columns for rows, columns in SHAPES.values())
 PLACES = tuple(
@@ -278,7 +276,7 @@ def _check_alike(brought: str) -> None:
         raise MismatchError(f"all ranks must hand alike buffers to an all_reduce. Handed over: {said}.")
 
 
-TIMED = gpt_shapes(2, 384)
+TIMED = gpt_shapes(layers=2, width=384)
 BACKS: tuple[Literal["all_reduce", "all_gather"], ...] = ("all_reduce", "all_gather")
 
 

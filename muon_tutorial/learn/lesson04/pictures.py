@@ -177,30 +177,22 @@ def say_run(run: SharingRun) -> str:
 def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
     if not wrong:
         return "every place is right"
-    together = {place.name: _most_writers(run, place) for place in PLACES}
-    mixed = [f"{name} ({say_ranks(writers)})" for name, writers in together.items() if len(writers) > 1]
+    flags = run.writers()
+    mixed = []
+    for place in PLACES:
+        together = [ranks_of(flag, run.ranks) for flag in flags[place.slice].unique().tolist()]
+        if len(writers := max(together, key=len)) > 1:
+            mixed.append(f"{place.name} ({say_ranks(writers)})")
     sums = f"; sums of several ranks' answers in {', '.join(mixed)}" if mixed else ""
     return f"wrong places: {', '.join(wrong)}{sums}"
 
 
-def _most_writers(run: SharingRun, place: BufferPlace) -> list[int]:
-    """The ranks that wrote the number of a place that the most ranks wrote."""
-    flags: list[int] = run.writers()[place.slice].unique().tolist()
-    return max((ranks_of(flag, run.ranks) for flag in flags), key=len)
-
-
 def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
     """Buttons for the moment of the step and for the rank, over the flat buffers of a run."""
-    ranks = {f"rank {rank}": rank for rank in range(run.ranks)}
     moment = choice("moment", MOMENTS)
     moment.style.button_width = "120px"
-    return show(
-        partial(draw_moment, run),
-        draw_run(run, "lesson04-first"),
-        live,
-        moment=moment,
-        rank=choice("rank", ranks),
-    )
+    rank = choice("rank", {f"rank {rank}": rank for rank in range(run.ranks)})
+    return show(partial(draw_moment, run), draw_run(run, "lesson04-first"), live, moment=moment, rank=rank)
 
 
 def draw_loads(ranks: int) -> Picture:
