@@ -39,10 +39,6 @@ def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
     return reported([[flat] for flat in filled], [torch.stack(filled).sum(0)] * ranks, lacking)
 
 
-def says(function: Callable, ranks: int, timeout: float = 8.0) -> str:
-    return message_of_wrong(lesson.check_share(ranks, timeout=timeout), function)
-
-
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("way", "ranks"), [*(("solution", ranks) for ranks in (1, 2, 4)), *((way, 3) for way in sharings.RIGHT)]
@@ -61,7 +57,7 @@ TOLD |= {("gives up", 2)} | {(way, 3) for way in sharings.WRONG}
 @pytest.mark.parametrize(("way", "ranks"), sorted(TOLD))
 def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str, ranks: int) -> None:
     wrong, message = sharings.WRONG[way]
-    assert message in " ".join(says(wrong, ranks).split())
+    assert message in " ".join(message_of_wrong(lesson.check_share(ranks), wrong).split())
 
 
 @pytest.mark.live
@@ -74,7 +70,7 @@ def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str, ranks: int) -> 
     ],
 )
 def test_the_first_wrong_interval_is_named(ranks: int, place: str, since: str) -> None:
-    message = says(sharings.early, ranks)
+    message = message_of_wrong(lesson.check_share(ranks), sharings.early)
     assert message.startswith("Where rank 1 lacks the gradient of k1: the first wrong place is that of ")
     assert f"that of {place}, in every rank's buffer{since}." in message
     assert "numbers of ranks 0 and 1 are added up" in message

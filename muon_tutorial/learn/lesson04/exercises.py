@@ -11,7 +11,6 @@ from .first_wrong_place import early_starts, early_wrong, explain, reaches_into
 from .makespan import WORST, fair_shares
 from .on_ranks import (
     LENGTH,
-    PATIENCE,
     PLACES,
     SHAPES,
     Lacking,
@@ -105,7 +104,7 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
     return f"Rank {other.owner(ranks)} {said}"
 
 
-def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float = PATIENCE) -> Exercise:
+def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     """The exercise: every answer in its place, whatever gradient is missing wherever, on real ranks."""
     cases = [
         (),
@@ -116,7 +115,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float
 
     def judge(function: SharingFunction) -> str | None:
         try:
-            runs = run_cases(function, ranks, cases, backend=backend, seed=seed, timeout=timeout)
+            runs = run_cases(function, ranks, cases, backend=backend, seed=seed)
         except RankFailedError as error:
             raise MistakeError(say_trouble(error)) from None
         if all(run.is_open for run in runs):

@@ -218,16 +218,10 @@ def owner_lacks(name: str, ranks: int) -> Lacking:
 
 
 def run_cases(
-    function: SharingFunction,
-    ranks: int,
-    cases: Sequence[Lacking] = ((),),
-    *,
-    backend: str = "gloo",
-    seed: int = 0,
-    timeout: float = PATIENCE,
+    function: SharingFunction, ranks: int, cases: Sequence[Lacking], *, backend: str = "gloo", seed: int = 0
 ) -> list[SharingRun]:
     """Play ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
-    reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=timeout)
+    reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=PATIENCE)
     return [
         SharingRun(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)
     ]

@@ -29,7 +29,7 @@ from ..pictures.spectra import BLUE, card, style
 from ..widgets.shell import Shell, choice, show, slider
 from .first_wrong_place import ranks_of, say_ranks
 from .makespan import COSTS, MOST, WAYS, WORST, fair_shares, plan_of
-from .on_ranks import LENGTH, PLACES, BufferPlace, SharingRun, is_buffer, place_of
+from .on_ranks import LENGTH, PLACES, SharingRun, is_buffer, place_of
 
 MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
