@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,27 +42,20 @@ SUM = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lanes:
-    """Where things stand, in pixels."""
+def _width(ranks: int) -> float:
+    """How wide a lane is, in pixels."""
+    return min(132.0, (900 - _LEFT - _RIGHT) / ranks * 0.6)
 
-    count: int
 
-    @property
-    def width(self) -> float:
-        return min(132.0, self._pitch * 0.6)
+def _x(ranks: int, rank: int, share: float = 0.5) -> float:
+    """The middle of a rank's lane; with a share of 0, its left edge, with 1 its right one."""
+    left = _LEFT + (900 - _LEFT - _RIGHT) / ranks * (rank + 0.5) - _width(ranks) / 2
+    return left + share * _width(ranks)
 
-    @property
-    def _pitch(self) -> float:
-        return (900 - _LEFT - _RIGHT) / self.count
 
-    def x(self, rank: int, share: float = 0.5) -> float:
-        """The middle of a rank's lane; 0 is its left edge, 1 its right one."""
-        return _LEFT + self._pitch * (rank + 0.5) - self.width / 2 + share * self.width
-
-    @staticmethod
-    def top(row: int) -> float:
-        return _TOP + 22 + row * _ROW
+def _y(row: int) -> float:
+    """The top of the strips that show what is held after a round."""
+    return _TOP + 22 + row * _ROW
 
 
 def draw_ladder(
@@ -74,23 +66,22 @@ def draw_ladder(
     The two halves of an all_reduce are named, and the first message that brings nothing new is marked.
     """
     last = run.rounds if last is None else last
-    lanes = _Lanes(run.ranks)
-    figure, axes = blank(900, round(lanes.top(run.rounds) + _STRIP + 22))
+    figure, axes = blank(900, round(_y(run.rounds) + _STRIP + 22))
     _write_heading(axes, *heading)
-    _draw_lanes(axes, lanes, lanes.top(0), lanes.top(run.rounds) + _STRIP, color=EMPTY, linewidth=2)
+    _draw_lanes(axes, run.ranks, _y(0), _y(run.rounds) + _STRIP, color=EMPTY, linewidth=2)
     for row in range(run.rounds):
-        write(axes, 16, lanes.top(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", 9, color=QUIET)
+        write(axes, 16, _y(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", 9, color=QUIET)
     half = run.ranks - 1
     if heading == SUM and run.rounds == 2 * half:
         for begun, phase in ((0, "reduce_\nscatter"), (half, "all_\ngather")):
-            write(axes, 16, lanes.top(begun) + 12, phase, 9, weight="bold", zorder=6)
+            write(axes, 16, _y(begun) + 12, phase, 9, weight="bold", zorder=6)
     for row in range(last + 1):
         for rank, held in enumerate(holdings_after(run.start, run.messages, row)):
-            _draw_strip(axes, held, run, (lanes.x(rank, 0), lanes.top(row)), lanes.width)
+            _draw_strip(axes, held, run, (_x(run.ranks, rank, 0), _y(row)), _width(run.ranks))
     wrong = first_repeat(run.start, run.messages)
     for message in run.messages:
         if message.round <= last:
-            _draw_message(axes, message, message.stop is None or message == wrong, lanes)
+            _draw_message(axes, message, message.stop is None or message == wrong, run.ranks)
     return finish(figure, name, _describe(run, heading, last))
 
 
@@ -99,10 +90,10 @@ def _write_heading(axes: Axes, title: str, what: str) -> None:
     axes.text(16, 40, what, size=9, va="top", color=QUIET)
 
 
-def _draw_lanes(axes: Axes, lanes: _Lanes, top: float, bottom: float, **line: Any) -> None:
-    for rank in range(lanes.count):
-        axes.plot([lanes.x(rank)] * 2, [top, bottom], zorder=1, **line)
-        write(axes, lanes.x(rank), _TOP + 8, f"rank {rank}", 9.5, ha="center")
+def _draw_lanes(axes: Axes, ranks: int, top: float, bottom: float, **line: Any) -> None:
+    for rank in range(ranks):
+        axes.plot([_x(ranks, rank)] * 2, [top, bottom], zorder=1, **line)
+        write(axes, _x(ranks, rank), _TOP + 8, f"rank {rank}", 9.5, ha="center")
 
 
 def _draw_strip(axes: Axes, held: HeldPieces, run: CollectiveRun, corner: Point, width: float) -> None:
@@ -126,9 +117,9 @@ def _tint(piece: int, share: float) -> tuple[float, ...]:
     return tuple(1 - strength * (1 - channel) for channel in to_rgb(holder_colour(piece)))
 
 
-def _draw_message(axes: Axes, message: Message, wrong: bool, lanes: _Lanes) -> None:
+def _draw_message(axes: Axes, message: Message, wrong: bool, ranks: int) -> None:
     lost, colour = message.stop is None, ALARM if wrong else INK
-    for start, stop in _paths(message, lanes):
+    for start, stop in _paths(message, ranks):
         if lost:
             stop = _between(start, stop, 0.55)
             write(axes, *stop, "✕", 13, ha="center", color=ALARM, zorder=8)
@@ -154,13 +145,13 @@ def _between(start: Point, stop: Point, share: float) -> Point:
     return start[0] + share * (stop[0] - start[0]), start[1] + share * (stop[1] - start[1])
 
 
-def _paths(message: Message, lanes: _Lanes) -> list[tuple[Point, Point]]:
+def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
     """Where the arrow runs. Between the last lane and the first it leaves the card and comes in again."""
-    here, there, last = message.sender, message.receiver, lanes.count - 1
-    high, low = lanes.top(message.round - 1) + _STRIP - 2, lanes.top(message.round) + 2
-    if there != (here + 1) % lanes.count:
-        return [((lanes.x(here), high + 2), (lanes.x(there), low - 2))]
-    ends = (lanes.x(here, 1), high), (lanes.x(there, 0), low)
+    here, there, last = message.sender, message.receiver, ranks - 1
+    high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
+    if there != (here + 1) % ranks:
+        return [((_x(ranks, here), high + 2), (_x(ranks, there), low - 2))]
+    ends = (_x(ranks, here, 1), high), (_x(ranks, there, 0), low)
     if here != last:
         return [ends]
     middle = (high + low) / 2
@@ -186,7 +177,7 @@ def _say(message: Message, sums: bool) -> str:
 
 def picture_of_clock(run: CollectiveRun) -> Picture:
     """The same messages against the clock: from the call that sends to the moment the receiver has it."""
-    lanes, height = _Lanes(run.ranks), 360.0
+    height = 360.0
     figure, axes = blank(900, round(_TOP + height + 60))
     done = [(message, message.stop) for message in run.messages if message.stop is not None]
     span = max((stop for _, stop in done), default=1.0) or 1.0
@@ -196,11 +187,11 @@ def picture_of_clock(run: CollectiveRun) -> Picture:
         y = top + height * tick / 4
         axes.plot([_LEFT - 10, 890], [y, y], color=EMPTY, linewidth=1, zorder=0)
         write(axes, 16, y, f"{span * 1e3 * tick / 4:.2f} ms", 9, color=QUIET)
-    _draw_lanes(axes, lanes, top, top + height, color=QUIET, linewidth=1)
+    _draw_lanes(axes, run.ranks, top, top + height, color=QUIET, linewidth=1)
     said = []
     for message, stop in done:
-        begin = (lanes.x(message.sender), top + message.start * (height / span))
-        end = (lanes.x(message.receiver), top + stop * (height / span))
+        begin = (_x(run.ranks, message.sender), top + message.start * (height / span))
+        end = (_x(run.ranks, message.receiver), top + stop * (height / span))
         _draw_arrow(axes, begin, end, INK, "-")
         _draw_label(axes, message, _between(begin, end, 0.3), INK)
         said.append(f"{message}, from {message.start * 1e3:.2f} to {1e3 * stop:.2f} ms")
