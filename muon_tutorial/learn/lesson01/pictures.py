@@ -136,13 +136,10 @@ _RELATIVE = "loudness, of the loudest"
 def picture_of_all_updates(run: TrainedGPT, orthogonalize: Orthogonalize) -> Picture:
     """The spectra of the updates of three matrices of the last layer, side by side."""
     last = GPT_SHAPE.layers - 1
-    panels = [
-        (
-            f"{KINDS[kind]}, layer {last}",
-            spectra_of(run, f"blocks.{last}.{KINDS[kind]}.weight", orthogonalize),
-        )
-        for kind in ("up", "q", "o")
-    ]
+    names = {
+        f"{KINDS[kind]}, layer {last}": f"blocks.{last}.{KINDS[kind]}.weight" for kind in ("up", "q", "o")
+    }
+    panels = [(title, spectra_of(run, name, orthogonalize)) for title, name in names.items()]
     return draw_spectra(panels, "lesson01-all-updates", _RELATIVE)
 
 

@@ -90,18 +90,20 @@ def bound_values(steps: int) -> Exercise:
     right = bounds_after(steps)
     starts = torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64)
     ends = polynomial(starts, steps)
-    lowest_start, highest_start = starts[ends.argmin()], starts[ends.argmax()]
-    near = f"Nothing that began at {QUIET_START} or above ends near"
 
     def judge(lowest: object, highest: object) -> str | None:
         low, high = _number(lowest), _number(highest)
         if low > right.lowest + 0.006:
-            return f"A value that begins at {lowest_start:.3f} ends at {right.lowest:.3f}, below {low:g}."
+            start = starts[ends.argmin()]
+            return f"A value that begins at {start:.3f} ends at {right.lowest:.3f}, below {low:g}."
         if high < right.highest - 0.006:
-            return f"A value that begins at {highest_start:.3f} ends at {right.highest:.3f}, above {high:g}."
+            start = starts[ends.argmax()]
+            return f"A value that begins at {start:.3f} ends at {right.highest:.3f}, above {high:g}."
         if low < right.lowest - 0.006:
-            return f"{near} {low:g}. lowest can be larger."
-        return f"{near} {high:g}. highest can be smaller." if high > right.highest + 0.006 else None
+            return f"Nothing that began at {QUIET_START} or above ends near {low:g}. lowest can be larger."
+        if high > right.highest + 0.006:
+            return f"Nothing that began at {QUIET_START} or above ends near {high:g}. highest can be smaller."
+        return None
 
     hints = (
         "You need no matrix: take many numbers s and put them through the polynomial, again and again.",

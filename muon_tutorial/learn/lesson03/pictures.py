@@ -30,8 +30,6 @@ from .on_ranks import CollectiveRun
 
 Point = tuple[float, float]
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 92, 44, 78, 62, 24
-
-
 GATHER = (
     "all_gather, message by message",
     "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on",
