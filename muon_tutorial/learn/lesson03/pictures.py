@@ -56,9 +56,7 @@ def _y(row: int) -> float:
     return _TOP + 22 + row * _ROW
 
 
-def draw_ladder(
-    run: CollectiveRun, heading: tuple[str, str], last: int | None = None, name: str = "ladder"
-) -> Picture:
+def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
     """What each rank holds after every round, and the messages in between; rounds after ``last`` are open.
 
     The two halves of an all_reduce are named, and the first message that brings nothing new is marked.
@@ -69,8 +67,7 @@ def draw_ladder(
     _draw_lanes(axes, run.ranks, _y(0), _y(run.rounds) + _STRIP, color=EMPTY, linewidth=2)
     for row in range(run.rounds):
         write(axes, 16, _y(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", 9, color=QUIET)
-    half = run.ranks - 1
-    if heading == SUM and run.rounds == 2 * half:
+    if heading == SUM and run.rounds == 2 * (half := run.ranks - 1):
         for begun, phase in ((0, "reduce_\nscatter"), (half, "all_\ngather")):
             write(axes, 16, _y(begun) + 12, phase, 9, weight="bold", zorder=6)
     for row in range(last + 1):
@@ -198,16 +195,16 @@ def picture_of_clock(run: CollectiveRun) -> Picture:
 
 def picture_of_gather(run: CollectiveRun, name: str = "lesson03-gather") -> Picture:
     """The ladder of an all_gather."""
-    return draw_ladder(run, GATHER, name=name)
+    return draw_ladder(run, GATHER, name)
 
 
 def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
     """A slider through the rounds of an all_reduce."""
 
     def draw(last: int) -> Picture:
-        return draw_ladder(run, SUM, last, f"lesson03-sum-{last}")
+        return draw_ladder(run, SUM, f"lesson03-sum-{last}", last)
 
-    still = draw_ladder(run, SUM, name="lesson03-sum")
+    still = draw_ladder(run, SUM, "lesson03-sum")
     return show(draw, still, live, last=slider("round", last=run.rounds))
 
 

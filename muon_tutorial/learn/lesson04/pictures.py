@@ -123,14 +123,12 @@ def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
     return torch.where((after == 0) | after.isnan(), 0, run.writers())
 
 
-def _pieces(codes: Tensor) -> Iterator[tuple[int, int, int]]:
+def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
     """Runs of one code that are not zero: (start, stop, code)."""
     values, lengths = torch.unique_consecutive(codes, return_counts=True)
-    start = 0
-    for code, length in zip(values.tolist(), lengths.tolist(), strict=True):
-        if code:
-            yield start, start + length, code
-        start += length
+    stops = lengths.cumsum(0)
+    pieces = zip((stops - lengths).tolist(), stops.tolist(), values.tolist(), strict=True)
+    return [piece for piece in pieces if piece[2]]
 
 
 def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
