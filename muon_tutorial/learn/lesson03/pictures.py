@@ -63,7 +63,7 @@ def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: i
     """
     last = run.rounds if last is None else last
     figure, axes = blank(900, round(_y(run.rounds) + _STRIP + 22))
-    _write_heading(axes, *heading)
+    _write_heading(axes, *heading, linespacing=1.35)
     _draw_lanes(axes, run.ranks, _y(0), _y(run.rounds) + _STRIP, color=EMPTY, linewidth=2)
     for row in range(run.rounds):
         write(axes, 16, _y(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", 9, color=QUIET)
@@ -80,9 +80,9 @@ def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: i
     return finish(figure, name, _describe(run, heading, last))
 
 
-def _write_heading(axes: Axes, title: str, what: str) -> None:
+def _write_heading(axes: Axes, title: str, what: str, **look: Any) -> None:
     write(axes, 16, 22, title, 11.5, weight="bold")
-    axes.text(16, 40, what, size=9, va="top", color=QUIET)
+    write(axes, 16, 40, what, 9, va="top", color=QUIET, **look)
 
 
 def _draw_lanes(axes: Axes, ranks: int, top: float, bottom: float, **line: Any) -> None:
