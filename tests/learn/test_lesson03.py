@@ -13,6 +13,7 @@ from torch import Tensor
 from muon_tutorial import launch
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import lesson03
+from muon_tutorial.learn.pictures.picture import ALARM
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
@@ -24,26 +25,25 @@ def all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
     return lesson03.ring_all_gather(lesson03.ring_reduce_scatter(pieces, rank, ranks), rank, ranks)
 
 
-def ring(mine: Tensor, rank: int, ranks: int, sent: Callable, came: Callable, rounds: int, wait: bool) -> Any:
-    """A ring whose parts can be wrong: which piece goes and comes in a step, how often, and the wait."""
-    pieces = [torch.zeros_like(mine) for _ in range(ranks)]
-    pieces[rank] = mine
-    for step in range(rounds):
-        sending: Any = dist.isend(pieces[sent(rank, step) % ranks], (rank + 1) % ranks)
-        dist.recv(pieces[came(rank, step) % ranks], (rank - 1) % ranks)
-        if wait:
-            sending.wait()
-    return pieces
-
-
 def made(
     sent: Callable = lambda rank, step: rank - step,
     came: Callable = lambda rank, step: rank - step - 1,
     more_rounds: int = 0,
     wait: bool = True,
 ) -> Callable:
-    """A ring; right, unless an argument makes it wrong."""
-    return lambda mine, rank, ranks: ring(mine, rank, ranks, sent, came, ranks - 1 + more_rounds, wait)
+    """A ring; right, unless an argument makes it wrong: which piece goes and comes, how often, the wait."""
+
+    def ring(mine: Tensor, rank: int, ranks: int) -> Any:
+        pieces = [torch.zeros_like(mine) for _ in range(ranks)]
+        pieces[rank] = mine
+        for step in range(ranks - 1 + more_rounds):
+            sending: Any = dist.isend(pieces[sent(rank, step) % ranks], (rank + 1) % ranks)
+            dist.recv(pieces[came(rank, step) % ranks], (rank - 1) % ranks)
+            if wait:
+                sending.wait()
+        return pieces
+
+    return ring
 
 
 solution = made()
@@ -143,26 +143,18 @@ def test_a_handle_that_is_never_waited_for_is_named() -> None:
 
 
 def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
-    def stub(*given: Any) -> Any:
-        return ...
-
-    assert lesson03.check_ring(2).check(stub).passed is None
-    assert lesson03.run_gather(stub, 2).messages_sent(0) == 1
+    assert lesson03.check_ring(2).check(lambda *given: ...).passed is None
+    assert lesson03.run_gather(lambda *given: ..., 2).messages_sent(0) == 1
     assert "reference" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ranks", SIZES)
 def test_counted_bytes_are_the_formulas_and_the_halves_are_equal(ranks: int) -> None:
     gather, total = lesson03.run_gather(solution, ranks), lesson03.run_sum(all_reduce, ranks)
+    formula = [lesson03.ring_formula(kind, ranks) for kind in ("all_gather", "reduce_scatter", "all_reduce")]
     for rank in range(ranks):
-        assert gather.bytes_sent(rank) == lesson03.ring_formula("all_gather", ranks)
-        assert (
-            total.bytes_sent(rank)
-            == lesson03.ring_formula("all_reduce", ranks)
-            == 2 * gather.bytes_sent(rank)
-        )
-        half = total.bytes_sent(rank, last=ranks - 1)
-        assert half == lesson03.ring_formula("reduce_scatter", ranks) == gather.bytes_sent(rank)
+        sent, half = gather.bytes_sent(rank), total.bytes_sent(rank, last=ranks - 1)
+        assert [sent, half, total.bytes_sent(rank)] == formula == [sent, sent, 2 * sent]
     said = lesson03.say_bytes(gather, total).split("\n")
     assert len({line.split()[-1] for line in said[1:]} & {line.split()[-2] for line in said[1:]}) == 2
 
@@ -179,11 +171,12 @@ def _same_as_torchs(rank: int) -> bool:
 
 
 def test_pictures_mark_what_is_wrong() -> None:
-    right = lesson03.gather_story(lesson03.run_gather(solution, 3))
-    assert right.wrong is None
-    wrong = lesson03.gather_story(lesson03.run_gather(always_its_own, 3))
-    assert wrong.wrong is not None
-    assert wrong.wrong.round == 2
+    runs = [lesson03.run_gather(ring, 3) for ring in (solution, always_its_own)]
+    right, wrong = (lesson03.first_repeat(run.start, run.messages) for run in runs)
+    assert right is None
+    assert wrong is not None
+    assert wrong.round == 2
+    assert [ALARM in lesson03.picture_of_gather(run).svg for run in runs] == [False, True]
     stuck = lesson03.picture_of_gather(lesson03.run_gather(sends_first, 3, timeout=1.5))
     assert stuck.alt.count("nobody receives it") == 3
     clock = lesson03.picture_of_clock(lesson03.run_gather(solution, 3))
@@ -224,12 +217,10 @@ def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
 
 def test_a_wire_is_fitted_through_exact_times() -> None:
     sizes = [4**power for power in range(1, 12)]
-    wire = lesson03.fit_wire(sizes, [5e-5 + size / 2e9 for size in sizes])
-    assert wire.latency == pytest.approx(5e-5)
-    assert wire.bandwidth == pytest.approx(2e9)
-    assert (
-        "latency 50 µs" in lesson03.picture_of_wire(wire, sizes, [wire.seconds(size) for size in sizes]).alt
-    )
+    times = [5e-5 + size / 2e9 for size in sizes]
+    wire = lesson03.fit_wire(sizes, times)
+    assert (wire.latency, wire.bandwidth) == pytest.approx((5e-5, 2e9))
+    assert "latency 50 µs" in lesson03.picture_of_wire(wire, sizes, times).alt
 
 
 def test_a_wire_is_never_negative() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -23,42 +24,40 @@ from .answers import assert_quiz, assert_wrong, message_of_wrong
 SIZES = [1, 2, 3, 4]
 
 
-def pretended(ranks: int, lacking: sharing.Lacking = (), skips: bool = True) -> sharing.SharingRun:
-    """A run without processes: the same buffers, added up here."""
+def reported(handed: list[list[torch.Tensor]], returned: list[Any], lacking: Any = ()) -> sharing.SharingRun:
+    """A run without processes: what each rank handed over, and what came back to it."""
+    pairs = zip(handed, returned, strict=True)
+    return sharing.SharingRun(0, lacking, tuple(sharing.BufferReport(tuple(h), back) for h, back in pairs))
+
+
+def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
+    """What the early code does, its buffers added up here."""
     filled = []
     for rank in range(ranks):
         absent = [name for lacker, name in lacking if lacker == rank]
-        filled.append(sharings.fill(sharing.parameters(0, absent), rank, ranks, skips))
-    total = torch.stack(filled).sum(0)
-    return sharing.SharingRun(0, lacking, tuple(sharing.BufferReport((flat,), total) for flat in filled))
-
-
-def says(function: Callable, ranks: int, timeout: float = 8.0) -> str:
-    return message_of_wrong(lesson.check_share(ranks, timeout=timeout), function)
+        filled.append(sharings.fill(sharing.parameters(0, absent), rank, ranks, skips=True))
+    return reported([[flat] for flat in filled], [torch.stack(filled).sum(0)] * ranks, lacking)
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("ranks", SIZES)
-def test_the_solution_and_the_reference_pass(ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("way", "ranks"), [*(("solution", ranks) for ranks in (1, 2, 4)), *((way, 3) for way in sharings.RIGHT)]
+)
+def test_the_solution_and_other_ways_to_share_pass(way: str, ranks: int) -> None:
     exercise = lesson.check_share(ranks)
-    assert exercise.check(sharings.solution)
-    assert exercise.accepted is sharings.solution
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("way", sharings.RIGHT)
-def test_other_ways_to_share_are_right(way: str) -> None:
-    assert lesson.check_share(3).check(sharings.RIGHT[way])
+    assert exercise.check(sharings.RIGHT[way])
+    assert exercise.accepted is sharings.RIGHT[way]
 
 
 TOLD = {(way, ranks) for way in ("keeps to itself", "averages", "everybody does all") for ranks in (2, 4)}
+TOLD |= {("gives up", 2)} | {(way, 3) for way in sharings.WRONG}
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("way", "ranks"), sorted(TOLD | {(way, 3) for way in sharings.WRONG}))
+@pytest.mark.parametrize(("way", "ranks"), sorted(TOLD))
 def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str, ranks: int) -> None:
     wrong, message = sharings.WRONG[way]
-    assert message in " ".join(says(wrong, ranks).split())
+    assert message in " ".join(message_of_wrong(lesson.check_share(ranks), wrong).split())
 
 
 @pytest.mark.live
@@ -71,39 +70,29 @@ def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str, ranks: int) -> 
     ],
 )
 def test_the_first_wrong_interval_is_named(ranks: int, place: str, since: str) -> None:
-    message = says(sharings.early, ranks)
+    message = message_of_wrong(lesson.check_share(ranks), sharings.early)
     assert message.startswith("Where rank 1 lacks the gradient of k1: the first wrong place is that of ")
     assert f"that of {place}, in every rank's buffer{since}." in message
     assert "numbers of ranks 0 and 1 are added up" in message
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_leaves_the_others_alone_is_told(ranks: int) -> None:
-    message = says(sharings.gives_up, ranks)
-    assert "rank 0 24,576 numbers of bfloat16; rank 1 nothing, as it has returned" in message
+FAILS = "A run failed: rank 1 of 2 raised RuntimeError.*. Your function left no buffers to show"
 
 
 @pytest.mark.live
-def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
-    def stub(*given: Any) -> Any:
-        return ...
-
-    assert lesson.check_share(2).check(stub).passed is None
-    run = lesson.run_share(stub, 2, lacking="k1")
-    assert run.wrong() == []
-    assert "reference" in capsys.readouterr().out
-
-
-@pytest.mark.live
-def test_a_function_that_fails_is_told_and_the_reference_stands_in(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("function", "says"), [(lambda *given: ..., "No answer yet"), (sharings.moves_the_offset_first, FAILS)]
+)
+def test_the_reference_stands_in_for_a_stub_or_a_function_that_fails(
+    function: Callable, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = lesson.run_share(sharings.moves_the_offset_first, 2, lacking="k1")
-    assert run.wrong() == []
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("A run failed: rank 1 of 2 raised RuntimeError")
-    assert said.endswith("Your function left no buffers to show: this is the reference.")
+    assert lesson.run_share(function, 2, lacking="k1").wrong() == []
+    assert re.fullmatch(f"{says}: this is the reference.", " ".join(capsys.readouterr().out.split()))
+
+
+@pytest.mark.live
+def test_a_stub_is_no_answer() -> None:
+    assert lesson.check_share(2).check(lambda *given: ...).passed is None
 
 
 @pytest.mark.live
@@ -180,17 +169,11 @@ def test_a_wrong_run_is_told_in_its_picture() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_end_differently_are_drawn_each(ranks: int) -> None:
-    reports = tuple(sharing.BufferReport((), pretended(ranks).filled(rank)) for rank in range(ranks))
-    said = buffers.draw_run(sharing.SharingRun(0, (), reports))
-    assert "The ranks end with different bits" in said.alt
-    nothing = sharing.SharingRun(0, (), (sharing.BufferReport((), None),) * ranks)
+    mine = [pretended(ranks).filled(rank) for rank in range(ranks)]
+    assert "The ranks end with different bits" in buffers.draw_run(reported([[]] * ranks, mine)).alt
+    nothing = reported([[]] * ranks, [None] * ranks)
     assert len(nothing.wrong()) == 12
     assert "no answer" in buffers.draw_run(nothing).alt
-
-
-def reported(handed: list[list[torch.Tensor]], returned: list[Any]) -> sharing.SharingRun:
-    pairs = zip(handed, returned, strict=True)
-    return sharing.SharingRun(0, (), tuple(sharing.BufferReport(tuple(mine), back) for mine, back in pairs))
 
 
 def test_a_function_that_returns_nothing_is_not_said_to_end_with_bits() -> None:
@@ -217,19 +200,18 @@ def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
 
 
 def test_who_lacks_what_is_told_of_each_matrix() -> None:
-    lacking = sharing.owner_lacks("q1", 2) + sharing.owner_lacks("o2", 2)
-    said = str(misplaced.explain(pretended(2, lacking)))
-    assert said.startswith("Where rank 0 lacks the gradient of q1 and rank 1 lacks the gradient of o2: the")
-    both = tuple((rank, "k1") for rank in range(2))
-    said = str(misplaced.explain(pretended(2, both)))
-    assert said.startswith("Where all ranks lack the gradient of k1: the")
+    told = {
+        ((0, "q1"), (1, "o2")): "rank 0 lacks the gradient of q1 and rank 1 lacks the gradient of o2",
+        ((0, "k1"), (1, "k1")): "all ranks lack the gradient of k1",
+    }
+    for lacking, who in told.items():
+        assert str(misplaced.explain(pretended(2, lacking))).startswith(f"Where {who}: the")
 
 
 def test_answers_added_up_amid_a_place_are_told() -> None:
     flats = [pretended(2).filled(rank).clone() for rank in range(2)]
     up = sharing.place_of("up1")
-    intruder = next(rank for rank in range(2) if rank != up.owner(2))
-    flats[intruder][up.start + 2000 : up.start + 2010] = 1.0
+    flats[1 - up.owner(2)][up.start + 2000 : up.start + 2010] = 1.0
     total = torch.stack(flats).sum(0)
     said = buffers.draw_run(reported([[flat] for flat in flats], [total, total])).alt
     assert "sums of several ranks' answers in up1 (ranks 0 and 1)." in said
@@ -237,9 +219,8 @@ def test_answers_added_up_amid_a_place_are_told() -> None:
 
 @pytest.mark.parametrize("ranks", lesson.RANKS)
 def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
-    costs = lesson.costs_of(lesson.LARGE.values())
-    loads = [sum(costs[rank::ranks]) for rank in range(ranks)]
-    assert lesson.fair_shares(ranks) == pytest.approx(max(loads) * ranks / sum(costs))
+    loads = [sum(lesson.COSTS[rank::ranks]) for rank in range(ranks)]
+    assert lesson.fair_shares(ranks) == pytest.approx(max(loads) * ranks / sum(loads))
     assert 1 - 1e-9 <= lesson.fair_shares(ranks, "longest first") <= lesson.fair_shares(ranks) + 1e-9
     assert f"{ranks:5}   " in lesson.say_makespans()
 
@@ -247,10 +228,8 @@ def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
 def test_the_prose_states_what_the_plans_say() -> None:
     """The notebook's text: even on 8, two ranks with all the large ones on 6, more ranks than matrices."""
     assert lesson.fair_shares(8) == pytest.approx(1)
-    assert [index % 6 for index, shape in enumerate(lesson.LARGE.values()) if shape[0] != shape[1]] == [
-        4,
-        5,
-    ] * 12
+    costly = [index % 6 for index, (rows, columns) in enumerate(lesson.LARGE.values()) if rows != columns]
+    assert costly == [4, 5] * 12
     assert max(lesson.RANKS) > len(lesson.LARGE) == 72
     assert len(lesson.SHAPES) == 12
 
@@ -293,7 +272,7 @@ def test_the_clock_is_that_of_the_slowest_rank() -> None:
 
 
 def test_work_is_said_in_operations_and_in_fair_shares() -> None:
-    total = sum(lesson.costs_of(lesson.LARGE.values())) / 1e9
+    total = sum(lesson.COSTS) / 1e9
     rows = {line.split()[0]: line.split()[1:] for line in lesson.say_makespans().splitlines()[1:-1]}
     assert rows["1"] == [f"{total:.0f}", f"{total:.0f}", "(1.00)", f"{total:.0f}", "(1.00)"]
     assert rows["6"][:3] == [f"{total / 6:.0f}", f"{1.8 * total / 6:.0f}", "(1.80)"]

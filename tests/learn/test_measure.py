@@ -19,13 +19,10 @@ def test_private_memory_grows_with_what_is_held() -> None:
     assert measure.private_bytes() - before > held.nbytes / 2
 
 
-def test_timed_returns_the_value_and_the_seconds() -> None:
+def test_work_is_timed_and_the_first_run_does_not_count() -> None:
     value, seconds = measure.timed(lambda: "done")
     assert value == "done"
     assert seconds >= 0
-
-
-def test_the_first_run_does_not_count() -> None:
     runs: list[int] = []
     assert measure.median_seconds(lambda: runs.append(1), 3) >= 0
     assert len(runs) == 4

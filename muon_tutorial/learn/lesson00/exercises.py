@@ -13,15 +13,10 @@ from .on_ranks import SHAPE
 
 def guess_holders(plan: Plan) -> Exercise:
     """The exercise: who holds the last row's last number, of the weight and of the momentum?"""
-    row, column = SHAPE[0] - 1, SHAPE[1] - 1
-    held = {"weight": weight_holdings(plan), "momentum": momentum_holdings(plan)}
 
     def judge(weight_holders: Sequence[int], momentum_holders: Sequence[int]) -> str | None:
-        for what, said in (("weight", weight_holders), ("momentum", momentum_holders)):
-            wrong = _judge_ranks(plan.grid, what, said, held[what], (row, column))
-            if wrong:
-                return wrong
-        return None
+        weight = _judge_ranks(plan.grid, "weight", weight_holders, weight_holdings(plan))
+        return weight or _judge_ranks(plan.grid, "momentum", momentum_holders, momentum_holdings(plan))
 
     hints = (
         "tp is the place in the row of the grid, dp the row itself: rank = dp × (size of tp) + tp.",
@@ -30,15 +25,13 @@ def guess_holders(plan: Plan) -> Exercise:
     return Exercise(judge, hints, "dp copies the weight but cuts the momentum.")
 
 
-def _judge_ranks(
-    grid: Grid, what: str, said: object, held: Sequence[HeldBoxes], element: tuple[int, int]
-) -> str | None:
+def _judge_ranks(grid: Grid, what: str, said: object, held: Sequence[HeldBoxes]) -> str | None:
     if not isinstance(said, (list, tuple, set)) or not all(isinstance(rank, int) for rank in said):
         return f"{what}: give a list of ranks, such as [0, 1]."
     strangers = [rank for rank in said if rank not in grid.ranks]
     if strangers:
         return f"{what}: there is no rank {strangers[0]}; ranks go from 0 to {grid.world_size - 1}."
-    right = holders_of(held, *element)
+    right = holders_of(held, SHAPE[0] - 1, SHAPE[1] - 1)
     if extra := sorted(set(said) - set(right)):
         return f"{what}: {grid.at(extra[0])} keeps {figures.say_held(held[extra[0]], SHAPE)} only."
     if missing := sorted(set(right) - set(said)):

@@ -43,22 +43,17 @@ def picture_of_run(plan: Plan, reports: Sequence[WeightReport]) -> Picture:
     return figures.draw_holdings(moments, SHAPE, "lesson00-run")
 
 
-def moments_of(plan: Plan) -> list[StepMoment]:
-    """The step, moment by moment: what each rank holds of the matrix."""
-    return [
-        StepMoment("1 · its weight", "before the step", weight_holdings(plan)),
-        StepMoment("2 · its gradient", "of its own data, for its columns", weight_holdings(plan)),
-        StepMoment("3 · its momentum", "gradients averaged, shared out over dp", momentum_holdings(plan)),
-        StepMoment("4 · the whole matrix", "gathered, to be orthogonalized", compute_holdings(plan)),
-        StepMoment("5 · its part of the update", "cut like the momentum", momentum_holdings(plan)),
-        StepMoment("6 · its weight", "after the step, gathered over dp", weight_holdings(plan)),
-    ]
-
-
 def explore(plan: Plan, live: bool = True) -> Shell | Picture:
     """A slider through the step and a button for each rank, over what that rank holds at that moment."""
-
-    moments = moments_of(plan)
+    kept, momentum = weight_holdings(plan), momentum_holdings(plan)
+    moments = [
+        StepMoment("1 · its weight", "before the step", kept),
+        StepMoment("2 · its gradient", "of its own data, for its columns", kept),
+        StepMoment("3 · its momentum", "gradients averaged, shared out over dp", momentum),
+        StepMoment("4 · the whole matrix", "gathered, to be orthogonalized", compute_holdings(plan)),
+        StepMoment("5 · its part of the update", "cut like the momentum", momentum),
+        StepMoment("6 · its weight", "after the step, gathered over dp", kept),
+    ]
 
     def draw(moment: int, rank: int) -> Picture:
         return figures.draw_one_holder(moments[moment - 1], rank, SHAPE, f"lesson00-moment{moment}-{rank}")

@@ -95,10 +95,7 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
         name: update * (LOUDNESS / torch.linalg.matrix_norm(update, 2)) for name, update in updates.items()
     }
     promised = sum((run.gradients[name] * update).sum().item() for name, update in scaled.items())
-    weights = {
-        name: weight.detach() - scaled[name] if name in scaled else weight.detach()
-        for name, weight in run.model.named_parameters()
-    }
+    weights = {name: weight.detach() - scaled.get(name, 0) for name, weight in run.model.named_parameters()}
     logits = torch.func.functional_call(run.model, weights, (run.batch.inputs,))
     after = torch.nn.functional.cross_entropy(logits.flatten(0, 1), run.batch.targets.flatten())
     return LossDrop(promised, run.loss - after.item())

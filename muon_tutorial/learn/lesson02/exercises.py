@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -37,12 +38,10 @@ def write_step() -> Exercise:
 
     def judge(function: Step) -> str | None:
         generator = torch.Generator().manual_seed(0)
-        for shape in ((3, 5), (4, 4)):
-            for triple in (KELLER_JORDAN, (2.0, -1.5, 0.5)):
-                X = torch.randn(shape, generator=generator, dtype=torch.float64)
-                wrong = _judge_step(X / X.norm(), function, triple)
-                if wrong:
-                    return wrong
+        for shape, triple in product(((3, 5), (4, 4)), (KELLER_JORDAN, (2.0, -1.5, 0.5))):
+            X = torch.randn(shape, generator=generator, dtype=torch.float64)
+            if wrong := _judge_step(X / X.norm(), function, triple):
+                return wrong
         return None
 
     hints = (

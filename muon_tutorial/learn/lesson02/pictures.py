@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ...newton_schulz import CANS, KELLER_JORDAN, POLAR_EXPRESS, YOU_JIACHENG, with_safety
-from ..pictures.picture import INK, QUIET, Picture, finish
+from ..pictures.picture import INK, QUIET, Picture, finish, rectangle
 from ..pictures.spectra import BLUE, GREEN, ORANGE, PLUM, Curve, card, draw_spectra, style
 from ..widgets.reveal import FoldedPicture
 from ..widgets.shell import Shell, choice, show, slider
@@ -43,14 +42,17 @@ def draw_scope(step: int, spectrum: str) -> Picture:
     starts = spectra()[spectrum]
     ends = polynomial(starts, step)
     figure = card(810, 370)
-    left = style(
-        figure.add_axes((0.075, 0.14, 0.5, 0.74)), _say_step(step), "where a value began", "where it is now"
-    )
+    left, right = (figure.add_axes((x, 0.14, width, 0.74)) for x, width in ((0.075, 0.5), (0.65, 0.33)))
+    style(left, _say_step(step), "where a value began", "where it is now")
     _draw_polynomial(left, starts, step)
-    right = style(
-        figure.add_axes((0.65, 0.14, 0.33, 0.74)), "The spectrum now", "direction, the loudest first", ""
-    )
-    _draw_dots(right, starts, ends)
+    style(right, "The spectrum now", "direction, the loudest first", "")
+    places = range(1, len(starts) + 1)
+    right.plot(places, starts.tolist(), color=QUIET, linewidth=1.4, linestyle=":")
+    right.text(3, starts[2].item() + 0.03, "before", size=8.5, color=QUIET)
+    right.axhspan(0.68, 1.2, color="#e3f1ea", zorder=0)
+    right.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
+    right.plot(places, ends.sort(descending=True).values.tolist(), "o", color=BLUE, markersize=5, alpha=0.7)
+    right.set(ylim=(0, 1.3))
     return finish(figure, f"lesson02-scope-{step}-{spectrum}", _describe_scope(step, spectrum, starts, ends))
 
 
@@ -59,24 +61,14 @@ def _say_step(step: int) -> str:
 
 
 def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
-    x = _starts()
-    band = Rectangle((_START, 0.68), 1, 0.52, facecolor="#e3f1ea", edgecolor="none", zorder=0)
-    axes.add_patch(band)
+    quiet = torch.logspace(math.log10(_START), -1, 241, dtype=torch.float64)
+    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # close where it swings most
+    rectangle(axes, _START, 0.68, 1, 0.52, "#e3f1ea", edgecolor="none", zorder=0)
     axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
     axes.plot(x.tolist(), polynomial(x, step).tolist(), color=INK, linewidth=1.4)
     shown = starts.clamp(min=_START)
     axes.plot(shown.tolist(), polynomial(shown, step).tolist(), "o", color=BLUE, markersize=5, alpha=0.7)
     _scale(axes)
-
-
-def _draw_dots(axes: Axes, starts: Tensor, ends: Tensor) -> None:
-    places = list(range(1, len(starts) + 1))
-    axes.plot(places, starts.tolist(), color=QUIET, linewidth=1.4, linestyle=":")
-    axes.text(3, starts[2].item() + 0.03, "before", size=8.5, color=QUIET)
-    axes.axhspan(0.68, 1.2, color="#e3f1ea", zorder=0)
-    axes.axhline(1, color=GREEN, linewidth=1.2, linestyle="--")
-    axes.plot(places, ends.sort(descending=True).values.tolist(), "o", color=BLUE, markersize=5, alpha=0.7)
-    axes.set(ylim=(0, 1.3))
 
 
 def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> str:
@@ -91,18 +83,12 @@ def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> s
 def draw_film(spectrum: str = "gradient") -> Picture:
     """The polynomial with a spectrum's values on it, before and after each of the steps."""
     starts = spectra()[spectrum]
-    figure = card(820, 490)
+    figure, said = card(820, 490), []
     for step in range(SCOPE_STEPS + 1):
-        axes = style(
-            figure.add_subplot(2, 3, step + 1), _say_step(step), "", "where it is now" * (step % 3 == 0)
-        )
-        _draw_polynomial(axes, starts, step)
-        if step >= 3:
-            axes.set_xlabel("where a value began", fontsize=9, color=QUIET)
+        x, y = "where a value began" * (step >= 3), "where it is now" * (step % 3 == 0)
+        _draw_polynomial(style(figure.add_subplot(2, 3, step + 1), _say_step(step), x, y), starts, step)
+        said.append(_describe_scope(step, spectrum, starts, polynomial(starts, step)))
     figure.tight_layout()
-    said = [
-        _describe_scope(step, spectrum, starts, polynomial(starts, step)) for step in range(SCOPE_STEPS + 1)
-    ]
     return finish(figure, "lesson02-film", " ".join(said))
 
 
@@ -135,12 +121,6 @@ def picture_of_variants() -> Picture:
         said.append(f"{name}: from {QUIET_START} on, between {common.min():.2f} and {common.max():.2f}")
     figure.tight_layout()
     return finish(figure, "lesson02-variants", f"Where five steps bring a singular value. {'; '.join(said)}.")
-
-
-def _starts() -> Tensor:
-    """Points for a curve: close where it swings most."""
-    quiet = torch.logspace(math.log10(_START), -1, 241, dtype=torch.float64)
-    return torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))
 
 
 def _scale(axes: Axes) -> None:

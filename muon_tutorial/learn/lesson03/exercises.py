@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
 
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from ..exercises.judge import Exercise, numbers
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages
 from .messages import CallNote
-from .on_ranks import ITEM, NUMEL, PATIENCE, Algorithm, CollectiveRun, my_piece, play_on_ranks
+from .on_ranks import ITEM, NUMEL, PATIENCE, CollectiveRun, my_piece, play_on_ranks
 
 
 def predict(ranks: int) -> Exercise:
@@ -43,9 +45,7 @@ def _why_not_so_many(count: int, ranks: int) -> str:
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: an all_gather in which each rank passes on to the next what came last, on real ranks."""
 
-    def play(algorithm: Algorithm) -> CollectiveRun:
-        return play_on_ranks(algorithm, my_piece, ranks, backend, timeout)
-
+    play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     hints = (
         "In the first round pass on your own piece; then always the one that has just come.",
         "In round `step` (from 0) rank r sends piece (r - step) % ranks and receives (r - step - 1) % ranks.",
@@ -57,32 +57,24 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 
 def judge_ring(run: CollectiveRun) -> str | None:
     """What is wrong with a run of an all_gather, or None."""
-    judges = (
-        _judge_stuck,
-        _judge_returned,
-        _judge_shared,
-        _judge_messages,
-        _judge_pieces,
-        _judge_ring,
-        _judge_waits,
-    )
-    return next((wrong for judge in judges if (wrong := judge(run))), None)
+    judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
+    return next(chain.from_iterable(judge(run) for judge in judges), None)
 
 
-def _judge_stuck(run: CollectiveRun) -> str | None:
-    if not any(report.stuck for report in run.reports):
-        return None
+def _judge_stuck(run: CollectiveRun) -> Iterator[str]:
+    stuck = [rank for rank, report in enumerate(run.reports) if report.stuck]
+    if not stuck:
+        return
     dropped = [sum(note.verb == "sent" and note.stop is None for note in r.notes) for r in run.reports]
     if max(dropped) > 1:
         many = f"Rank {dropped.index(max(dropped))} has not waited for {max(dropped)} of its isends."
-        return f"{many} A handle dropped before its wait() may drop its message, too, and its receiver waits."
+        yield f"{many} A handle dropped before its wait() may drop its message, too, and its receiver waits."
     last = {rank: report.notes[-1] for rank, report in enumerate(run.reports) if report.notes}
     if len(last) == run.ranks and all(note.verb == "sent" and note.stop is None for note in last.values()):
-        return "The ranks wait for each other: all are in send(), and nobody receives. isend() does not wait."
+        yield "The ranks wait for each other: all are in send(), and nobody receives. isend() does not wait."
     if len(last) == run.ranks and all(note.verb == "received" for note in last.values()):
-        return f"The ranks wait for each other: {_say_waiting(last)}."
-    rank = next(rank for rank, report in enumerate(run.reports) if report.stuck)
-    return f"Rank {rank} waited in vain: {_say_waiting({rank: last[rank]})}."
+        yield f"The ranks wait for each other: {_say_waiting(last)}."
+    yield f"Rank {stuck[0]} waited in vain: {_say_waiting({stuck[0]: last[stuck[0]]})}."
 
 
 def _say_waiting(last: Mapping[int, CallNote]) -> str:
@@ -90,65 +82,52 @@ def _say_waiting(last: Mapping[int, CallNote]) -> str:
     return ", ".join(f"rank {rank} waits {verbs[note.verb]} rank {note.peer}" for rank, note in last.items())
 
 
-def _judge_returned(run: CollectiveRun) -> str | None:
+def _judge_returned(run: CollectiveRun) -> Iterator[str]:
     for rank, report in enumerate(run.reports):
         pieces = report.returned
         if not isinstance(pieces, (list, tuple)) or len(pieces) != run.ranks:
             came = f"a list of {len(pieces)}" if isinstance(pieces, (list, tuple)) else type(pieces).__name__
-            return f"Return a list of {run.ranks} pieces; rank {rank} returned {came}."
-    return None
-
-
-def _judge_shared(run: CollectiveRun) -> str | None:
+            yield f"Return a list of {run.ranks} pieces; rank {rank} returned {came}."
     for rank, report in enumerate(run.reports):
         first: dict[int, int] = {}
         for place, piece in enumerate(report.returned):
-            twin = first.setdefault(id(piece), place)
-            if twin != place:
+            if (twin := first.setdefault(id(piece), place)) != place:
                 what = f"Rank {rank} returned one tensor at places {twin} and {place}"
-                return f"{what}: what came last has overwritten the rest. Receive into a new one each round."
-    return None
+                yield f"{what}: what came last has overwritten the rest. Receive into a new one each round."
 
 
-def _judge_messages(run: CollectiveRun) -> str | None:
+def _judge_messages(run: CollectiveRun) -> Iterator[str]:
     for message in run.messages:
         if message.stop is None:
-            return f"Round {message.round}: {message}, and nobody receives it."
-    wrong = messages.first_repeat(run.start, run.messages)
-    if wrong is None:
-        return None
-    if wrong.content is None:
-        return f"Round {wrong.round}: rank {wrong.sender} sends a buffer that holds no piece yet."
-    return f"Round {wrong.round}: {wrong}, who holds it already. What came last is what the next rank lacks."
+            yield f"Round {message.round}: {message}, and nobody receives it."
+    if wrong := messages.first_repeat(run.start, run.messages):
+        if wrong.content is None:
+            yield f"Round {wrong.round}: rank {wrong.sender} sends a buffer that holds no piece yet."
+        held = "who holds it already. What came last is what the next rank lacks."
+        yield f"Round {wrong.round}: {wrong}, {held}"
 
 
-def _judge_pieces(run: CollectiveRun) -> str | None:
+def _judge_pieces(run: CollectiveRun) -> Iterator[str]:
     for rank, report in enumerate(run.reports):
         for place, piece in enumerate(report.returned):
             content = messages.content_of(piece, run.ranks) if isinstance(piece, Tensor) else None
             if content is None:
-                return f"Rank {rank} returned no piece at place {place}: that buffer was never filled."
-            if content.piece != place:
+                yield f"Rank {rank} returned no piece at place {place}: that buffer was never filled."
+            elif content.piece != place:
                 advice = "Pieces stand in the order of ranks, and each needs a tensor of its own."
-                return f"Rank {rank} returned piece {content.piece} at place {place}. {advice}"
-    return None
+                yield f"Rank {rank} returned piece {content.piece} at place {place}. {advice}"
 
 
-def _judge_ring(run: CollectiveRun) -> str | None:
+def _judge_ring(run: CollectiveRun) -> Iterator[str]:
     if run.ranks > 1 and not run.messages:
-        return "The pieces are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
+        yield "The pieces are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
     for message in run.messages:
         if (message.receiver - message.sender) % run.ranks != 1:
             to = (message.sender + 1) % run.ranks
-            return f"Round {message.round}: {message}. In a ring it sends to rank {to} only."
-    return None
-
-
-def _judge_waits(run: CollectiveRun) -> str | None:
+            yield f"Round {message.round}: {message}. In a ring it sends to rank {to} only."
     for rank, report in enumerate(run.reports):
         if any(note.stop is None for note in report.notes):
-            return f"Rank {rank} returns without wait() for its isend: the bytes may not have left yet."
-    return None
+            yield f"Rank {rank} returns without wait() for its isend: the bytes may not have left yet."
 
 
 def quiz(ranks: int) -> Exercise:

@@ -27,8 +27,7 @@ class LinkSpeed:
 def fit_wire(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
     """The latency and bandwidth that fit measured messages best, by relative error; neither is negative."""
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
-    design = np.stack([np.ones_like(size), size], axis=1) / time[:, None]
-    latency, slope = np.linalg.lstsq(design, np.ones_like(time), rcond=None)[0]
+    slope, latency = np.polyfit(size, time, 1, w=1 / time)
     if latency <= 0 or slope <= 0:
         latency, slope = time.min(), max(time[-1] - time.min(), 1e-12) / size[-1]
     return LinkSpeed(float(latency), float(1 / slope))

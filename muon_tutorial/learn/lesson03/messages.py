@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -65,66 +68,18 @@ class CallNote:
     stop: float | None = None
 
 
-@dataclass(slots=True)
-class CallNotes:
-    """The notes of one rank, in the order of its calls."""
-
-    ranks: int
-    notes: list[CallNote] = field(default_factory=list)
-
-    def call(self, verb: Verb, original: Callable[..., Any], tensor: Tensor, peer: int) -> Any:
-        """Make the call and write it down; what returns at once is written down again when waited for."""
-        number = len(self.notes)
-        content = content_of(tensor, self.ranks) if verb == "sent" else None
-        self.notes.append(CallNote(verb, peer, content, tensor.nbytes, time.monotonic()))
-        answer = original(tensor, peer)
-        if isinstance(answer, dist.Work):
-            return NotedWork(self, number, tensor, answer)
-        self.finish(number, tensor)
-        return answer
-
-    def finish(self, number: int, tensor: Tensor) -> None:
-        """Write down that a call has ended, and what has come."""
-        note = self.notes[number]
-        content = content_of(tensor, self.ranks) if note.verb == "received" else note.content
-        self.notes[number] = replace(note, stop=time.monotonic(), content=content)
-
-
-@dataclass(frozen=True, slots=True)
-class NotedWork:
-    """What ``isend`` and ``irecv`` return: ``wait()`` notes the end."""
-
-    notebook: CallNotes
-    number: int
-    tensor: Tensor
-    work: dist.Work
-
-    def wait(self) -> Any:
-        """Wait for the message."""
-        answer = self.work.wait()
-        self.notebook.finish(self.number, self.tensor)
-        return answer
-
-    def is_completed(self) -> bool:
-        """Whether it has gone or come."""
-        return self.work.is_completed()
-
-
 @contextmanager
-def noting(ranks: int) -> Iterator[CallNotes]:
-    """Write down every send and receive that this process makes inside."""
-    notebook = CallNotes(ranks)
-    originals = {name: getattr(dist, name) for name in _VERBS}
-    try:
-        for name, original in originals.items():
-            setattr(dist, name, _noted(notebook, _VERBS[name], original))
-        yield notebook
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+def noting(ranks: int) -> Iterator[list[CallNote]]:
+    """Write down every send and receive that this process makes inside, in the order of its calls."""
+    notes: list[CallNote] = []
+    noted = {name: _noted(notes, verb, getattr(dist, name), ranks) for name, verb in _VERBS.items()}
+    with patch.multiple(dist, **noted):
+        yield notes
 
 
-def _noted(notebook: CallNotes, verb: Verb, original: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(notes: list[CallNote], verb: Verb, original: Callable[..., Any], ranks: int) -> Any:
+    """The call, written down; what returns at once is written down again when waited for."""
+
     @functools.wraps(original)
     def call(
         tensor: Tensor, dst: int | None = None, *, src: int | None = None, group: Any = None, tag: int = 0
@@ -132,10 +87,20 @@ def _noted(notebook: CallNotes, verb: Verb, original: Callable[..., Any]) -> Cal
         peer = dst if src is None else src
         if peer is None or group is not None or tag:
             raise ValueError("in this lesson, say only what travels and the rank at the other end")
-        if not 0 <= peer < notebook.ranks:
-            last = notebook.ranks - 1
-            raise ValueError(f"there is no rank {peer}: ranks go from 0 to {last}. Take it % {last + 1}.")
-        return notebook.call(verb, original, tensor, peer)
+        if not 0 <= peer < ranks:
+            raise ValueError(f"there is no rank {peer}: ranks go from 0 to {ranks - 1}. Take it % {ranks}.")
+        number, content = len(notes), content_of(tensor, ranks) if verb == "sent" else None
+        notes.append(CallNote(verb, peer, content, tensor.nbytes, time.monotonic()))
+
+        def finish(answer: Any) -> Any:
+            came = content if verb == "sent" else content_of(tensor, ranks)
+            notes[number] = replace(notes[number], stop=time.monotonic(), content=came)
+            return answer
+
+        answer = original(tensor, peer)
+        if not isinstance(answer, dist.Work):
+            return finish(answer)
+        return SimpleNamespace(wait=lambda: finish(answer.wait()), is_completed=answer.is_completed)
 
     return call
 
@@ -165,29 +130,23 @@ def match_messages(notes: Sequence[Sequence[CallNote]]) -> list[Message]:
 
     In order of rounds, then of senders.
     """
-    arrivals: dict[tuple[int, int], list[CallNote]] = {}
+    arrivals: dict[tuple[int, int], deque[float]] = defaultdict(deque)
     for rank, mine in enumerate(notes):
         for note in mine:
             if note.verb == "received" and note.stop is not None:
-                arrivals.setdefault((note.peer, rank), []).append(note)
+                arrivals[note.peer, rank].append(note.stop)
     origin = min((note.start for mine in notes for note in mine), default=0.0)
-    found = [message for rank, mine in enumerate(notes) for message in _sent_by(rank, mine, arrivals, origin)]
+    found = []
+    for rank, mine in enumerate(notes):
+        number = 1
+        for note in mine:
+            if note.verb == "received":
+                number += 1
+                continue
+            there, start = arrivals[rank, note.peer], note.start - origin
+            stop = there.popleft() - origin if there else None
+            found.append(Message(number, rank, note.peer, note.content, note.nbytes, start, stop))
     return sorted(found, key=lambda message: (message.round, message.sender))
-
-
-def _sent_by(
-    rank: int, mine: Sequence[CallNote], arrivals: dict[tuple[int, int], list[CallNote]], origin: float
-) -> Iterator[Message]:
-    came, sent = 0, dict.fromkeys((note.peer for note in mine), 0)
-    for note in mine:
-        if note.verb == "received":
-            came += 1
-            continue
-        there = arrivals.get((rank, note.peer), [])
-        end = there[sent[note.peer]].stop if sent[note.peer] < len(there) else None
-        sent[note.peer] += 1
-        stop = None if end is None else end - origin
-        yield Message(came + 1, rank, note.peer, note.content, note.nbytes, note.start - origin, stop)
 
 
 def holdings_after(start: Sequence[HeldPieces], messages: Iterable[Message], last: int) -> list[HeldPieces]:

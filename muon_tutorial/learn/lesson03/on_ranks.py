@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +54,16 @@ class CollectiveRun:
         """All messages, in order."""
         return messages.match_messages([report.notes for report in self.reports])
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        return max((message.round for message in self.messages), default=0)
+
+    @property
+    def sums(self) -> bool:
+        """Whether pieces are summed: then every rank begins with all of them."""
+        return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
+
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
         """Bytes that a rank sent in some of the rounds."""
         mine = (m for m in self.messages if m.sender == rank and first <= m.round <= last)
@@ -77,20 +88,17 @@ def run_gather(
     algorithm: Algorithm, ranks: int, backend: str = "gloo", timeout: float = PATIENCE
 ) -> CollectiveRun:
     """Play ``algorithm(my piece, rank, ranks)`` on real ranks; the reference, where it is still a stub."""
-    return run_or_reference(
-        lambda each: play_on_ranks(each, my_piece, ranks, backend, timeout), algorithm, ring_all_gather
-    )
+    play_it = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
+    return run_or_reference(play_it, algorithm, ring_all_gather)
 
 
-def run_sum(
-    algorithm: Algorithm, ranks: int, backend: str = "gloo", timeout: float = PATIENCE
-) -> CollectiveRun:
+def run_sum(algorithm: Algorithm, ranks: int, backend: str = "gloo") -> CollectiveRun:
     """Play ``algorithm(my pieces, rank, ranks)`` on real ranks."""
-    return play_on_ranks(algorithm, my_pieces, ranks, backend, timeout)
+    return play_on_ranks(algorithm, my_pieces, ranks, backend)
 
 
 def play_on_ranks(
-    algorithm: Algorithm, bring: Bring, ranks: int, backend: str, timeout: float
+    algorithm: Algorithm, bring: Bring, ranks: int, backend: str, timeout: float = PATIENCE
 ) -> CollectiveRun:
     """Play ``algorithm(what bring gives a rank, rank, ranks)`` on real ranks."""
     reports = launch(play, ranks, args=(algorithm, bring, ranks), backend=backend, timeout=timeout)
@@ -106,17 +114,17 @@ def _held(brought: Tensor | list[Tensor], ranks: int) -> HeldPieces:
 
 
 def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallReport:
-    """One rank's part, noted. NotedWork in vain is reported; any other error is the caller's."""
+    """One rank's part, noted. A wait in vain is reported; any other error is the caller's."""
     mine, stuck, returned = bring(rank, ranks), None, None
     dist.barrier()
-    with messages.noting(ranks) as notebook:
+    with messages.noting(ranks) as notes:
         try:
             returned = algorithm(mine, rank, ranks)
         except RuntimeError as error:
-            if all(note.stop is not None for note in notebook.notes):
+            if all(note.stop is not None for note in notes):
                 raise
             stuck = str(error).splitlines()[0]
-    return CallReport(returned, tuple(notebook.notes), stuck)
+    return CallReport(returned, tuple(notes), stuck)
 
 
 def say_bytes(gather: CollectiveRun, total: CollectiveRun, rank: int = 0) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,110 +24,80 @@ from ..pictures.picture import (
 )
 from ..pictures.spectra import BLUE, card, style
 from ..widgets.shell import Shell, show, slider
-from . import messages
 from .link_speed import LinkSpeed
-from .messages import HeldPieces, Message, holdings_after
+from .messages import HeldPieces, Message, first_repeat, holdings_after
 from .on_ranks import CollectiveRun
 
 Point = tuple[float, float]
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 92, 44, 78, 62, 24
+GATHER = (
+    "all_gather, message by message",
+    "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on",
+)
+SUM = (
+    "all_reduce, message by message",
+    "on an arrow, which piece travels; in a strip, one cell a piece: how many ranks are in its sum",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """A run to be drawn: what it is called, what each rank held at first, and the messages that followed.
+def _width(ranks: int) -> float:
+    """How wide a lane is, in pixels."""
+    return min(132.0, (900 - _LEFT - _RIGHT) / ranks * 0.6)
 
-    ``phases`` are the names of its parts, and how many rounds each takes; ``wrong`` is a message to mark.
+
+def _x(ranks: int, rank: int, share: float = 0.5) -> float:
+    """The middle of a rank's lane; with a share of 0, its left edge, with 1 its right one."""
+    left = _LEFT + (900 - _LEFT - _RIGHT) / ranks * (rank + 0.5) - _width(ranks) / 2
+    return left + share * _width(ranks)
+
+
+def _y(row: int) -> float:
+    """The top of the strips that show what is held after a round."""
+    return _TOP + 22 + row * _ROW
+
+
+def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
+    """What each rank holds after every round, and the messages in between; rounds after ``last`` are open.
+
+    The two halves of an all_reduce are named, and the first message that brings nothing new is marked.
     """
-
-    title: str
-    what: str
-    start: tuple[HeldPieces, ...]
-    messages: tuple[Message, ...]
-    phases: tuple[tuple[str, int], ...] = ()
-    wrong: Message | None = None
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return max((message.round for message in self.messages), default=0)
-
-    @property
-    def sums(self) -> bool:
-        """Whether pieces are summed: then every rank begins with all of them."""
-        return len(self.start) > 1 and all(len(held) == len(self.start) for held in self.start)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lanes:
-    """Where things stand, in pixels."""
-
-    count: int
-
-    @property
-    def pitch(self) -> float:
-        return (900 - _LEFT - _RIGHT) / self.count
-
-    @property
-    def width(self) -> float:
-        return min(132.0, self.pitch * 0.6)
-
-    def left(self, rank: int) -> float:
-        return _LEFT + self.pitch * (rank + 0.5) - self.width / 2
-
-    def right(self, rank: int) -> float:
-        return self.left(rank) + self.width
-
-    def middle(self, rank: int) -> float:
-        return self.left(rank) + self.width / 2
-
-    @staticmethod
-    def top(row: int) -> float:
-        return _TOP + 22 + row * _ROW
-
-
-def draw_ladder(story: Ladder, last: int | None = None, name: str = "ladder") -> Picture:
-    """What each rank holds after every round, and the messages in between; rounds after ``last`` are open."""
-    last = story.rounds if last is None else last
-    lanes = _Lanes(len(story.start))
-    figure, axes = blank(900, round(lanes.top(story.rounds) + _STRIP + 22))
-    write(axes, 16, 22, story.title, 11.5, weight="bold")
-    axes.text(16, 40, story.what, size=9, va="top", color=QUIET, linespacing=1.35)
-    _draw_lanes(axes, story, lanes)
+    last = run.rounds if last is None else last
+    figure, axes = blank(900, round(_y(run.rounds) + _STRIP + 22))
+    _write_heading(axes, *heading, linespacing=1.35)
+    _draw_lanes(axes, run.ranks, _y(0), _y(run.rounds) + _STRIP, color=EMPTY, linewidth=2)
+    for row in range(run.rounds):
+        write(axes, 16, _y(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", 9, color=QUIET)
+    if heading == SUM and run.rounds == 2 * (half := run.ranks - 1):
+        for begun, phase in ((0, "reduce_\nscatter"), (half, "all_\ngather")):
+            write(axes, 16, _y(begun) + 12, phase, 9, weight="bold", zorder=6)
     for row in range(last + 1):
-        for rank, held in enumerate(holdings_after(story.start, story.messages, row)):
-            _draw_strip(axes, held, story, (lanes.left(rank), lanes.top(row)), lanes.width)
-    for message in story.messages:
+        for rank, held in enumerate(holdings_after(run.start, run.messages, row)):
+            _draw_strip(axes, held, run, (_x(run.ranks, rank, 0), _y(row)), _width(run.ranks))
+    wrong = first_repeat(run.start, run.messages)
+    for message in run.messages:
         if message.round <= last:
-            _draw_message(axes, message, story, lanes)
-    return finish(figure, name, describe(story, last))
+            _draw_message(axes, message, message.stop is None or message == wrong, run.ranks)
+    return finish(figure, name, _describe(run, heading, last))
 
 
-def _draw_lanes(axes: Axes, story: Ladder, lanes: _Lanes) -> None:
-    ends = [lanes.top(0), lanes.top(story.rounds) + _STRIP]
-    for rank in range(lanes.count):
-        x = lanes.middle(rank)
-        axes.plot([x, x], ends, color=EMPTY, linewidth=2, zorder=1)
-        write(axes, x, _TOP + 8, f"rank {rank}", 9.5, ha="center")
-    for row in range(story.rounds):
-        label = f"round {row + 1}"
-        write(axes, 16, lanes.top(row) + _STRIP / 2 + _ROW / 2, label, 9, color=QUIET)
-    begun = 0
-    for phase, rounds in story.phases:
-        axes.text(16, lanes.top(begun) + 12, phase, size=9, weight="bold", va="center", color=INK, zorder=6)
-        begun += rounds
+def _write_heading(axes: Axes, title: str, what: str, **look: Any) -> None:
+    write(axes, 16, 22, title, 11.5, weight="bold")
+    write(axes, 16, 40, what, 9, va="top", color=QUIET, **look)
 
 
-def _draw_strip(
-    axes: Axes, held: HeldPieces, story: Ladder, corner: tuple[float, float], width: float
-) -> None:
-    count = len(story.start)
-    cell = width / count
-    for piece in range(count):
+def _draw_lanes(axes: Axes, ranks: int, top: float, bottom: float, **line: Any) -> None:
+    for rank in range(ranks):
+        axes.plot([_x(ranks, rank)] * 2, [top, bottom], zorder=1, **line)
+        write(axes, _x(ranks, rank), _TOP + 8, f"rank {rank}", 9.5, ha="center")
+
+
+def _draw_strip(axes: Axes, held: HeldPieces, run: CollectiveRun, corner: Point, width: float) -> None:
+    cell = width / run.ranks
+    for piece in range(run.ranks):
         ranks = held.get(piece, frozenset())
-        share = len(ranks) / count if story.sums else float(bool(ranks))
+        share = len(ranks) / run.ranks if run.sums else float(bool(ranks))
         left = corner[0] + piece * cell
-        label = "" if not ranks or cell < 9 else str(len(ranks)) if story.sums else str(piece)
+        label = "" if not ranks or cell < 9 else str(len(ranks)) if run.sums else str(piece)
         line, order = (1.8, 4) if share == 1 else (0.7, 3)
         rectangle(axes, left, corner[1], cell, _STRIP, _tint(piece, share), linewidth=line, zorder=order)
         middle = (left + cell / 2, corner[1] + _STRIP / 2)
@@ -143,156 +112,100 @@ def _tint(piece: int, share: float) -> tuple[float, ...]:
     return tuple(1 - strength * (1 - channel) for channel in to_rgb(holder_colour(piece)))
 
 
-def _draw_message(axes: Axes, message: Message, story: Ladder, lanes: _Lanes) -> None:
-    lost = message.stop is None
-    colour = ALARM if lost or message == story.wrong else INK
-    for start, stop in _paths(message, lanes):
+def _draw_message(axes: Axes, message: Message, wrong: bool, ranks: int) -> None:
+    lost, colour = message.stop is None, ALARM if wrong else INK
+    for start, stop in _paths(message, ranks):
         if lost:
             stop = _between(start, stop, 0.55)
-            axes.text(*stop, "✕", size=13, ha="center", va="center", color=ALARM, zorder=8)
+            write(axes, *stop, "✕", 13, ha="center", color=ALARM, zorder=8)
         _draw_arrow(axes, start, stop, colour, "--" if lost else "-")
         _draw_label(axes, message, _between(start, stop, 0.5), colour)
 
 
 def _draw_arrow(axes: Axes, start: Point, stop: Point, colour: str, line: str) -> None:
-    look: Any = {
-        "color": colour,
-        "linestyle": line,
-        "linewidth": 1.3,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "zorder": 5,
-    }
-    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", mutation_scale=11, **look))
+    look: Any = {"color": colour, "linestyle": line, "linewidth": 1.3, "mutation_scale": 11}
+    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", shrinkA=0, shrinkB=0, zorder=5, **look))
 
 
 def _draw_label(axes: Axes, message: Message, where: Point, edge: str) -> None:
     """The number of the piece that travels; a question mark where it is none."""
-    piece = None if message.content is None else message.content.piece
-    box = {
-        "boxstyle": "round,pad=0.25",
-        "facecolor": EMPTY if piece is None else holder_colour(piece),
-        "edgecolor": edge,
-        "linewidth": 1.0,
-    }
-    label = "?" if piece is None else str(piece)
-    axes.text(*where, label, size=8.5, ha="center", va="center", color=INK, zorder=7, bbox=box)
+    label, fill = "?", EMPTY
+    if message.content is not None:
+        label, fill = str(message.content.piece), holder_colour(message.content.piece)
+    box = {"boxstyle": "round,pad=0.25", "facecolor": fill, "edgecolor": edge, "linewidth": 1.0}
+    write(axes, *where, label, 8.5, ha="center", zorder=7, bbox=box)
 
 
 def _between(start: Point, stop: Point, share: float) -> Point:
     return start[0] + share * (stop[0] - start[0]), start[1] + share * (stop[1] - start[1])
 
 
-def _paths(message: Message, lanes: _Lanes) -> list[tuple[Point, Point]]:
+def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
     """Where the arrow runs. Between the last lane and the first it leaves the card and comes in again."""
-    here, there, last = message.sender, message.receiver, lanes.count - 1
-    high, low = lanes.top(message.round - 1) + _STRIP - 2, lanes.top(message.round) + 2
-    if there == (here + 1) % lanes.count and here != last:
-        return [((lanes.right(here), high), (lanes.left(there), low))]
-    if there == (here + 1) % lanes.count:
-        middle = (high + low) / 2
-        return [
-            ((lanes.right(last), high), (lanes.right(last) + 40, middle)),
-            ((lanes.left(0) - 40, middle), (lanes.left(0), low)),
-        ]
-    return [((lanes.middle(here), high + 2), (lanes.middle(there), low - 2))]
+    here, there, last = message.sender, message.receiver, ranks - 1
+    high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
+    if there != (here + 1) % ranks:
+        return [((_x(ranks, here), high + 2), (_x(ranks, there), low - 2))]
+    ends = (_x(ranks, here, 1), high), (_x(ranks, there, 0), low)
+    if here != last:
+        return [ends]
+    middle = (high + low) / 2
+    return [(ends[0], (ends[0][0] + 40, middle)), ((ends[1][0] - 40, middle), ends[1])]
 
 
-def describe(story: Ladder, last: int) -> str:
+def _describe(run: CollectiveRun, heading: tuple[str, str], last: int) -> str:
     """The ladder in words: each round's messages, and which of them nobody received."""
-    said = [f"{story.title}: {story.what}".replace("\n", " ")]
+    said = [": ".join(heading)]
     for row in range(1, last + 1):
-        sent = [message for message in story.messages if message.round == row]
-        said.append(f"Round {row}: " + "; ".join(_say(message, story) for message in sent) + ".")
-    ends = holdings_after(story.start, story.messages, last)
-    full = [f"rank {rank} {len(held)}" for rank, held in enumerate(ends)]
-    return " ".join(said) + (f" Pieces held then: {', '.join(full)}." if not story.sums else "")
+        sent = [_say(message, run.sums) for message in run.messages if message.round == row]
+        said.append(f"Round {row}: {'; '.join(sent)}.")
+    if not run.sums:
+        ends = enumerate(holdings_after(run.start, run.messages, last))
+        said.append(f"Pieces held then: {', '.join(f'rank {rank} {len(held)}' for rank, held in ends)}.")
+    return " ".join(said)
 
 
-def _say(message: Message, story: Ladder) -> str:
-    content = message.content
-    parts = f", {len(content.ranks)} summed" if story.sums and content else ""
-    lost = ", and nobody receives it" if message.stop is None else ""
-    return f"{message}{parts}{lost}"
+def _say(message: Message, sums: bool) -> str:
+    parts = f", {len(message.content.ranks)} summed" if sums and message.content else ""
+    return f"{message}{parts}{', and nobody receives it' if message.stop is None else ''}"
 
 
-def draw_clock(story: Ladder, name: str = "clock") -> Picture:
+def picture_of_clock(run: CollectiveRun) -> Picture:
     """The same messages against the clock: from the call that sends to the moment the receiver has it."""
-    lanes, height = _Lanes(len(story.start)), 360.0
+    height = 360.0
     figure, axes = blank(900, round(_TOP + height + 60))
-    done = [message for message in story.messages if message.stop is not None]
-    span = max((message.stop or 0.0 for message in done), default=1.0) or 1.0
-    write(axes, 16, 22, "The same run against the clock", 11.5, weight="bold")
-    axes.text(16, 40, "from the call that sends, to the receiver having it", size=9, va="top", color=QUIET)
+    done = [(message, message.stop) for message in run.messages if message.stop is not None]
+    span = max((stop for _, stop in done), default=1.0) or 1.0
+    title, top = "The same run against the clock", _TOP + 26
+    _write_heading(axes, title, "from the call that sends, to the receiver having it")
     for tick in range(5):
-        y = _TOP + 26 + height * tick / 4
+        y = top + height * tick / 4
         axes.plot([_LEFT - 10, 890], [y, y], color=EMPTY, linewidth=1, zorder=0)
         write(axes, 16, y, f"{span * 1e3 * tick / 4:.2f} ms", 9, color=QUIET)
-    for rank in range(lanes.count):
-        x = lanes.middle(rank)
-        axes.plot([x, x], [_TOP + 26, _TOP + 26 + height], color=QUIET, linewidth=1, zorder=1)
-        write(axes, x, _TOP + 8, f"rank {rank}", 9.5, ha="center")
-    for message in done:
-        _draw_timed(axes, message, lanes, height / span)
-    return finish(figure, name, _describe_times(done, span))
-
-
-def _draw_timed(axes: Axes, message: Message, lanes: _Lanes, scale: float) -> None:
-    start = (lanes.middle(message.sender), _TOP + 26 + message.start * scale)
-    stop = (lanes.middle(message.receiver), _TOP + 26 + (message.stop or 0.0) * scale)
-    _draw_arrow(axes, start, stop, INK, "-")
-    _draw_label(axes, message, _between(start, stop, 0.3), INK)
-
-
-def _describe_times(messages: Sequence[Message], span: float) -> str:
-    times = [
-        f"{message}, from {message.start * 1e3:.2f} to {1e3 * (message.stop or 0):.2f} ms"
-        for message in messages
-    ]
-    return f"The same run against the clock, {span * 1e3:.2f} ms in all. {'; '.join(times)}."
-
-
-def story_of(run: CollectiveRun, title: str, what: str, phases: Sequence[tuple[str, int]] = ()) -> Ladder:
-    """A run as its picture tells it; the first message that brings nothing new is marked."""
-    found = run.messages
-    wrong = messages.first_repeat(run.start, found)
-    return Ladder(title, what, run.start, tuple(found), tuple(phases), wrong)
-
-
-def gather_story(run: CollectiveRun) -> Ladder:
-    """An all_gather, to be drawn."""
-    what = "a strip shows what a rank holds: grey is nothing yet, 0 is what rank 0 brought, and so on"
-    return story_of(run, "all_gather, message by message", what)
-
-
-def sum_story(run: CollectiveRun) -> Ladder:
-    """An all_reduce, to be drawn: its two halves are named."""
-    rounds = max((message.round for message in run.messages), default=0)
-    half = run.ranks - 1
-    what = "on an arrow, which piece travels; in a strip, one cell a piece: how many ranks are in its sum"
-    phases = (("reduce_\nscatter", half), ("all_\ngather", half)) if rounds == 2 * half else ()
-    return story_of(run, "all_reduce, message by message", what, phases)
+    _draw_lanes(axes, run.ranks, top, top + height, color=QUIET, linewidth=1)
+    said = []
+    for message, stop in done:
+        begin = (_x(run.ranks, message.sender), top + message.start * (height / span))
+        end = (_x(run.ranks, message.receiver), top + stop * (height / span))
+        _draw_arrow(axes, begin, end, INK, "-")
+        _draw_label(axes, message, _between(begin, end, 0.3), INK)
+        said.append(f"{message}, from {message.start * 1e3:.2f} to {1e3 * stop:.2f} ms")
+    return finish(figure, "lesson03-clock", f"{title}, {span * 1e3:.2f} ms in all. {'; '.join(said)}.")
 
 
 def picture_of_gather(run: CollectiveRun, name: str = "lesson03-gather") -> Picture:
     """The ladder of an all_gather."""
-    return draw_ladder(gather_story(run), name=name)
-
-
-def picture_of_clock(run: CollectiveRun) -> Picture:
-    """The same messages against the clock."""
-    return draw_clock(gather_story(run), "lesson03-clock")
+    return draw_ladder(run, GATHER, name)
 
 
 def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
     """A slider through the rounds of an all_reduce."""
-    story = sum_story(run)
 
     def draw(last: int) -> Picture:
-        return draw_ladder(story, last, f"lesson03-sum-{last}")
+        return draw_ladder(run, SUM, f"lesson03-sum-{last}", last)
 
-    still = draw_ladder(story, name="lesson03-sum")
-    return show(draw, still, live, last=slider("round", last=story.rounds))
+    still = draw_ladder(run, SUM, "lesson03-sum")
+    return show(draw, still, live, last=slider("round", last=run.rounds))
 
 
 def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:

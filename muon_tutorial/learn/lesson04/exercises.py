@@ -11,7 +11,6 @@ from .first_wrong_place import early_starts, early_wrong, explain, reaches_into
 from .makespan import WORST, fair_shares
 from .on_ranks import (
     LENGTH,
-    PATIENCE,
     PLACES,
     SHAPES,
     Lacking,
@@ -79,7 +78,10 @@ def predict(ranks: int) -> Exercise:
         if said is None:
             return 'Give a list of names, such as ["q1", "v2"].'
         if extra := [name for name in said if name not in right]:
-            return f"{extra[0]} comes out as it should. {_why_right(extra[0])}"
+            why = "Its owner puts it in its place, and nobody else writes there."
+            if extra[0] == LACKING:
+                why = "Nobody has an answer for it, so its place stays zero, and nobody changes it."
+            return f"{extra[0]} comes out as it should. {why}"
         if missing := [name for name in right if name not in said]:
             return f"{missing[0]} comes out wrong, too. {_why_wrong(missing[0], ranks, lacking)}"
         return None
@@ -91,26 +93,18 @@ def predict(ranks: int) -> Exercise:
     return Exercise(judge, hints, "What is put elsewhere is wrong, and so is what it is put upon.")
 
 
-def _why_right(name: str) -> str:
-    if name == LACKING:
-        return "Nobody has an answer for it, so its place stays zero, and nobody changes it."
-    return "Its owner puts it in its place, and nobody else writes there."
-
-
 def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
     starts, place = early_starts(ranks, lacking), place_of(name)
-    mine = starts.get((place.owner(ranks), name))
-    if mine is not None and mine != place.start:
+    mine = starts.get(name, place.start)
+    if mine != place.start:
         return f"Rank {place.owner(ranks)} puts its answer at {mine:,}; its place begins at {place.start:,}."
-    rank, other, start = next(
-        (rank, other, start)
-        for (rank, other), start in starts.items()
-        if reaches_into(other, start, place) and other != name
-    )
-    return f"Rank {rank} puts its answer for {other} at {start:,}, and that reaches into it."
+    upon = (other for other in starts if other != name and reaches_into(other, starts[other], place))
+    other = place_of(next(upon))
+    said = f"puts its answer for {other.name} at {starts[other.name]:,}, and that reaches into it."
+    return f"Rank {other.owner(ranks)} {said}"
 
 
-def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float = PATIENCE) -> Exercise:
+def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     """The exercise: every answer in its place, whatever gradient is missing wherever, on real ranks."""
     cases = [
         (),
@@ -121,7 +115,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0, timeout: float
 
     def judge(function: SharingFunction) -> str | None:
         try:
-            runs = run_cases(function, ranks, cases, backend=backend, seed=seed, timeout=timeout)
+            runs = run_cases(function, ranks, cases, backend=backend, seed=seed)
         except RankFailedError as error:
             raise MistakeError(say_trouble(error)) from None
         if all(run.is_open for run in runs):

@@ -7,7 +7,6 @@ not move the offset.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -17,24 +16,22 @@ from .on_ranks import LENGTH, PLACES, BufferPlace, Lacking, SharingRun, is_buffe
 def explain(run: SharingRun) -> str | None:
     """What is wrong with a run, told by its first wrong interval; None where nothing is."""
     for rank, report in enumerate(run.reports):
-        if wrong := _judge_returned(rank, report.returned):
-            return wrong
+        if not isinstance(report.returned, Tensor):
+            return f"Return the buffer; rank {rank} returned {type(report.returned).__name__}."
+        if not is_buffer(report.returned):
+            shape = " × ".join(f"{size:,}" for size in report.returned.shape)
+            return f"The buffer has {LENGTH:,} numbers; rank {rank} returned {shape}."
     right = run.expected()
     for rank in range(run.ranks):
-        for place in PLACES:
-            differs = run.after(rank)[place.slice] != right[place.slice]
-            if bool(differs.any()):
-                first = place.start + int(differs.int().argmax())
-                return f"{_say_case(run)} {_explain_place(run, rank, place, first, right)}"
-    return None
-
-
-def _judge_returned(rank: int, returned: Any) -> str | None:
-    if not isinstance(returned, Tensor):
-        return f"Return the buffer; rank {rank} returned {type(returned).__name__}."
-    if not is_buffer(returned):
-        shape = " × ".join(f"{size:,}" for size in returned.shape)
-        return f"The buffer has {LENGTH:,} numbers; rank {rank} returned {shape}."
+        for place in run.wrong_places(rank):
+            first = place.start + int((run.after(rank) != right)[place.slice].int().argmax())
+            whose = "every rank's" if run.agree() else f"rank {rank}'s"
+            since = "" if first == place.start else f", from {first:,} on"
+            return (
+                f"{_say_case(run)} the first wrong place is that of {place.name}, {place.start:,} to "
+                f"{place.stop:,}, in {whose} buffer{since}. "
+                f"{_why(run, rank, place, first, right)}{_say_displaced(run)}"
+            )
     return None
 
 
@@ -70,15 +67,6 @@ def ranks_of(flags: int, ranks: int) -> list[int]:
     return [rank for rank in range(ranks) if flags >> rank & 1]
 
 
-def _explain_place(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
-    """The first wrong interval, and from which number on; then why."""
-    whose = "every rank's" if run.agree() else f"rank {rank}'s"
-    place_said = f"the first wrong place is that of {place.name}, {place.start:,} to {place.stop:,}"
-    since = "" if first == place.start else f", from {first:,} on"
-    said = f"{place_said}, in {whose} buffer{since}."
-    return f"{said} {_why(run, rank, place, first, right)}{_say_displaced(run)}"
-
-
 def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
     owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
     if not bool(right[place.slice].any()):
@@ -112,31 +100,29 @@ def _say_displaced(run: SharingRun) -> str:
     return ""
 
 
-def early_starts(ranks: int, lacking: Lacking) -> Mapping[tuple[int, str], int]:
-    """Where each (rank, matrix) puts its answer if a missing gradient does not move the offset."""
-    starts: dict[tuple[int, str], int] = {}
+def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
+    """Where each matrix's owner puts its answer if a missing gradient does not move the offset."""
+    starts: dict[str, int] = {}
     for rank in range(ranks):
         offset = 0
         for place in PLACES:
-            if (rank, place.name) in lacking and place.owner(ranks) == rank:
-                continue
             if place.owner(ranks) == rank:
-                starts[rank, place.name] = offset
+                if (rank, place.name) in lacking:
+                    continue
+                starts[place.name] = offset
             offset += place.size
     return starts
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
     """The matrices that come out wrong then: those put elsewhere, and those they are put upon."""
-    moved = {
-        name: start
-        for (_, name), start in early_starts(ranks, lacking).items()
-        if start != place_of(name).start
-    }
-    hit = {
-        other.name for name, start in moved.items() for other in PLACES if reaches_into(name, start, other)
-    }
-    return [place.name for place in PLACES if place.name in moved or place.name in hit]
+    starts = early_starts(ranks, lacking).items()
+    moved = {name: start for name, start in starts if start != place_of(name).start}
+    return [
+        place.name
+        for place in PLACES
+        if place.name in moved or any(reaches_into(name, start, place) for name, start in moved.items())
+    ]
 
 
 def reaches_into(name: str, start: int, other: BufferPlace) -> bool:

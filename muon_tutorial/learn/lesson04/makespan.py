@@ -5,7 +5,6 @@ Work is counted in floating-point operations of Newton–Schulz, on the matrices
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from ... import Grid, Matrix, Plan, owner, round_robin
@@ -20,11 +19,8 @@ MOST = 16
 WORST = 6
 Way = Literal["by index", "longest first"]
 WAYS: tuple[Way, Way] = ("by index", "longest first")
-
-
-def costs_of(shapes: Iterable[tuple[int, int]]) -> list[int]:
-    """Floating-point operations of Newton–Schulz, all its iterations, for each matrix."""
-    return [DEFAULT_STEPS * newton_schulz_cost(shape) for shape in shapes]
+COSTS = [DEFAULT_STEPS * newton_schulz_cost(shape) for shape in LARGE.values()]
+"""Floating-point operations of Newton–Schulz, all its iterations, for each matrix of the large model."""
 
 
 def plan_of(ranks: int, way: Way) -> Plan:
@@ -43,7 +39,7 @@ def fair_shares(ranks: int, way: Way = "by index") -> float:
 
 def say_makespans() -> str:
     """The makespan by number of ranks: dealt out in turn, and the costliest first."""
-    fair = sum(costs_of(LARGE.values())) / 1e9
+    fair = sum(COSTS) / 1e9
     lines = ["ranks   a fair share   by index           longest first"]
     for ranks in RANKS:
         shares = [fair_shares(ranks, way) for way in WAYS]

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -29,8 +31,6 @@ from ...worlds.live import gather_objects, sum_counts
 from ..exercises.on_real_ranks import say_failure
 from ..inputs import measure
 
-WIDTH = 32
-LAYERS = 2
 WIRE = torch.bfloat16
 PATIENCE = 8.0
 _SUM = "all_reduce"
@@ -70,17 +70,13 @@ def gpt_shapes(layers: int, width: int) -> dict[str, tuple[int, int]]:
     return {f"{kind}{number}": shape for number in range(1, layers + 1) for kind, shape in layer.items()}
 
 
-SHAPES = gpt_shapes(LAYERS, WIDTH)
+SHAPES = gpt_shapes(layers=2, width=32)
 
-
-def _places() -> Iterator[BufferPlace]:
-    start = 0
-    for number, (name, (rows, columns)) in enumerate(SHAPES.items()):
-        yield BufferPlace(number, name, start, start + rows * columns)
-        start += rows * columns
-
-
-PLACES = tuple(_places())
+_STOPS = accumulate(rows * columns for rows, columns in SHAPES.values())
+PLACES = tuple(
+    BufferPlace(number, name, stop - rows * columns, stop)
+    for number, ((name, (rows, columns)), stop) in enumerate(zip(SHAPES.items(), _STOPS, strict=True))
+)
 LENGTH = PLACES[-1].stop
 
 
@@ -174,23 +170,19 @@ class SharingRun:
                 flat[place.slice] = found[place.name]
         return flat
 
-    def wrong(self) -> list[str]:
-        """The matrices whose place holds something else than it should, on any rank."""
-        right = self.expected()
-        afters = [self.after(rank) for rank in range(self.ranks)]
-        return [
-            place.name
-            for place in PLACES
-            if any(differ(after[place.slice], right[place.slice]) for after in afters)
-        ]
+    def wrong_places(self, rank: int) -> list[BufferPlace]:
+        """Where a rank's buffer holds something else than it should."""
+        differs = self.after(rank) != self.expected()
+        return [place for place in PLACES if bool(differs[place.slice].any())]
 
-    def without_buffer(self) -> list[int]:
-        """The ranks that returned something else than a buffer of the right length."""
-        return [rank for rank, report in enumerate(self.reports) if not is_buffer(report.returned)]
+    def wrong(self) -> list[str]:
+        """The matrices whose place is wrong on any rank."""
+        wrong = {place for rank in range(self.ranks) for place in self.wrong_places(rank)}
+        return [place.name for place in PLACES if place in wrong]
 
     def agree(self) -> bool:
         """Whether all ranks ended with the same bits, in a buffer."""
-        return not any(differ(self.after(0), self.after(rank)) for rank in range(self.ranks))
+        return not any(bool((self.after(0) != self.after(rank)).any()) for rank in range(self.ranks))
 
     def writers(self) -> Tensor:
         """For each number of the buffer, who wrote there before the sum: bit r is set for rank r."""
@@ -215,17 +207,9 @@ def _as_buffer(value: Any) -> Tensor:
     return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
 
 
-def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two buffers of one length hold other numbers, whatever their types."""
-    return bool((one != other).any())
-
-
 def _find(buffer: Tensor, answer: Tensor) -> int | None:
-    last = len(buffer) - len(answer)
-    for start in (buffer[: last + 1] == answer[0]).nonzero().flatten().tolist():
-        if torch.equal(buffer[start : start + len(answer)], answer):
-            return start
-    return None
+    starts = (buffer[: len(buffer) - len(answer) + 1] == answer[0]).nonzero().flatten().tolist()
+    return next((at for at in starts if torch.equal(buffer[at : at + len(answer)], answer)), None)
 
 
 def owner_lacks(name: str, ranks: int) -> Lacking:
@@ -234,16 +218,10 @@ def owner_lacks(name: str, ranks: int) -> Lacking:
 
 
 def run_cases(
-    function: SharingFunction,
-    ranks: int,
-    cases: Sequence[Lacking] = ((),),
-    *,
-    backend: str = "gloo",
-    seed: int = 0,
-    timeout: float = PATIENCE,
+    function: SharingFunction, ranks: int, cases: Sequence[Lacking], *, backend: str = "gloo", seed: int = 0
 ) -> list[SharingRun]:
     """Play ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
-    reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=timeout)
+    reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=PATIENCE)
     return [
         SharingRun(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)
     ]
@@ -253,15 +231,14 @@ def play(
     rank: int, function: SharingFunction, ranks: int, cases: Sequence[Lacking], seed: int
 ) -> list[BufferReport]:
     """One rank's part."""
-    return [_play_case(rank, function, ranks, case, seed) for case in cases]
-
-
-def _play_case(rank: int, function: SharingFunction, ranks: int, case: Lacking, seed: int) -> BufferReport:
-    mine = parameters(seed, [name for lacker, name in case if lacker == rank])
-    with noting_sums() as handed:
-        returned = function(mine, rank, ranks)
-    _check_alike("nothing, as it has returned")
-    return BufferReport(tuple(handed), returned)
+    reports = []
+    for case in cases:
+        mine = parameters(seed, [name for lacker, name in case if lacker == rank])
+        with noting_sums() as handed:
+            returned = function(mine, rank, ranks)
+        _check_alike("nothing, as it has returned")
+        reports.append(BufferReport(tuple(handed), returned))
+    return reports
 
 
 @contextmanager
@@ -277,11 +254,8 @@ def noting_sums() -> Iterator[list[Tensor]]:
         handed.append(tensor.detach().clone())
         return original(tensor, *others, **options)
 
-    setattr(dist, _SUM, noted)
-    try:
+    with patch.object(dist, _SUM, noted):
         yield handed
-    finally:
-        setattr(dist, _SUM, original)
 
 
 def _check_alike(brought: str) -> None:
@@ -296,7 +270,7 @@ def _check_alike(brought: str) -> None:
         raise MismatchError(f"all ranks must hand alike buffers to an all_reduce. Handed over: {said}.")
 
 
-TIMED = gpt_shapes(2, 384)
+TIMED = gpt_shapes(layers=2, width=384)
 BACKS: tuple[Literal["all_reduce", "all_gather"], ...] = ("all_reduce", "all_gather")
 
 
@@ -358,6 +332,7 @@ def say_refusal(error: RankFailedError) -> str:
 def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
     """What one step's answers cost a rank, for either way of sharing them. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": ranks}))
+<<<<<<< HEAD
     return [_count_bytes(world, back, seed) for back in BACKS]
 
 
@@ -369,6 +344,17 @@ def _count_bytes(world: LiveWorld, back: Literal["all_reduce", "all_gather"], se
     world.observers.remove(ledger)
     rows = {row.phase: row for row in ledger.rows(world.at.rank)}
     return rows.get(f"updates {back}", LedgerRow(f"updates {back}", 0, 0, 0))
+=======
+    counted = []
+    for back in BACKS:
+        ledger = Ledger()
+        muon = Muon(named_parameters(seed), strategy=partial(round_robin, back=back), mesh=world)
+        world.observers[:] = [ledger]
+        muon.step()
+        rows = {row.phase: row for row in ledger.rows(world.at.rank)}
+        counted.append(rows.get(f"updates {back}", Row(f"updates {back}", 0, 0, 0)))
+    return counted
+>>>>>>> k-c
 
 
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ..pictures.picture import (
@@ -28,8 +28,8 @@ from ..pictures.picture import (
 from ..pictures.spectra import BLUE, card, style
 from ..widgets.shell import Shell, choice, show, slider
 from .first_wrong_place import ranks_of, say_ranks
-from .makespan import LARGE, MOST, WAYS, WORST, costs_of, fair_shares, plan_of
-from .on_ranks import LENGTH, PLACES, BufferPlace, SharingRun, differ, place_of
+from .makespan import COSTS, MOST, WAYS, WORST, fair_shares, plan_of
+from .on_ranks import LENGTH, PLACES, SharingRun, is_buffer, place_of
 
 MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
@@ -77,8 +77,8 @@ def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
             write(axes, left + 18, 22, f"rank {rank}", 8.5)
     write(axes, 12, _RULER + _HIGH / 2, "matrices", 9.5, weight="bold")
     for place in PLACES:
-        fill = holder_colour(place.owner(run.ranks))
-        _block(axes, place.start, place.stop, _RULER, fill, place.name)
+        _block(axes, place.start, place.stop, _RULER, holder_colour(place.owner(run.ranks)))
+        _write_name(axes, place.start, place.stop, _RULER, place.name)
 
 
 def _draw_row(
@@ -89,39 +89,28 @@ def _draw_row(
     axes.text(12, top + _HIGH / 2, label or f"rank {rank}", size=9.5, weight=weight, va="center", color=INK)
     _block(axes, 0, LENGTH, top, EMPTY)
     for start, stop, code in _pieces(_codes(run, rank, moment)):
-        _block(axes, start, stop, top, *_fill(code))
+        if code & (code - 1):  # several ranks' bits
+            _block(axes, start, stop, top, "#ffffff", edgecolor=ALARM, linewidth=0.6, hatch="/////")
+        else:
+            _block(axes, start, stop, top, holder_colour(code.bit_length() - 1))
     for place in PLACES[1:]:
         x = _LEFT + place.start * _SCALE
         axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
     for start, stop, name in _names(run, rank, moment):
-        middle = (_LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2)
-        write(axes, *middle, name, 8, ha="center", zorder=8)
-    for place in _wrong_places(run, rank) if moment == 2 else ():
-        _frame(axes, place.start, place.stop, top, ALARM, 2.2)
+        _write_name(axes, start, stop, top, name, zorder=8)
+    for place in run.wrong_places(rank) if moment == 2 else ():
+        _block(axes, place.start, place.stop, top, "none", edgecolor=ALARM, linewidth=2.2, zorder=9)
     if bold:
-        _frame(axes, 0, LENGTH, top, INK, 2.6)
+        _block(axes, 0, LENGTH, top, "none", linewidth=2.6, zorder=9)
 
 
-def _block(
-    axes: Axes, start: int, stop: int, top: float, fill: str, name: str = "", hatch: str | None = None
-) -> None:
+def _block(axes: Axes, start: int, stop: int, top: float, fill: str, **look: Any) -> None:
     x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
-    edge, thin = (ALARM, 0.6) if hatch else (INK, 0.9)
-    rectangle(axes, x, top, width, _HIGH, fill, edgecolor=edge, linewidth=thin, hatch=hatch)
-    if name:
-        write(axes, x + width / 2, top + _HIGH / 2, name, 8, ha="center")
+    rectangle(axes, x, top, width, _HIGH, fill, **{"linewidth": 0.9, **look})
 
 
-def _frame(axes: Axes, start: int, stop: int, top: float, colour: str, thick: float) -> None:
-    x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
-    axes.add_patch(Rectangle((x, top), width, _HIGH, fill=False, edgecolor=colour, linewidth=thick, zorder=9))
-
-
-def _fill(code: int) -> tuple[str, str, str | None]:
-    """Fill, name and hatch for numbers that the ranks of a code's bits wrote."""
-    if code & (code - 1):
-        return "#ffffff", "", "/////"
-    return holder_colour(code.bit_length() - 1), "", None
+def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look: Any) -> None:
+    write(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, 8, ha="center", **look)
 
 
 def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
@@ -134,14 +123,12 @@ def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
     return torch.where((after == 0) | after.isnan(), 0, run.writers())
 
 
-def _pieces(codes: Tensor) -> Iterator[tuple[int, int, int]]:
+def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
     """Runs of one code that are not zero: (start, stop, code)."""
     values, lengths = torch.unique_consecutive(codes, return_counts=True)
-    start = 0
-    for code, length in zip(values.tolist(), lengths.tolist(), strict=True):
-        if code:
-            yield start, start + length, code
-        start += length
+    stops = lengths.cumsum(0)
+    pieces = zip((stops - lengths).tolist(), stops.tolist(), values.tolist(), strict=True)
+    return [piece for piece in pieces if piece[2]]
 
 
 def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
@@ -149,15 +136,10 @@ def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, 
     if moment == 1:
         yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
     if moment == 2:
-        right, wrong = run.expected(), _wrong_places(run, rank)
+        right, wrong = run.expected(), run.wrong_places(rank)
         for place in PLACES:
             if place not in wrong and bool(right[place.slice].any()):
                 yield place.start, place.stop, place.name
-
-
-def _wrong_places(run: SharingRun, rank: int) -> list[BufferPlace]:
-    right, after = run.expected(), run.after(rank)
-    return [place for place in PLACES if differ(after[place.slice], right[place.slice])]
 
 
 def _say_count(run: SharingRun, moment: int, rank: int) -> str:
@@ -185,7 +167,7 @@ def say_run(run: SharingRun) -> str:
         said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
     wrong = run.wrong()
     end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
-    if lost := run.without_buffer():
+    if lost := [rank for rank, report in enumerate(run.reports) if not is_buffer(report.returned)]:
         end = f"No such buffer comes back from {say_ranks(lost)}"
     return " ".join([*said, f"{end}; {_say_wrong(run, wrong)}."])
 
@@ -193,45 +175,40 @@ def say_run(run: SharingRun) -> str:
 def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
     if not wrong:
         return "every place is right"
-    together = {place.name: _most_writers(run, place) for place in PLACES}
-    mixed = [f"{name} ({say_ranks(writers)})" for name, writers in together.items() if len(writers) > 1]
+    flags = run.writers()
+    mixed = []
+    for place in PLACES:
+        together = [ranks_of(flag, run.ranks) for flag in flags[place.slice].unique().tolist()]
+        if len(writers := max(together, key=len)) > 1:
+            mixed.append(f"{place.name} ({say_ranks(writers)})")
     sums = f"; sums of several ranks' answers in {', '.join(mixed)}" if mixed else ""
     return f"wrong places: {', '.join(wrong)}{sums}"
 
 
-def _most_writers(run: SharingRun, place: BufferPlace) -> list[int]:
-    """The ranks that wrote the number of a place that the most ranks wrote."""
-    flags: list[int] = run.writers()[place.slice].unique().tolist()
-    return max((ranks_of(flag, run.ranks) for flag in flags), key=len)
-
-
 def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
     """Buttons for the moment of the step and for the rank, over the flat buffers of a run."""
-    ranks = {f"rank {rank}": rank for rank in range(run.ranks)}
     moment = choice("moment", MOMENTS)
     moment.style.button_width = "120px"
-    return show(
-        partial(draw_moment, run),
-        draw_run(run, "lesson04-first"),
-        live,
-        moment=moment,
-        rank=choice("rank", ranks),
-    )
+    rank = choice("rank", {f"rank {rank}": rank for rank in range(run.ranks)})
+    return show(partial(draw_moment, run), draw_run(run, "lesson04-first"), live, moment=moment, rank=rank)
 
 
 def draw_loads(ranks: int) -> Picture:
     """The work of each rank: matrices dealt out by index, and the costliest first."""
-    costs = costs_of(LARGE.values())
     figure, said = card(900, 150 + 14 * ranks), []
-    fair = sum(costs) / ranks / 1e9
+    fair = sum(COSTS) / ranks / 1e9
     for number, way in enumerate(WAYS):
         plan = plan_of(ranks, way)
-        owners = [plan.workers(index)[0] for index in range(len(costs))]
-        pairs = list(zip(costs, owners, strict=True))
-        loads = [sum(cost for cost, at in pairs if at == rank) / 1e9 for rank in range(ranks)]
+        by_rank: list[list[int]] = [[] for _ in range(ranks)]
+        for index, cost in enumerate(COSTS):
+            by_rank[plan.workers(index)[0]].append(cost)
+        loads = [sum(costs) / 1e9 for costs in by_rank]
         title = f"{way}: the busiest has {max(loads) / fair:.2f} fair shares"
         axes = style(figure.add_subplot(1, 2, number + 1), title, "GFLOP of Newton–Schulz", "rank")
-        _stack(axes, costs, owners, ranks)
+        for rank, costs in enumerate(by_rank):
+            _draw_load(axes, rank, sorted(costs, reverse=True))
+        axes.set_ylim(ranks - 0.4, -0.6)
+        axes.set_yticks(range(ranks))
         axes.axvline(fair, color=INK, linewidth=1.4, linestyle="--")
         axes.set_xlim(0, fair_shares(ranks) * fair * 1.05)
         said.append(f"{title}; by rank {', '.join(f'{load:.0f}' for load in loads)} GFLOP.")
@@ -241,16 +218,11 @@ def draw_loads(ranks: int) -> Picture:
     return finish(figure, f"lesson04-loads-{ranks}", f"{ranks} ranks. {' '.join(said)}")
 
 
-def _stack(axes: Axes, costs: Sequence[int], owners: Sequence[int], ranks: int) -> None:
-    """One bar a rank, one piece a matrix, the costliest to the left."""
-    cheap = min(costs)
-    for rank in range(ranks):
-        mine = sorted((cost for cost, at in zip(costs, owners, strict=True) if at == rank), reverse=True)
-        spans = [(sum(mine[:number]) / 1e9, cost / 1e9) for number, cost in enumerate(mine)]
-        colours = ["#a8cdea" if cost == cheap else BLUE for cost in mine]
-        axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=colours, edgecolors="#ffffff", linewidth=0.5)
-    axes.set_ylim(ranks - 0.4, -0.6)
-    axes.set_yticks(range(ranks))
+def _draw_load(axes: Axes, rank: int, costs: Sequence[int]) -> None:
+    """One rank's bar, one piece a matrix."""
+    spans = [(sum(costs[:number]) / 1e9, cost / 1e9) for number, cost in enumerate(costs)]
+    colours = ["#a8cdea" if cost == min(COSTS) else BLUE for cost in costs]
+    axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=colours, edgecolors="#ffffff", linewidth=0.5)
 
 
 def explore_loads(live: bool = True) -> Shell | Picture:

@@ -27,7 +27,9 @@ def draw_holdings(moments: Sequence[StepMoment], shape: tuple[int, int], name: s
         top = _HEADER + (rows - len(stack) * (height + 26)) / 2
         for number, layer in enumerate(stack):
             _draw_layer(axes, layer, shape, (left, top + number * (height + 26), width, height))
-            _write_copy(axes, left, top + number * (height + 26) + height, number, len(stack))
+            if len(stack) > 1:
+                bottom = top + number * (height + 26) + height
+                write(axes, left, bottom + 11, f"copy {number + 1} of {len(stack)}", 8, color=QUIET)
         if column:
             ends = [(x, _HEADER + rows / 2 - 13) for x in (left - _GAP + 12, left - 12)]
             axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, color=INK))
@@ -46,32 +48,19 @@ def _write_header(axes: Axes, moment: StepMoment, left: float, top: float = 0.0)
     axes.text(left, top + 44, moment.what, size=9, va="top", color=QUIET, linespacing=1.35)
 
 
-def _write_copy(axes: Axes, left: float, bottom: float, number: int, copies: int) -> None:
-    if copies > 1:
-        write(axes, left, bottom + 11, f"copy {number + 1} of {copies}", 8, color=QUIET)
-
-
 def _draw_layer(
     axes: Axes, layer: Sequence[HeldBoxes], shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
     rectangle(axes, left, top, width, height, EMPTY, linewidth=1.6, zorder=3)
-    for held in layer:
-        for box in filter(lambda box: box.numel, held.boxes):
-            _draw_box(axes, held, box, shape, frame)
-
-
-def _draw_box(
-    axes: Axes, held: HeldBoxes, box: Box, shape: tuple[int, int], frame: tuple[float, float, float, float]
-) -> None:
-    left, top, width, height = frame
-    x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
-    across, down = width * box.shape[1] / shape[1], height * box.shape[0] / shape[0]
-    rectangle(axes, x, y, across, down, holder_colour(held.rank), linewidth=1.2, zorder=4)
-    if box == max(held.boxes, key=lambda other: other.numel) and min(across / 4, down) > 9:
-        label = f"rank {held.rank}" + (f"\nbytes {held.content}" if held.content and down > 30 else "")
-        size = min(9.5, across / 6, down / (3.0 if "\n" in label else 1.6))
-        write(axes, x + across / 2, y + down / 2, label, size, ha="center", zorder=5)
+    for item, box in ((held, box) for held in layer for box in held.boxes if box.numel):
+        x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
+        across, down = width * box.shape[1] / shape[1], height * box.shape[0] / shape[0]
+        rectangle(axes, x, y, across, down, holder_colour(item.rank), linewidth=1.2, zorder=4)
+        if box == max(item.boxes, key=lambda other: other.numel) and min(across / 4, down) > 9:
+            label = f"rank {item.rank}" + (f"\nbytes {item.content}" if item.content and down > 30 else "")
+            size = min(9.5, across / 6, down / (3.0 if "\n" in label else 1.6))
+            write(axes, x + across / 2, y + down / 2, label, size, ha="center", zorder=5)
 
 
 def draw_one_holder(moment: StepMoment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:

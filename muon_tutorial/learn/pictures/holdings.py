@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ...plan.bucket import Bucket, BucketEntry, matrix_boxes
-from ...plan.grid import Coordinate
 from ...plan.layout import Box
 from ...plan.strategies import Plan
 
@@ -43,7 +43,11 @@ def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
 def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
     """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
     bucket, entry = _find(plan, matrix)
-    return tuple(HeldBoxes(rank, _kept_boxes(bucket, entry, plan.grid.at(rank))) for rank in plan.grid.ranks)
+    held = []
+    for rank, at in ((rank, plan.grid.at(rank)) for rank in plan.grid.ranks):
+        mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
+        held.append(HeldBoxes(rank, matrix_boxes(mine, at)))
+    return tuple(held)
 
 
 def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
@@ -58,33 +62,28 @@ def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
     return next((b, entry) for b in plan.buckets for entry in b.entries if entry.matrix.index == matrix)
 
 
-def _kept_boxes(bucket: Bucket, entry: BucketEntry, at: Coordinate) -> tuple[Box, ...]:
-    mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
-    return matrix_boxes(mine, at)
-
-
 def holders_of(held: Iterable[HeldBoxes], row: int, column: int) -> list[int]:
     """The ranks that hold the element at ``row``, ``column``."""
     element = Box((row, column), (1, 1))
-    return [item.rank for item in held if any(_boxes_overlap(box, element) for box in item.boxes)]
+    return [item.rank for item in held if any(_overlap(box, element) for box in item.boxes)]
 
 
 def layers(held: Sequence[HeldBoxes]) -> list[list[HeldBoxes]]:
     """The fewest copies of the matrix in which no two ranks overlap: what is held twice takes two layers."""
     stacked: list[list[HeldBoxes]] = []
     for item in (item for item in held if item.boxes):
-        free = (layer for layer in stacked if not any(_overlap(item, other) for other in layer))
+        free = (
+            layer
+            for layer in stacked
+            if not any(_overlap(a, b) for a in item.boxes for other in layer for b in other.boxes)
+        )
         if (layer := next(free, None)) is None:
             stacked.append(layer := [])
         layer.append(item)
     return stacked
 
 
-def _overlap(one: HeldBoxes, other: HeldBoxes) -> bool:
-    return any(_boxes_overlap(a, b) for a in one.boxes for b in other.boxes)
-
-
-def _boxes_overlap(a: Box, b: Box) -> bool:
+def _overlap(a: Box, b: Box) -> bool:
     edges = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
     return all(start < there + reach and there < start + length for start, length, there, reach in edges)
 
@@ -96,17 +95,14 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     >>> name_contents([torch.zeros(2), torch.ones(2), torch.zeros(2)])
     ['A', 'B', 'A']
     """
-    seen: dict[bytes, str] = {}
-    return [seen.setdefault(_bytes(tensor), _letter(len(seen))) for tensor in tensors]
+    seen: dict[tuple[Any, bytes], str] = {}
+    keys = [(tensor.shape, tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
+    return [seen.setdefault(key, _letter(len(seen))) for key in keys]
 
 
 def with_letters(held: Sequence[HeldBoxes], letters: Sequence[str]) -> tuple[HeldBoxes, ...]:
     """The same boxes, each rank's with the letter of its contents."""
     return tuple(HeldBoxes(item.rank, item.boxes, letter) for item, letter in zip(held, letters, strict=True))
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes() + str(tuple(tensor.shape)).encode()
 
 
 def _letter(number: int) -> str:

@@ -61,9 +61,14 @@ class Picture:
         return textwrap.fill(self.alt, 100)
 
 
+def card(width: int, height: int) -> Figure:
+    """An empty card, in pixels, to put axes on."""
+    return Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
+
+
 def blank(width: int, height: int) -> tuple[Figure, Axes]:
     """An empty card and its axes, in pixels, with the origin at the upper left."""
-    figure = Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
+    figure = card(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
@@ -85,11 +90,8 @@ def finish(figure: Figure, name: str, alt: str) -> Picture:
     target = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})
-    return Picture(_prefix_ids(target.getvalue(), name), alt, round(figure.get_figwidth() * 96))
-
-
-def _prefix_ids(svg: str, name: str) -> str:
+    svg = target.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    return re.sub(r"\n\s*", "\n", svg)
+    return Picture(re.sub(r"\n\s*", "\n", svg), alt, round(figure.get_figwidth() * 96))

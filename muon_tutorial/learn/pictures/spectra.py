@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from .picture import CARD, INK, QUIET, Picture, finish
+from .picture import INK, QUIET, Picture, card, finish
 
 BLUE, ORANGE, GREEN, PLUM = "#0072b2", "#c04e00", "#00795a", "#8f3f71"
 _FLOOR = 1e-4
@@ -42,18 +41,9 @@ class Curve:
     def say(self) -> str:
         """The curve in words."""
         numbers = (max(self.values), statistics.median(self.values), min(self.values))
-        loudest, middle, quietest = map(say_number, numbers)
+        said = ("below 0.0001" if number < _FLOOR else f"{number:.2g}" for number in numbers)
+        loudest, middle, quietest = said
         return f"{self.name}: loudest {loudest}, median {middle}, quietest {quietest}"
-
-
-def say_number(value: float) -> str:
-    """A number with two digits; what is next to nothing is said so."""
-    return "below 0.0001" if value < _FLOOR else f"{value:.2g}"
-
-
-def card(width: int, height: int) -> Figure:
-    """An empty card, in pixels, to put axes on."""
-    return Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
 
 
 def style(axes: Axes, title: str, x: str, y: str) -> Axes:
@@ -86,19 +76,6 @@ def plot(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.plot(places, heights, curve.line, color=curve.colour, linewidth=2, label=curve.name)
 
 
-def key(figure: Figure, axes: Axes) -> None:
-    """One legend for the whole card, along its lower edge, where it hides nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    look: Any = {
-        "loc": "lower center",
-        "ncols": len(labels),
-        "fontsize": 9,
-        "frameon": False,
-        "labelcolor": INK,
-    }
-    figure.legend(handles, labels, **look)
-
-
 def legend(axes: Axes, where: Literal["upper left", "upper right", "lower left"]) -> None:
     """The legend of one plot, without a frame."""
     axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc=where)
@@ -113,7 +90,9 @@ def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: st
         axes = style(figure.add_subplot(rows, columns, number + 1), title, "direction, the loudest first", y)
         decades(axes)
         plot(axes, curves)
-    key(figure, figure.axes[0])
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    look: Any = {"loc": "lower center", "frameon": False, "labelcolor": INK}
+    figure.legend(handles, labels, ncols=len(labels), fontsize=9, **look)  # along the edge it hides nothing
     figure.tight_layout(rect=(0, 34 / height, 1, 1))
     said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
     return finish(
