@@ -37,7 +37,6 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-<<<<<<< HEAD
 def test_ink_can_be_read_on_every_fill_and_fills_differ() -> None:
     fills = (picture.CARD, picture.EMPTY, *picture.HOLDERS)
     assert min(contrast(picture.INK, fill) for fill in fills) >= 4.5
@@ -47,28 +46,6 @@ def test_ink_can_be_read_on_every_fill_and_fills_differ() -> None:
 
 def test_a_picture_is_one_img_that_brings_everything_in_the_same_bytes_for_the_same_data() -> None:
     assert draw().svg == draw().svg
-=======
-@pytest.mark.parametrize(
-    ("ink", "fill"),
-    [(picture.QUIET, picture.CARD)]
-    + [(picture.INK, fill) for fill in (picture.CARD, picture.EMPTY, *picture.HOLDERS)],
-)
-def test_ink_can_be_read_on_every_fill(ink: str, fill: str) -> None:
-    assert contrast(ink, fill) >= 4.5
-
-
-def test_neighbouring_holders_differ() -> None:
-    assert len(set(picture.HOLDERS)) == len(picture.HOLDERS) == 8
-
-
-def test_the_same_data_gives_the_same_bytes_and_its_words() -> None:
-    assert draw().svg == draw().svg
-    assert "rank 3 holds rows 6 to 11, columns 4 to 7" in draw().alt
-    assert draw().alt == repr(draw()).replace("\n", " ")
-
-
-def test_a_picture_is_one_img_that_brings_everything() -> None:
->>>>>>> k-c
     html = draw().html
     assert re.fullmatch(r'<img alt="[^"<>]{40,}" width="\d+" src="data:image/svg\+xml;base64,[^"]+">', html)
     svg = base64.b64decode(html.split("base64,")[1][:-2]).decode()
@@ -85,13 +62,9 @@ def test_ids_are_prefixed_and_every_reference_has_its_id() -> None:
     assert set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
 
 
-<<<<<<< HEAD
 def test_alt_text_is_made_from_the_data_and_escaped() -> None:
     assert "rank 3 holds rows 6 to 11, columns 4 to 7" in draw().alt
     assert draw().alt == repr(draw()).replace("\n", " ")
-=======
-def test_alt_text_is_escaped() -> None:
->>>>>>> k-c
     odd = picture.Picture("<svg/>", 'a "b" <c>', 10)
     assert 'alt="a &quot;b&quot; &lt;c&gt;"' in odd.html
 

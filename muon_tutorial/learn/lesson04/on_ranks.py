@@ -332,19 +332,6 @@ def say_refusal(error: RankFailedError) -> str:
 def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
     """What one step's answers cost a rank, for either way of sharing them. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": ranks}))
-<<<<<<< HEAD
-    return [_count_bytes(world, back, seed) for back in BACKS]
-
-
-def _count_bytes(world: LiveWorld, back: Literal["all_reduce", "all_gather"], seed: int) -> LedgerRow:
-    ledger = Ledger()
-    muon = Muon(named_parameters(seed), strategy=partial(round_robin, back=back), mesh=world)
-    world.observers.append(ledger)
-    muon.step()
-    world.observers.remove(ledger)
-    rows = {row.phase: row for row in ledger.rows(world.at.rank)}
-    return rows.get(f"updates {back}", LedgerRow(f"updates {back}", 0, 0, 0))
-=======
     counted = []
     for back in BACKS:
         ledger = Ledger()
@@ -352,9 +339,8 @@ def _count_bytes(world: LiveWorld, back: Literal["all_reduce", "all_gather"], se
         world.observers[:] = [ledger]
         muon.step()
         rows = {row.phase: row for row in ledger.rows(world.at.rank)}
-        counted.append(rows.get(f"updates {back}", Row(f"updates {back}", 0, 0, 0)))
+        counted.append(rows.get(f"updates {back}", LedgerRow(f"updates {back}", 0, 0, 0)))
     return counted
->>>>>>> k-c
 
 
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
