@@ -89,10 +89,10 @@ class Muon(torch.optim.Optimizer):
         parts: Parts = None,
         distributed_config: DistributedConfig | None = None,
     ) -> None:
+        if window < 1:
+            raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
-        self._make_steps = _make_steps(
-            strategy, self.world, tp_dim, _checked_window(window), distributed_config
-        )
+        self._make_steps = _make_steps(strategy, self.world, tp_dim, window, distributed_config)
         self._made_steps: list[MeshStep] | None = None
         self._made_for: list[Tensor] = []
         defaults = {
@@ -129,7 +129,8 @@ class Muon(torch.optim.Optimizer):
             _check_matrices(param_group, index=len(self.param_groups) - 1)
             _check_hyperparameters(param_group)
             if self._make_steps is alone:
-                _check_parts(param_group)
+                for param in param_group["params"]:
+                    part_boxes(tuple(param.shape), param_group.get("parts"))
         except UsageError:
             self.param_groups.pop()
             raise
@@ -350,12 +351,6 @@ def _make_steps(
     return StrategySteps(builder, world, tp_dim, window)
 
 
-def _checked_window(window: int) -> int:
-    if window < 1:
-        raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
-    return window
-
-
 def _refuse_lost_momentum(before: list[Tensor], now: list[Tensor], state: Mapping[Tensor, Any]) -> None:
     """Parameters that replace others start without momentum: right before the first step, and wrong after."""
     gone = set(before) - set(now)
@@ -402,8 +397,3 @@ def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
     if param.is_complex():
         return "complex"
     return "sparse" if param.layout is not torch.strided else ""
-
-
-def _check_parts(group: Mapping[str, Any]) -> None:
-    for param in group["params"]:
-        part_boxes(tuple(param.shape), group.get("parts"))

@@ -4,6 +4,5 @@
 ``dtensor_placements``   a DTensor's placements become cuts
 ``tensor_parallel``      how tensor parallelism cut plain parameters
 ``process_groups``       parameters cut over process groups that cross at this rank
-``dtensor_meshes``       DTensors, each on its own mesh
-``mesh_parameters``      what the last two find out: the parameters on each mesh
+``mesh_parameters``      the parameters on each mesh, as DTensors tell, or process groups
 """

@@ -1,4 +1,4 @@
-"""Parameters by the mesh that they lie on: what reading process groups, or DTensors, results in."""
+"""Parameters by the mesh that they lie on; DTensors tell it themselves, by their placements."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..plan.matrix import Cut, Matrix
 from ..step.parameter_state import mesh_axes
 from ..worlds.live import LiveWorld, check_same
 from ..worlds.local import LocalMesh, LocalWorld
+from .dtensor_placements import dtensor_cuts
 
 Shape = tuple[int, ...]
 
@@ -157,3 +158,43 @@ def with_names(mesh: DeviceMesh) -> DeviceMesh:
 
 def alone() -> LocalMesh:
     return LocalWorld(Grid((), ())).mesh(0)
+
+
+def read_dtensor_meshes(params: Sequence[Tensor]) -> list[MeshParameters]:
+    """DTensors on their own meshes, and plain parameters as the same on all ranks of the largest.
+
+    Raises:
+        StrategyError: a placement is partial.
+        PlanMismatchError: ranks have different parameters on a mesh.
+    """
+    meshes = {param.device_mesh: None for param in params if isinstance(param, DTensor)}
+    largest = max(meshes, key=lambda mesh: mesh.size(), default=None)
+    homes = [param.device_mesh if isinstance(param, DTensor) else largest for param in params]
+    return [
+        _read_mesh(mesh, {i: param for i, param in enumerate(params) if homes[i] == mesh})
+        for mesh in dict.fromkeys(homes)
+    ]
+
+
+def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshParameters:
+    if mesh is None:
+        return MeshParameters(
+            alone(), {index: whole_matrix(index, param, ()) for index, param in params.items()}
+        )
+    world = LiveWorld(with_names(mesh))
+
+    def read() -> list[ParameterReading]:
+        found = []
+        for index, param in params.items():
+            cuts = (
+                dtensor_cuts(index_name(index), param, world.grid.axes) if isinstance(param, DTensor) else ()
+            )
+            matrix = whole_matrix(index, param, cuts)
+            check_boxes(matrix, {world.at.rank: local_shape(param)}, world.grid)
+            found.append(ParameterReading(index, param, matrix))
+        return found
+
+    readings = compared(world, read)
+    return MeshParameters(
+        world, {reading.index: reading.matrix for reading in readings if reading.matrix is not None}
+    )

@@ -109,11 +109,6 @@ class Bucket:
         pairs = zip(self.buffer_slices(self.model_layout, at), self.stored_shards(at), strict=True)
         return tuple(_dist_meta(self, piece, shard) for piece, shard in pairs)
 
-    @property
-    def sides(self) -> list[tuple[int, int]]:
-        """Rows and columns of each matrix."""
-        return [entry.matrix.sides for entry in self.entries]
-
     def padding(self, at: Coordinate) -> int:
         """Elements of this rank's buffer, as the model holds it, that belong to no matrix."""
         shard = sum(piece.box.numel for piece in self.buffer_slices(self.model_layout, at))

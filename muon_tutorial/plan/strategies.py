@@ -74,7 +74,9 @@ def replicated(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BU
 
     def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
         entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
-        return _unmoved(index, buffer, entries, worked=LocalShards(), compute=Route((), WIRE))
+        here, nothing = LocalShards(), Route((), run[0].grad_dtype)
+        stay = Route((), run[0].dtype)
+        return Bucket(index, buffer, ("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
 
     return _plan("replicated", matrices, grid, bucket_bytes, "averaged", bucket)
 
@@ -132,7 +134,8 @@ def zero1(
         sizes = [largest_piece(matrix, grid) for matrix in run]
         size = padded(sum(sizes), dp)
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        workers = [_touching(start, n, size, dp) for start, n in zip(starts, sizes, strict=True)]
+        step = size // dp  # workers: the positions whose slice touches the matrix
+        workers = [range(a // step, (a + n - 1) // step + 1) for a, n in zip(starts, sizes, strict=True)]
         return _sliced(index, buffer, _virtual_entries(run, grid, workers), grid, size, gather)
 
     return _plan("zero1", matrices, grid, bucket_bytes, "local", bucket)
@@ -298,16 +301,6 @@ def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]
     )
 
 
-def _unmoved(
-    index: int, buffer: int, entries: tuple[BucketEntry, ...], worked: Layout, compute: Route
-) -> Bucket:
-    """A bucket whose gradients and parameters stay as the model holds them."""
-    first = entries[0].matrix
-    here = LocalShards()
-    nothing = Route((), first.grad_dtype), Route((), first.dtype)
-    return Bucket(index, buffer, ("dp",), entries, here, here, worked, nothing[0], compute, nothing[1])
-
-
 def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """Out: every rank keeps the buffer, zeros where it is not the owner. Back: the sum over ranks."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
@@ -439,12 +432,6 @@ def _owners(
             f"{strange[0][0]} is assigned to {strange[0][1]}, which is not one of {len(loads)} ranks"
         )
     return owners
-
-
-def _touching(offset: int, size: int, total: int, parts: int) -> range:
-    """Positions whose slice of the buffer touches the matrix."""
-    slice_size = total // parts
-    return range(offset // slice_size, (offset + size - 1) // slice_size + 1)
 
 
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:

@@ -38,7 +38,9 @@ def pack_gradients(bucket: RankBucket) -> Tensor:
     return flat
 
 
-def average_others(params: Sequence[Tensor], at: Coordinate) -> Walk:
+def average_others(
+    params: Sequence[Tensor], at: Coordinate, phase: str = "other gradients all_reduce"
+) -> Walk:
     """Average the gradients of other parameters over dp in place, in flat buffers of at most 25 MB.
 
     A missing one counts as zero. Must be walked by all ranks of the grid.
@@ -48,7 +50,7 @@ def average_others(params: Sequence[Tensor], at: Coordinate) -> Walk:
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad
         grads = [grad for param in run if (grad := local_gradient(param)) is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
-        total = yield from all_reduce(flat, "dp", at, Label("other gradients all_reduce"))
+        total = yield from all_reduce(flat, "dp", at, Label(phase))
         means = (total / at.size("dp")).split([grad.numel() for grad in grads])
         for grad, mean in zip(grads, means, strict=True):
             grad.copy_(mean.view(grad.shape))

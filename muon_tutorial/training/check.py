@@ -25,8 +25,8 @@ from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..step.parameter_state import local_part
-from ..worlds.live import LiveWorld
-from .exchange import collect, sum_over, tell_all
+from ..worlds.live import LiveWorld, gather_objects
+from .exchange import collect, sum_over
 from .records import CheckVerdict
 
 LABEL = "built-in check"
@@ -84,7 +84,7 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
         max(float((a - b).abs().max()) for a, b in pairs),
         snapshot.gradient_error,
     ]
-    words = tell_all(world, mine, ours[0].device)
+    words = gather_objects(mine)
     differing, largest, error = zip(*words, strict=True)
     return CheckVerdict(step, sum(a.numel() for a in ours), sum(differing), max(largest), max(error))
 

@@ -23,9 +23,9 @@ from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
 from ..step.parameter_state import local_part
-from ..worlds.live import LiveWorld, build_mesh
+from ..worlds.live import LiveWorld, build_mesh, gather_objects
 from .check import Snapshot, compare
-from .exchange import average_gradients, sum_over, tell_all
+from .exchange import average_gradients, sum_over
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
 from .settings import TrainSettings, lr_share
@@ -86,7 +86,7 @@ def train_rank(rank: int, settings: TrainSettings, tell: Callable[[StepRecord], 
         loss_after=after,
         records=tuple(records),
         traffic=_traffic(trainer),
-        state_bytes=tuple(tell_all(trainer.world, _state_bytes(trainer.optimizer), trainer.device)),
+        state_bytes=tuple(gather_objects(_state_bytes(trainer.optimizer))),
         adamw_state_bytes=ADAMW_BYTES_PER_ELEMENT * trainer.parameters,
         check=verdict,
     )
@@ -99,7 +99,7 @@ def build_trainer(settings: TrainSettings) -> Trainer:
     ledger = Ledger()
     world, counted = LiveWorld(mesh), LiveWorld(mesh, [ledger])
     text = load_text(settings.text, settings.context)
-    _agree_on_text(world, text, device)
+    _agree_on_text(text)
     model = build_gpt(
         GPTShape(settings.layers, settings.width, settings.heads, settings.context), settings.seed
     )
@@ -201,8 +201,8 @@ def _timed(trainer: Trainer, do: Callable[[], T]) -> tuple[T, float]:
     return value, time.perf_counter() - start
 
 
-def _agree_on_text(world: LiveWorld, text: Text, device: torch.device) -> None:
-    hashes = [digest[:12] for digest in tell_all(world, text.sha256, device)]
+def _agree_on_text(text: Text) -> None:
+    hashes = [digest[:12] for digest in gather_objects(text.sha256)]
     if len(set(hashes)) > 1:
         raise TextError(
             f"the ranks read different texts from {text.source} (SHA-256 {', '.join(hashes)}); "
@@ -215,7 +215,7 @@ def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
     rows = trainer.ledger.rows(trainer.world.at.rank)
     mine = [(row.phase, row.collectives, row.payload, row.ring) for row in rows]
     most: dict[str, PhaseTraffic] = {}
-    for told in tell_all(trainer.world, mine, trainer.device):
+    for told in gather_objects(mine):
         for traffic in [PhaseTraffic(*row) for row in told]:
             most[traffic.phase] = max(most.get(traffic.phase, traffic), traffic, key=lambda t: t.sent_bytes)
     return tuple(most.values())
