@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 from graphlib import TopologicalSorter
 from html import escape
@@ -15,24 +14,16 @@ WIDTH, ROW, BOX, GAP = 980, 84, 40, 14
 FACE = ("__init__", "__main__")
 
 
-def room_of(path: Path) -> str:
-    """The folder a module lies in, or its own name at the package's root."""
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
-
-
 def imports() -> dict[str, set[str]]:
     """For each room, the rooms that its modules import; relative imports alone cross rooms."""
-    rooms = {room_of(path) for path in PACKAGE.rglob("*.py")} - set(FACE)
-    found: dict[str, set[str]] = {room: set() for room in rooms}
-    for path in PACKAGE.rglob("*.py"):
-        if room_of(path) in FACE:
-            continue
-        depth = len(path.relative_to(PACKAGE).parts)
+    paths = {path: path.relative_to(PACKAGE).parts for path in PACKAGE.rglob("*.py")}
+    homes = {path: parts[0].removesuffix(".py") for path, parts in paths.items()}
+    found: dict[str, set[str]] = {room: set() for room in homes.values() if room not in FACE}
+    for path, room in homes.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == depth:
+            if room in found and isinstance(node, ast.ImportFrom) and node.level == len(paths[path]):
                 names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-                found[room_of(path)] |= {name for name in names if name in rooms} - {room_of(path)}
+                found[room] |= {name for name in names if name in found} - {room}
     return found
 
 
@@ -91,7 +82,6 @@ def draw() -> str:
 
 def main() -> None:
     """Write the picture."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")
     print(f"wrote {PICTURE.relative_to(ROOT)}")
 

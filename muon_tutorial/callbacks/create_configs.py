@@ -13,11 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ConfigError
-from ..parameters.mesh_parameters import (
-    MeshParameters,
-    ReadParameters,
-    read_dtensor_meshes,
-)
+from ..parameters.mesh_parameters import MeshParameters, ReadParameters, read_dtensor_meshes
 from ..parameters.process_groups import read_process_groups
 from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig

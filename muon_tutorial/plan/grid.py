@@ -117,10 +117,6 @@ class Coordinate(Mapping[str, int]):
         places = product(*(range(self.grid.size(axis)) for axis in axes))
         return tuple(self.grid.rank({**self, **dict(zip(axes, place, strict=True))}) for place in places)
 
-    def peers(self, *axes: str) -> tuple[Coordinate, ...]:
-        """The group over the axes, as coordinates."""
-        return tuple(Coordinate(self.grid, rank) for rank in self.group(*axes))
-
     def peer(self, position: int, *axes: str) -> Coordinate:
         """The member of the group over the axes that stands at ``position`` in it.
 

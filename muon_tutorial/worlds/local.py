@@ -7,7 +7,6 @@ order.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,8 +99,8 @@ class LocalWorld:
     """A grid of ranks in this process.
 
     ``start`` takes one generator a rank; ``advance`` answers one collective; ``run`` does both to the end.
-    ``pick`` chooses which of the groups that are ready goes next (the first unless told), so that tests can
-    try any interleaving. ``observers`` see each rank's requests as they are issued.
+    ``pick`` chooses which of the groups that are ready goes next (the first unless told): a random one tries
+    other interleavings. ``observers`` see each rank's requests as they are issued.
 
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
@@ -118,11 +117,6 @@ class LocalWorld:
     plans: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
-
-    @classmethod
-    def shuffled(cls, grid: Grid, seed: int) -> LocalWorld:
-        """A world that lets the groups that are ready go in an order drawn from ``seed``."""
-        return cls(grid, random.Random(seed).randrange)
 
     def mesh(self, rank: int) -> LocalMesh:
         """One rank's mesh, to hand to its optimizer."""

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial import Grid, LocalWorld, Muon, launch
+from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, launch
 from muon_tutorial.errors import UsageError
-
-STRATEGIES = ("replicated", "round_robin", "zero1", "owner", "owner_per_replica")
 
 
 def layers() -> nn.Sequential:

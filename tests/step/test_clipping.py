@@ -16,15 +16,11 @@ from muon_tutorial import Muon, build_mesh, launch
 CASES = ("FSDP2, a mesh without names", "FSDP2", "TP", "FSDP2 and TP", "HSDP", "plain among DTensors")
 
 
-def layers() -> nn.Sequential:
+def laid_out(case: str, dtype: torch.dtype) -> nn.Sequential:
     """Two hidden matrices for Muon; biases and a head, which another optimizer steps."""
     torch.manual_seed(0)
     parts = {"a": nn.Linear(16, 32), "b": nn.Linear(32, 16), "head": nn.Linear(16, 24, bias=False)}
-    return nn.Sequential(OrderedDict[str, nn.Module](parts))
-
-
-def laid_out(case: str, dtype: torch.dtype) -> nn.Sequential:
-    model = layers().to(dtype)
+    model = nn.Sequential(OrderedDict[str, nn.Module](parts)).to(dtype)
     tensor_parallel = {"a": ColwiseParallel(), "b": RowwiseParallel(), "head": ColwiseParallel()}
     if case == "FSDP2, a mesh without names":
         fully_shard(model)
