@@ -147,11 +147,8 @@ def _dist_meta(bucket: Bucket, piece: BufferSlice, shard: StoredShard) -> DistMe
 
 def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
     """The rectangles of the whole matrix that a shard covers, rows by columns, in order of its elements."""
-    frame = flat_frame(shard.entry.matrix, at)
-    if not shard.numel:
-        return ()
-    shape = (frame.shape[0], frame.shape[1])
-    return tuple(box.shifted(frame.offset) for box in run_boxes(shape, *shard.in_piece))
+    offset, shape = flat_frame(shard.entry.matrix, at)
+    return tuple(box.shifted(offset) for box in run_boxes(shape, *shard.in_piece))
 
 
 def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
@@ -162,19 +159,18 @@ def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
     return tuple(box.shifted(place) for box in run_boxes(piece.shape, *shard.in_piece))
 
 
-def flat_frame(matrix: Matrix, at: Coordinate) -> Box:
-    """The rank's piece as a rectangle of rows and columns: further dimensions count as columns.
+def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Offset and shape of the rank's piece, in rows and columns: further dimensions count as columns.
 
     They are whole in every piece, so that a run of the second dimension is a run of columns.
     """
     box, (rows, columns) = matrix.box(at), matrix.sides
     lead = len(box.shape) - 2 if (rows, columns) == matrix.shape[-2:] else 0
     if not box.numel:
-        return Box((0, 0), (0, 0))
+        return (0, 0), (0, 0)
     inner = math.prod(box.shape[lead + 2 :])
-    return Box(
-        (box.offset[lead], box.offset[lead + 1] * inner), (box.shape[lead], math.prod(box.shape[lead + 1 :]))
-    )
+    shape = box.shape[lead], math.prod(box.shape[lead + 1 :])
+    return (box.offset[lead], box.offset[lead + 1] * inner), shape
 
 
 def largest_piece(matrix: Matrix, grid: Grid) -> int:

@@ -103,7 +103,7 @@ class MomentumShard:
     def elements(self, at: Coordinate) -> Elements:
         """The elements of a flat momentum."""
         frames = [(flat_frame(shard.entry.matrix, at), shard) for shard in self.shards if shard.numel]
-        return tuple((_pair(frame.offset), _pair(frame.shape), shard.in_piece) for frame, shard in frames)
+        return tuple((*frame, shard.in_piece) for frame, shard in frames)
 
     def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
         """A loaded momentum as this rank stores it."""
@@ -153,7 +153,3 @@ def _say(elements: Elements) -> str:
     """Each run of elements, in the piece it belongs to."""
     runs = [f"{run[0]} to {run[1]} of a {h} x {w} piece at {offset}" for offset, (h, w), run in elements]
     return "elements " + ", ".join(runs) if runs else "nothing"
-
-
-def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
-    return shape[0], shape[1]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..decay_and_add import ShardRange
-from ..plan.bucket import Bucket, StoredShard, flat_frame
+from ..plan.bucket import Bucket, flat_frame
 from ..plan.exchange import BufferSlice
 from ..plan.grid import Coordinate
-from ..plan.matrix import BucketEntry, Matrix
+from ..plan.matrix import BucketEntry
 from .parameter_state import ParameterState
 
 MomentumIndex = slice | tuple[slice, ...]
@@ -80,17 +80,12 @@ class RankBucket:
                     held=piece,
                     stored=slice(*shard.in_buffer),
                     in_piece=slice(*shard.in_piece),
-                    shard_range=_range_of(shard, at),
+                    shard_range=ShardRange(
+                        entry.matrix.sides, *flat_frame(entry.matrix, at), *shard.in_piece
+                    ),
                     momentum_index=momentum_index[entry.matrix.index],
                     work=work,
                 )
                 for entry, piece, shard, work in rows
             ),
         )
-
-
-def _range_of(shard: StoredShard, at: Coordinate) -> ShardRange:
-    matrix: Matrix = shard.entry.matrix
-    frame = flat_frame(matrix, at)
-    (top, left), (rows, columns) = frame.offset, frame.shape
-    return ShardRange(matrix.sides, (top, left), (rows, columns), *shard.in_piece)
