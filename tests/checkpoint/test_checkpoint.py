@@ -190,7 +190,8 @@ def test_every_way_is_saved_once_and_loaded_once_on_every_grid(tmp_path: Path) -
     ids=str,
 )
 def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
-    pairs = [("zero1", "FSDP2"), ("FSDP2", "zero1, boundary"), ("owner", "round_robin")]
+    pairs = [("zero1, all", "FSDP2"), ("FSDP2", "zero1, boundary")]
+    pairs.append(("owner, longest first", "round_robin, all_reduce"))
     assert check_table(tmp_path, pairs, [(2, 2)], home=home) == len(pairs)
 
 

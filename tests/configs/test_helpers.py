@@ -86,7 +86,7 @@ def run_strategies(rank: int) -> dict[str, int]:
 STRATEGIES = {
     name: builder
     for name, builder in VARIANTS.items()
-    if name.startswith(("replicated", "round_robin", "owner")) and name != "owner_per_replica"
+    if name.startswith(("replicated", "round_robin", "owner")) and name != "owner, per replica"
 }
 
 

@@ -104,7 +104,7 @@ def test_predicted_is_counted_on_real_ranks(sizes: tuple[int, int]) -> None:
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     every = zip(DTYPES * 4, VARIANTS, strict=False)
     jobs: list[Job] = [(replace(UNEVEN, dtype=dtype), name, ()) for dtype, name in every]
-    jobs.append((UNEVEN, "zero1", (7, 30, 4)))
+    jobs.append((UNEVEN, "zero1, all", (7, 30, 4)))
     assert all(all(same) for same in launch(on_real_ranks, grid.world_size, args=(grid, jobs)))
 
 
