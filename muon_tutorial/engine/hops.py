@@ -65,14 +65,13 @@ def _unpack(arrived: Tensor, buffer: Tensor, cargo: Cargo) -> None:
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
-    send, receive = _padded(x, pieces.size), len(pieces.shapes) * pieces.size
+    send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
     answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
     return _unpadded(answer, hop, pieces)
 
 
 def _slice(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    pieces = hop.pieces(at)
-    return x[pieces.indices[pieces.here]]
+    return x[hop.pieces(at).index]
     yield  # a generator that asks for nothing
 
 
@@ -84,18 +83,18 @@ def _keep(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label)
 def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     assert isinstance(hop.dst, Owned)
     pieces, root = hop.pieces(at), hop.dst.rank
-    receive = len(pieces.shapes) * pieces.size if pieces.here == root else 0
+    receive = pieces.parts * pieces.size if at[hop.axis] == root else 0
     send = _padded(x, pieces.size)
     answer = yield Collective("gather", (hop.axis,), dtype, send, receive, label, root)
-    return _unpadded(answer, hop, pieces) if pieces.here == root else None
+    return _unpadded(answer, hop, pieces) if at[hop.axis] == root else None
 
 
 def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     assert isinstance(hop.src, Owned)
     pieces, root = hop.pieces(at), hop.src.rank
-    send = _padded_pieces(x, pieces) if pieces.here == root else None
+    send = _padded_pieces(x, pieces) if at[hop.axis] == root else None
     answer = yield Collective("scatter", (hop.axis,), dtype, send, pieces.size, label, root)
-    return _first(answer, pieces.shapes[pieces.here])
+    return _first(answer, pieces.shape)
 
 
 def _keep_if_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -121,7 +120,7 @@ def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, lab
     pieces = hop.pieces(at)
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
-    return _first(answer, pieces.shapes[pieces.here])
+    return _first(answer, pieces.shape)
 
 
 _MOVES = {
@@ -150,20 +149,18 @@ def _first(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
     """All positions' pieces, flat, one after the other, each as long as the largest."""
-    if pieces.rows:
+    if not pieces.uneven:
         return x.reshape(-1)
-    return torch.cat([_padded(x[index], pieces.size) for index in pieces.indices])
+    return torch.cat([_padded(x[index], pieces.size) for index, _ in pieces.uneven])
 
 
 def _unpadded(answer: Tensor, hop: Hop, pieces: HopPieces) -> Tensor:
     """The whole tensor from all positions' pieces: the opposite of ``_padded_pieces``."""
-    if pieces.rows:
+    if not pieces.uneven:
         return answer.view(hop.shape)
     assert isinstance(hop.src, Shard)
-    rows = answer.view(len(pieces.shapes), pieces.size)
-    return torch.cat(
-        [_first(row, shape) for row, shape in zip(rows, pieces.shapes, strict=True)], hop.src.dim
-    )
+    rows = zip(answer.view(pieces.parts, pieces.size), pieces.uneven, strict=True)
+    return torch.cat([_first(row, shape) for row, (_, shape) in rows], hop.src.dim)
 
 
 def view(buffer: Tensor, held: BufferSlice) -> Tensor:

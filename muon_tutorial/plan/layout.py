@@ -151,17 +151,18 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class HopPieces:
-    """The pieces into which one end of a hop cuts its tensor, by position along its axis.
+    """The pieces into which one end of a hop cuts its tensor, as one rank sees them.
 
-    ``here`` is this rank's position; ``size`` is how many elements the largest piece has. ``rows``: pieces
-    are runs of equally many rows, so that they lie one after the other in memory.
+    ``index`` and ``shape`` are this rank's piece; ``size`` is how many elements the largest of all ``parts``
+    has. ``uneven`` lists index and shape of every piece, by position, unless all are runs of as many rows:
+    then they lie one after the other in memory.
     """
 
-    here: int
-    indices: tuple[tuple[slice, ...], ...]
-    shapes: tuple[tuple[int, ...], ...]
+    index: tuple[slice, ...]
+    shape: tuple[int, ...]
     size: int
-    rows: bool
+    parts: int
+    uneven: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)  # without slots: the pieces are worked out once and stay with the hop
@@ -211,15 +212,14 @@ class Hop:
 
     def _pieces(self, at: Coordinate) -> HopPieces:
         cut, parts = self.src if isinstance(self.src, Shard) else self.dst, at.size(self.axis)
+        assert isinstance(cut, Shard)
+        mine = shard_box(self.shape, cut, at[self.axis], parts)
+        equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
+        if equal and cut.dim == 0:  # without a list of all: a plan may have thousands of ranks
+            return HopPieces(mine.slices, mine.shape, mine.numel, parts)
         boxes = [shard_box(self.shape, cut, position, parts) for position in range(parts)]
-        numels = {box.numel for box in boxes}
-        return HopPieces(
-            at[self.axis],
-            tuple(box.slices for box in boxes),
-            tuple(box.shape for box in boxes),
-            max(numels),
-            isinstance(cut, Shard) and cut.dim == 0 and len(numels) == 1,
-        )
+        uneven = tuple((box.slices, box.shape) for box in boxes)
+        return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
 
 
 class Move(Protocol):
