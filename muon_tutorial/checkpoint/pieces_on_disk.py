@@ -1,6 +1,6 @@
 """Tensors of which a rank holds some pieces, and their files as ``torch.distributed.checkpoint`` writes them.
 
-Knows that library's protocols and its files. Refuses to know optimizers and parameters. (A module of its
+It speaks that library's protocols, and knows nothing of optimizers. (A module of its
 own, because importing the library takes a tenth of a second, which a rank that saves nothing need not spend.)
 """
 

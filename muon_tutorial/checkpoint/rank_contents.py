@@ -1,6 +1,6 @@
 """What this rank holds of each parameter, buffer and optimizer state: its name, and which boxes of it.
 
-Knows parameters, plans and names. Refuses to know files, and asks nobody.
+It reads parameters, plans and names; it touches no file and asks no other rank.
 """
 
 from __future__ import annotations

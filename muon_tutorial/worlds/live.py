@@ -136,9 +136,11 @@ class _Ticket:
     def wait(self) -> Tensor:
         """The answer, once it is there."""
         if self.work is not None:
-            self.tell("waiting")
+            if self.followers:
+                self.tell("waiting")
             self.work.wait()
-            self.tell("answered")
+            if self.followers:
+                self.tell("answered")
         return self.received
 
 
@@ -192,11 +194,12 @@ class LiveWorld:
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
         work = _call_backend(request, received, group, async_op)
         ticket = _Ticket(request, received, work, followers)
-        ticket.tell("issued")
-        if work is None:
-            ticket.tell("done")
-        elif followers:
-            _when_done(work, lambda: ticket.tell("done"))
+        if followers:
+            ticket.tell("issued")
+            if work is None:
+                ticket.tell("done")
+            else:
+                _when_done(work, lambda: ticket.tell("done"))
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:

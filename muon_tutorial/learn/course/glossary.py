@@ -1,6 +1,6 @@
 """The words and symbols that all lessons share: one sentence each, and the lesson that brings them in.
 
-Knows the lessons' words. Refuses to know the package's own records; their docstrings say what those are.
+The package's own records are explained in their docstrings.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 papermill stays green when ``!python …`` exits 3, when a subprocess crashed unchecked, when a widget
 callback raised (the error lands in widget metadata alone) and when it is given a parameter that does not
 exist. ``watch`` runs inside the kernel and leaves evidence in outputs; ``find_problems`` reads them.
-Knows IPython's hooks and the notebook format. Refuses to know how a notebook is executed.
+It works however the notebook is executed.
 
 Tags that allow what is meant: ``raises-exception`` (an error), ``stderr`` (text on it), ``child-may-fail``.
 """

@@ -1,6 +1,6 @@
 """The course in order: its lessons, what each needs, the paths through them, and the links between them.
 
-Knows titles, minutes and file names. Refuses to know what a lesson says, or where its file lies.
+Titles, minutes and file names; what the lessons say stands in the lessons.
 """
 
 from __future__ import annotations

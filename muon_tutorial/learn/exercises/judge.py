@@ -1,7 +1,7 @@
 """Exercises: check an answer, say what is wrong with this one, hint after a failed try.
 
 An answer of ``...`` is unanswered: nothing is judged, and the cells that follow go on with the reference.
-Knows answers and messages. Refuses to know notebooks: what a check returns says itself when displayed.
+It deals in answers and messages alone: what a check returns shows itself in a notebook.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who holds what, as plain data: boxes of one matrix, by rank, and names for their contents.
 
-Knows plans. Refuses to know how it is drawn, and any process.
+Read off plans; the drawing is done elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Thin shells: core controls over one picture. In a kernel they move; without one they are the picture.
 
-Knows ipywidgets 7.7 and 8. Refuses to know what is drawn: a shell is given a pure function from the controls'
+Works with ipywidgets 7.7 and 8. A shell is given a pure function from the controls'
 values to a ``Picture``.
 """
 
