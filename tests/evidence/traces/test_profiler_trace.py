@@ -111,14 +111,21 @@ def test_a_file_is_read_plain_and_gzipped(tmp_path: Path, pack: type) -> None:
     assert read_trace(path).events == parse_trace(traps.counted_four_times()).events
 
 
-TORN = gzip.compress(b"[]" * 1000)[:-12]
+NO_TRACES = {
+    "empty": b"",
+    "torn JSON": b"{",
+    "an empty object": b"{}",
+    "events that are no list": b'{"traceEvents": 3}',
+    "an event without times": b'[{"ph": "X", "name": "a"}]',
+    "a number": b"[3]",
+    "torn gzip": gzip.compress(b"[]" * 1000)[:-12],
+    "no file": None,
+}
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"{}", b'{"traceEvents": 3}', b'[{"ph": "X", "name": "a"}]', b"[3]", TORN, None]
-)
+@pytest.mark.parametrize("data", NO_TRACES.values(), ids=NO_TRACES)
 def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, data: bytes | None) -> None:
-    path = tmp_path / "broken.json"  # None: the file is missing
+    path = tmp_path / "broken.json"
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(TraceError, match=r"broken\.json"):
