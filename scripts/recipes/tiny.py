@@ -1,0 +1,117 @@
+"""What the recipes share: a tiny GPT, sequences to learn, and one command line.
+
+Nothing in here knows an optimizer or a host: those are for the recipes to show.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+VOCABULARY, WIDTH, HEADS, LENGTH = 32, 32, 4, 16
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Tensor parallelism may leave a rank with some of the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            into(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for into in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """One layer: attention, then two matrices with a bend between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class TinyGPT(nn.Module):
+    """Two layers between an embedding and a head; ``tied`` lets them share one matrix."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.embedding(input_ids) + self.positions.weight
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())}
+
+
+class Sequences(Dataset[dict[str, Tensor]]):
+    """Arithmetic sequences: where one starts, and by how much it grows, depends on its index."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index >= self.length:
+            raise IndexError(index)
+        start, growth = index * 7 % VOCABULARY, 1 + index * 5 % 11
+        tokens = (start + growth * torch.arange(LENGTH + 1)) % VOCABULARY
+        return {"input_ids": tokens[:-1], "labels": tokens[1:]}
+
+
+class Arguments(argparse.Namespace):
+    """What a recipe is asked to do."""
+
+    epochs: int
+    steps: int
+    batch: int
+    accumulate: int
+    max_norm: float
+    bf16: bool
+    save: Path
+    resume: Path | None
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps in the whole run, resumed or not: what the schedule counts on."""
+        return self.epochs * self.steps
+
+    def sequences(self) -> Sequences:
+        """The data of one epoch."""
+        return Sequences(self.steps * self.accumulate * self.batch)
+
+
+def arguments(description: str | None) -> Arguments:
+    """Parse the command line of a recipe."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3, help="optimizer steps in an epoch")
+    parser.add_argument("--batch", type=int, default=8, help="sequences in a micro-batch, of all ranks together")
+    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches in a step")
+    parser.add_argument("--max-norm", type=float, default=0.1, help="clip gradients to this norm")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16")
+    parser.add_argument("--save", type=Path, default=Path("runs/recipe"), help="write epoch-N into this folder")
+    parser.add_argument("--resume", type=Path, help="the epoch-N to go on from")
+    return parser.parse_args(namespace=Arguments())
