@@ -162,12 +162,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         states = state_dict if set(state_dict) == {"muon", "adamw"} else self._taken_apart(state_dict)
         for name, optimizer in (("muon", self.muon), ("adamw", self.adamw)):
             _check_groups(name, states[name]["param_groups"], optimizer.param_groups)
-        muon_before = self.muon.state, self.muon.param_groups
+        muon_before, adamw_before = ((it.state, it.param_groups) for it in (self.muon, self.adamw))
         self.muon.load_state_dict(states["muon"])
         try:
             self.adamw.load_state_dict(states["adamw"])
         except Exception:
             self.muon.restore(*muon_before)
+            self.adamw.state, self.adamw.param_groups = adamw_before
             raise
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -223,9 +224,7 @@ def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str]]:
         yield from zip(group["params"], group.get("param_names", shapes), strict=True)
 
 
-def _check_groups(
-    name: str, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
-) -> None:
+def _check_groups(name: str, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a state whose groups do not fit, before anything is loaded."""
     theirs, ours = ([len(group["params"]) for group in some] for some in (saved, groups))
     if theirs != ours:
