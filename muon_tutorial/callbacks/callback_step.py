@@ -23,10 +23,10 @@ from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
 from ..parameters.mesh_parameters import global_rank
 from ..plan.strategies import WIRE
-from ..step.agreement import agreed, gradient_flags
+from ..step.agreement import agreed, agreed_overflow, gradient_flags, overflow_flag
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
-from ..step.parameter_state import ParameterState, local_part
+from ..step.parameter_state import ParameterState, local_part, placed_as
 from ..step.write_parameters import apply_update
 from ..worlds.live import gather_objects, sum_counts
 from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
@@ -94,6 +94,20 @@ class CallbackStep:
         if self.present is None:
             self.present = yield Call(self._agree, Label("gradients present"))
 
+    def overflowed(self, found_inf: Tensor) -> Walk:
+        """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks."""
+
+        def ask() -> bool:
+            count = overflow_flag(found_inf)
+            if not dist.is_initialized():
+                return agreed_overflow(count, 1)
+            return agreed_overflow(sum_counts(count, self._group), dist.get_world_size(self._group))
+
+        return (yield Call(ask, Label("overflow flag")))
+
+    averages = False
+    """Gradients come reduced."""
+
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks."""
         yield from self.agree()
@@ -118,19 +132,9 @@ class CallbackStep:
 
     def _newton_schulz_input(self, parameter: ParameterState) -> Tensor:
         assert parameter.grad is not None
-        buffer, group = local_part(parameter.state["momentum_buffer"]), parameter.group
+        buffer, group = parameter.momentum, parameter.group
         moved = momentum_update(buffer, parameter.grad, group["momentum"], group["nesterov"])
-        local, param = moved.to(WIRE, copy=True), parameter.param
-        if not isinstance(param, DTensor):
-            return local
-        return DTensor.from_local(
-            local,
-            param.device_mesh,
-            param.placements,
-            run_check=False,
-            shape=param.shape,
-            stride=param.stride(),
-        )
+        return placed_as(moved.to(WIRE, copy=True), parameter.param)
 
     def _orthogonalized(self, full: Tensor, group: dict) -> Tensor:
         """Row-major in and out: a column-major matrix gives other bits, and would arrive transposed, since it

@@ -7,6 +7,7 @@ orthogonalizing, and loading a state never makes the momentum less precise.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, overload
@@ -30,8 +31,10 @@ from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
+from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 
 
@@ -95,6 +98,9 @@ class Muon(torch.optim.Optimizer):
         self._make_steps = _make_steps(strategy, self.world, tp_dim, window, distributed_config)
         self._made_steps: list[MeshStep] | None = None
         self._made_for: list[Tensor] = []
+        self._marks: list[Any] = []
+        self._warned = False
+        self.is_new = True
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -186,12 +192,36 @@ class Muon(torch.optim.Optimizer):
             self.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
+        if self.skips_overflow(self):
+            return loss
         for mesh in self._steps():
             mesh.run(mesh.step.agree())  # on all meshes before anything changes on one
+        self.is_new = False
         for mesh in self._steps():
             mesh.run(mesh.step.step())
         self.gradients_changed()
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What ``GradScaler`` asks: whether ``step()`` is to skip by itself where gradients overflowed.
+
+        Where ranks step together they must skip together: a rank that left its step out would hang the rest.
+        """
+        return self._make_steps is not alone
+
+    def skips_overflow(self, scaled: torch.optim.Optimizer) -> bool:
+        """Whether this step is to be skipped, since ``GradScaler`` found infinity on all ranks.
+
+        ``scaled`` is the optimizer that it steps: this one, or the pair that it belongs to. Its gradients are
+        unscaled here if nobody did. All ranks must call.
+
+        Raises:
+            GradientError: only some ranks found infinity, or may: gradients are each rank's own, and nobody
+                called ``unscale_``.
+        """
+        found_inf = getattr(scaled, "found_inf", None)
+        return found_inf is not None and skip_overflow(self._steps(), scaled, found_inf)
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
@@ -246,10 +276,19 @@ class Muon(torch.optim.Optimizer):
         if self._make_steps is alone:
             return alone(self.param_groups, self.state)
         if self._made_steps is None or not same_tensors(self._made_for, params):
-            _refuse_lost_momentum(self._made_for, params, self.state)
+            _drop_replaced(self._made_for, params, self.state)
             self._made_steps = self._make_steps(self.param_groups, self.state)
             self._made_for = params
+            self._mark_gradients()
         return self._made_steps
+
+    def _mark_gradients(self) -> None:
+        """Have gradients that the step will average refuse to be clipped one rank at a time."""
+        for handle in self._marks:
+            handle.remove()
+        self._marks = []
+        if any(mesh.step.averages for mesh in self._made_steps or ()):
+            self._marks = mark_gradients(self._params(), self)
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -258,6 +297,25 @@ class Muon(torch.optim.Optimizer):
         """Reset the gradients of all matrices."""
         self.gradients_changed()
         super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, in the form of any optimizer's. It never communicates.
+
+        Where a parameter is a DTensor, so is its momentum: ``torch.distributed.checkpoint`` saves it whole.
+        ``zero1`` keeps a slice of each momentum on each rank, and warns of it, once.
+        """
+        self.warn_of_slices()
+        return super().state_dict()
+
+    def warn_of_slices(self) -> None:
+        """Warn, once, if what this rank would save is a slice that no other rank has."""
+        if any(mesh.step.averages for mesh in self._made_steps or ()) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
+                "this rank's: save it on every rank, and load each rank its own, or use save_checkpoint()",
+                stacklevel=3,
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, this class's or ``torch.optim.Muon``'s, as a copy.
@@ -283,8 +341,14 @@ class Muon(torch.optim.Optimizer):
         try:
             self._steps()
         except UsageError:
-            self.state, self.param_groups = before
+            self.restore(*before)
             raise
+        self.is_new = False
+
+    def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
+        """Put back the state and the groups that were here before a load that failed."""
+        self.state, self.param_groups = state, param_groups
+        self._made_steps = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self._make_steps is not alone:
@@ -299,6 +363,9 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_make_steps", alone)
         self.__dict__.setdefault("_made_steps", None)
         self.__dict__.setdefault("_made_for", [])
+        self.__dict__.setdefault("_marks", [])
+        self.__dict__.setdefault("_warned", False)
+        self.__dict__.setdefault("is_new", not state["state"])
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
@@ -351,14 +418,23 @@ def _make_steps(
     return StrategySteps(builder, world, tp_dim, window)
 
 
-def _refuse_lost_momentum(before: list[Tensor], now: list[Tensor], state: Mapping[Tensor, Any]) -> None:
-    """Parameters that replace others start without momentum: right before the first step, and wrong after."""
+def _drop_replaced(before: list[Tensor], now: list[Tensor], state: dict[Tensor, Any]) -> None:
+    """Drop the state of parameters that others have replaced.
+
+    The others start without momentum: that is right before the first step, and wrong after.
+
+    Raises:
+        UsageError: momentum would be lost.
+    """
     gone = set(before) - set(now)
-    if set(now) - set(before) and any(_has_moved(state[param]) for param in gone):
+    if set(now) - set(before) and any(_has_moved(state.get(param, {})) for param in gone):
         raise UsageError(
             f"{len(gone)} parameters were replaced by others after they had been stepped, and their momentum "
             "belongs to the old ones: construct the optimizer over the new parameters, then load its state"
         )
+    for param in gone:
+        if param in state and not _has_moved(state[param]):
+            del state[param]
 
 
 def _has_moved(state: Mapping[str, Any]) -> bool:

@@ -35,6 +35,41 @@ def agree_on_gradients(
     return agreed(counts, names, at.size(*at.grid.axes), torn)
 
 
+def agree_on_overflow(found_inf: Tensor, at: Coordinate) -> Walk:
+    """Whether ``GradScaler`` found infinity in this step's gradients, the same answer on every rank.
+
+    Must be walked by all ranks of the grid.
+
+    Raises:
+        GradientError: on every rank: only some found it.
+    """
+    count = overflow_flag(found_inf)
+    for axis in at.grid.axes:
+        count = yield from all_reduce(count, axis, at, Label("overflow flag"))
+    return agreed_overflow(count, at.size(*at.grid.axes))
+
+
+def overflow_flag(found_inf: Tensor) -> Tensor:
+    """One rank's flag, to be summed over ranks, [1]."""
+    return (found_inf > 0).to(torch.float32).reshape(1)
+
+
+def agreed_overflow(count: Tensor, ranks: int) -> bool:
+    """Whether all ranks found infinity, from the flags summed over them.
+
+    Raises:
+        GradientError: only some did.
+    """
+    found = int(count)
+    if 0 < found < ranks:
+        raise GradientError(
+            f"GradScaler found infinity on {found} of {ranks} ranks, and would scale their losses differently "
+            "from now on; nothing was changed: use torch.distributed.fsdp.sharded_grad_scaler."
+            "ShardedGradScaler, which asks all ranks, and call its unscale_(optimizer) before step"
+        )
+    return found > 0
+
+
 def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """One rank's flags, to be summed over ranks: is each gradient there; then, is it not finite?"""
     there = [grad is not None for grad in gradients]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
 from ..plan.bucket import StoredShard, flat_frame
@@ -14,7 +15,7 @@ from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
 from ..plan.matrix import held_box
 from ..plan.strategies import Plan
-from .parameter_state import ParameterState
+from .parameter_state import ParameterState, placed_alike, placed_as
 from .rank_bucket import MomentumIndex, RankBucket
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
@@ -31,7 +32,7 @@ def update_momentum(bucket: RankBucket, gradient: Tensor, present: Collection[in
     for matrix in bucket.matrices:
         group, mine = matrix.parameter.group, gradient[matrix.stored]
         if mine.numel() and matrix.param in present:
-            momentum = matrix.parameter.state["momentum_buffer"][matrix.momentum_index]
+            momentum = matrix.parameter.momentum[matrix.momentum_index]
             ns_input = momentum_update(
                 momentum, mine.view(momentum.shape), group["momentum"], group["nesterov"]
             )
@@ -62,7 +63,8 @@ class MomentumShard:
     """What one rank stores of one parameter's momentum.
 
     ``flat``: a run of elements, all matrices of the parameter one after the other, where storage is sliced;
-    else a tensor of the shape in which this rank holds the parameter.
+    else a tensor of the shape in which this rank holds the parameter, and a DTensor where that is one: hosts
+    that save a state by ``torch.distributed.checkpoint`` take a plain tensor for a replica.
     """
 
     parameter: ParameterState
@@ -94,9 +96,8 @@ class MomentumShard:
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
-        state["momentum_buffer"] = (
-            self.parameter.data.new_zeros(self.shape) if saved is None else self._cut(saved, at)
-        )
+        mine = self.parameter.data.new_zeros(self.shape) if saved is None else self._cut(saved, at)
+        state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)
         if self.flat:
             state["kept"] = self.elements(at)
 
@@ -106,7 +107,9 @@ class MomentumShard:
         return tuple((*frame, shard.in_piece) for frame, shard in frames)
 
     def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
-        """A loaded momentum as this rank stores it."""
+        """A loaded momentum as this rank stores it. One that lies otherwise than its parameter is gathered."""
+        if isinstance(saved, DTensor):
+            saved = saved.to_local() if self._lies_as_stored(saved) else saved.full_tensor()
         matrix = self.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
         if tuple(saved.shape) == self.shape:
@@ -122,6 +125,10 @@ class MomentumShard:
             return local.contiguous()
         runs = [local[s.entry.matrix.slices(at)].reshape(-1)[slice(*s.in_piece)] for s in self.shards]
         return torch.cat([saved.new_empty(0), *runs])
+
+    def _lies_as_stored(self, saved: DTensor) -> bool:
+        param = self.parameter.param
+        return not self.flat and isinstance(param, DTensor) and placed_alike(saved, param)
 
     def _refuse_other_elements(self, name: str, at: Coordinate) -> None:
         theirs = self.parameter.state.get("kept")

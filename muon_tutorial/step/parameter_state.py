@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError
+from .unreduced_gradient import UnreducedGradient
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,11 @@ class ParameterState:
         """This rank's own part of the gradient, or None."""
         return local_gradient(self.param)
 
+    @property
+    def momentum(self) -> Tensor:
+        """What this rank stores of the momentum."""
+        return local_part(self.state["momentum_buffer"])
+
 
 def local_gradient(param: Tensor) -> Tensor | None:
     """This rank's own part of a parameter's gradient, or None.
@@ -37,11 +43,13 @@ def local_gradient(param: Tensor) -> Tensor | None:
         GradientError: the gradient is a DTensor whose placements are not its parameter's.
     """
     grad = param.grad
-    if isinstance(grad, DTensor) and isinstance(param, DTensor) and not _placed_alike(grad, param):
+    if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         raise GradientError(
             f"the gradient of a parameter of shape {tuple(param.shape)} lies as {grad.placements} where the "
             f"parameter lies as {param.placements}: give it p.grad.redistribute(placements=p.placements)"
         )
+    if isinstance(grad, UnreducedGradient):
+        return grad.as_subclass(Tensor)
     return None if grad is None else local_part(grad)
 
 
@@ -50,11 +58,22 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def placed_as(local: Tensor, param: Tensor) -> Tensor:
+    """This rank's part of something shaped like a parameter, as the parameter's kind: DTensor or plain."""
+    if not isinstance(param, DTensor):
+        return local
+    where = param.device_mesh, param.placements
+    return DTensor.from_local(local, *where, run_check=False, shape=param.shape, stride=param.stride())
+
+
 def mesh_axes(mesh: DeviceMesh) -> tuple[str, ...]:
     """The names of a mesh's dimensions. ``fully_shard`` makes meshes without: those get numbers."""
     return mesh.mesh_dim_names or tuple(f"axis {dim}" for dim in range(mesh.ndim))
 
 
-def _placed_alike(one: DTensor, other: DTensor) -> bool:
+def placed_alike(one: DTensor, other: DTensor) -> bool:
+    """Whether two DTensors are cut alike, on meshes of one shape."""
+    if one.device_mesh.shape != other.device_mesh.shape:
+        return False
     pairs = zip(one.device_mesh.shape, one.placements, other.placements, strict=True)
     return all(mine == its for size, mine, its in pairs if size > 1)

@@ -51,6 +51,14 @@ class AloneStep:
         return
         yield  # a generator that asks for nothing
 
+    def overflowed(self, found_inf: Tensor) -> Walk:
+        """Whether ``GradScaler`` found infinity."""
+        return bool(found_inf)
+        yield  # a generator that asks for nothing
+
+    averages = False
+    """Gradients are taken as they are."""
+
     def forget(self) -> None:
         """Nothing is kept between steps."""
 

@@ -17,7 +17,7 @@ from ..engine.collective import Walk
 from ..engine.order import pipeline
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
-from .agreement import agree_on_gradients
+from .agreement import agree_on_gradients, agree_on_overflow
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
@@ -95,6 +95,15 @@ class PlanStep:
         if self.present is None:
             yield from self._agree(())
 
+    def overflowed(self, found_inf: Tensor) -> Walk:
+        """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks of the grid."""
+        return (yield from agree_on_overflow(found_inf, self.at))
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are each rank's own until the step averages them."""
+        return self.plan.expects == "local" and self.at.size("dp") > 1
+
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks of the grid."""
         yield from self.agree()
@@ -115,7 +124,7 @@ class PlanStep:
         found = yield from self._agree(rest)
         reduced = yield from pipeline((reduce_gradients(bucket) for bucket in self.buckets), self.window)
         self.readied = {bucket.plan.index: grad for bucket, grad in zip(self.buckets, reduced, strict=True)}
-        if self.plan.expects == "local" and self.at.size("dp") > 1:
+        if self.averages:
             yield from average_others(found, self.at)
         if max_norm is None:
             return None

@@ -139,7 +139,7 @@ def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
     params = _params(muon)
 
     def kept(bucket: Bucket, held: StoredShard) -> Tensor:
-        return muon.state[params[held.entry.matrix.param]]["momentum_buffer"].reshape(-1)
+        return local_part(muon.state[params[held.entry.matrix.param]]["momentum_buffer"]).reshape(-1)
 
     return _assembled(world, muon, kept)
 

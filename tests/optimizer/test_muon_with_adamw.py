@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -104,22 +105,67 @@ def test_training_resumes_from_a_saved_state(model: nn.Sequential, both: MuonWit
     assert_same_weights(model, other)
 
 
-@pytest.mark.parametrize("spoil", ["key", "muon", "adamw"])
+def test_the_state_of_an_earlier_version_is_read(model: nn.Sequential, both: MuonWithAdamW) -> None:
+    train(model, both, range(2))
+    other = copy.deepcopy(model)
+    resumed = pair_of(other, lr=5.0)
+    resumed.load_state_dict(copy.deepcopy({"muon": both.muon.state_dict(), "adamw": both.adamw.state_dict()}))
+    train(model, both, range(2, 4))
+    train(other, resumed, range(2, 4))
+    assert_same_weights(model, other)
+
+
+def test_the_state_has_the_form_of_any_optimizers(model: nn.Sequential, both: MuonWithAdamW) -> None:
+    train(model, both, range(1))
+    state = both.state_dict()
+    assert list(state) == ["state", "param_groups"]
+    assert [index for group in state["param_groups"] for index in group["params"]] == list(range(7))
+    assert [sorted(state["state"][index]) for index in range(7)] == [
+        *[["momentum_buffer"]] * 2,
+        *[["exp_avg", "exp_avg_sq", "step"]] * 5,
+    ]
+
+
+def keys_away(state: dict) -> None:
+    del state["state"]
+
+
+def group_away(state: dict) -> None:
+    state["param_groups"].pop()
+
+
+def one_more(state: dict, group: int) -> None:
+    state["param_groups"][group]["params"].append(99)
+
+
+def moment_of_no_type(state: dict) -> None:
+    state["state"][2] = [1]  # what AdamW's own load_state_dict cannot take
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (keys_away, "has the keys 'state' and 'param_groups', got"),
+        (group_away, "the state has 1 groups, this pair 2"),
+        (lambda state: one_more(state, 0), "the saved muon has groups of"),
+        (lambda state: one_more(state, 1), "the saved adamw has groups of"),
+        (moment_of_no_type, "."),
+    ],
+    ids=["keys", "groups", "muon", "adamw", "moments"],
+)
 def test_a_state_that_does_not_fit_changes_neither(
-    model: nn.Sequential, both: MuonWithAdamW, spoil: str
+    model: nn.Sequential, both: MuonWithAdamW, spoil: Callable, complaint: str
 ) -> None:
     train(model, both, range(1))
-    state = copy.deepcopy(both.state_dict())
-    if spoil == "key":
-        del state["adamw"]
-    else:
-        state[spoil]["param_groups"][0]["params"].append(99)
-    groups = both.param_groups
-    with pytest.raises(
-        UsageError, match="has the keys" if spoil == "key" else f"the saved {spoil} has groups"
-    ):
-        both.load_state_dict(state)
-    assert all(now is before for now, before in zip(both.param_groups, groups, strict=True))
+    other = copy.deepcopy(model)
+    resumed = pair_of(other, lr=7.0)
+    train(other, resumed, range(1, 2))
+    state, groups, before = copy.deepcopy(both.state_dict()), resumed.param_groups, resumed.state
+    spoil(state)
+    with pytest.raises((UsageError, AttributeError, TypeError, ValueError), match=complaint):
+        resumed.load_state_dict(state)
+    assert all(now is was for now, was in zip(resumed.param_groups, groups, strict=True))
+    assert all(resumed.state[param] is was for param, was in before.items())
 
 
 def test_a_closure_runs_once_with_gradients() -> None:

@@ -1,0 +1,79 @@
+"""Gradients of one rank alone, which the step will average, say so when they are asked for a norm.
+
+``torch.nn.utils.clip_grad_norm_`` would take the norm of this rank's gradients and scale them by a factor of
+its own, another on every rank, before they are averaged: a wrong step without a word.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import GradientError
+
+_CLIPPING = frozenset(
+    {
+        torch._foreach_norm,
+        torch._foreach_clamp_max_,
+        torch._foreach_clamp_min_,
+        torch.linalg.vector_norm,
+        Tensor.clamp_,
+    }
+)
+"""What ``clip_grad_norm_`` and ``clip_grad_value_`` call on gradients, in a loop or for all at once."""
+
+
+class UnreducedGradient(Tensor):
+    """A gradient that has yet to be averaged over dp: a tensor like any other, but for clipping."""
+
+    @classmethod
+    def __torch_function__(  # type: ignore[override]
+        cls,
+        func: Callable,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call the function as on any tensor.
+
+        Raises:
+            GradientError: it is one of those that clip gradients.
+        """
+        if func in _CLIPPING:
+            raise GradientError(
+                "this gradient is this rank's own, and the step averages it: clipping it here would scale it "
+                "by another factor on every rank; call optimizer.ready_gradients(max_norm) in place of "
+                "clip_grad_norm_"
+            )
+        if func in (Tensor.__deepcopy__, Tensor.__reduce_ex__):  # copies are plain
+            args = (args[0].as_subclass(Tensor), *args[1:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
+    """Have every gradient that ``backward()`` leaves on these parameters marked, while ``owner`` lives.
+
+    Returns the handles by which the hooks are removed earlier.
+    """
+    handles = [
+        param.register_post_accumulate_grad_hook(_mark)
+        for param in params
+        if param.requires_grad and param.is_leaf
+    ]
+    weakref.finalize(owner, _remove, handles)
+    return handles
+
+
+def _mark(param: Tensor) -> None:
+    if type(param.grad) is Tensor:
+        param.grad = param.grad.as_subclass(UnreducedGradient)
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
