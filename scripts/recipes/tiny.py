@@ -58,7 +58,7 @@ class TinyGPT(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        x = self.embedding(input_ids) + self.positions.weight
+        x = self.embedding(input_ids) + self.positions(torch.arange(LENGTH, device=input_ids.device))
         for layer in self.layers:
             x = layer(x)
         return {"loss": F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())}

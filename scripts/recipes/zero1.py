@@ -1,0 +1,55 @@
+"""ZeRO-1 without DDP: torchrun --standalone --nproc-per-node 2 scripts/recipes/zero1.py
+
+The optimizer averages the gradients itself, and every rank keeps its own shard of the momentum.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from tiny import TinyGPT, arguments
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, DistributedSampler
+
+from muon_tutorial import MuonWithAdamW, build_mesh  # Muon
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = TinyGPT()
+    mesh = build_mesh({"dp": dist.get_world_size()})  # Muon
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3, strategy="zero1", mesh=mesh)  # Muon
+    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
+    data = args.sequences()
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, batch_size=args.batch // dist.get_world_size(), sampler=sampler)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    first = 0
+    if args.resume:
+        saved = torch.load(args.resume / f"rank-{dist.get_rank()}.pt")
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        first = saved["epoch"]
+
+    for epoch in range(first, args.epochs):
+        for number, batch in enumerate(loader, start=1):
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+                loss = model(**batch)["loss"] / args.accumulate
+            loss.backward()
+            if number % args.accumulate == 0:
+                optimizer.ready_gradients(args.max_norm)  # Muon
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        folder = args.save / f"epoch-{epoch + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save(states | {"epoch": epoch + 1}, folder / f"rank-{dist.get_rank()}.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
