@@ -31,10 +31,10 @@ def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, foun
             "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and call its unscale_(optimizer) "
             "before step, so that all ranks skip together"
         )
-    skip = any([mesh.run(mesh.step.overflowed(found_inf)) for mesh in steps])  # every mesh is asked
-    if not skip and scale is not None:
+    answers = [mesh.run(mesh.step.overflowed(found_inf)) for mesh in steps]  # every mesh is asked
+    if not any(answers) and scale is not None:
         _unscale(scaled, scale)
-    return skip
+    return any(answers)
 
 
 def _unscale(scaled: torch.optim.Optimizer, scale: Tensor) -> None:

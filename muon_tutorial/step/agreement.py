@@ -63,8 +63,8 @@ def agreed_overflow(count: Tensor, ranks: int) -> bool:
     found = int(count)
     if 0 < found < ranks:
         raise GradientError(
-            f"GradScaler found infinity on {found} of {ranks} ranks, and would scale their losses differently "
-            "from now on; nothing was changed: use torch.distributed.fsdp.sharded_grad_scaler."
+            f"GradScaler found infinity on {found} of {ranks} ranks, and would scale their losses "
+            "differently from now on; nothing was changed: use torch.distributed.fsdp.sharded_grad_scaler."
             "ShardedGradScaler, which asks all ranks, and call its unscale_(optimizer) before step"
         )
     return found > 0

@@ -107,7 +107,7 @@ class MomentumShard:
         return tuple((*frame, shard.in_piece) for frame, shard in frames)
 
     def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
-        """A loaded momentum as this rank stores it. One that lies otherwise than its parameter is gathered."""
+        """A loaded momentum as this rank stores it; a DTensor cut otherwise is gathered first."""
         if isinstance(saved, DTensor):
             saved = saved.to_local() if self._lies_as_stored(saved) else saved.full_tensor()
         matrix = self.shards[0].entry.matrix

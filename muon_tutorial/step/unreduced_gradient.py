@@ -31,7 +31,7 @@ class UnreducedGradient(Tensor):
     """A gradient that has yet to be averaged over dp: a tensor like any other, but for clipping."""
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls,
         func: Callable,
         types: Iterable[type],

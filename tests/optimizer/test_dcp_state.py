@@ -1,0 +1,162 @@
+"""A host's own checkpoint, by ``torch.distributed.checkpoint``, holds all of the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from muon_tutorial import DistributedConfig, Muon, MuonWithAdamW, create_dtensor_config, launch
+
+LAYOUTS = {"alone": 1, "ddp": 2, "fsdp2": 2, "unnamed": 2, "uneven": 3, "tp": 2, "fsdp2+tp": 4, "hsdp": 4}
+"""How many ranks each takes."""
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8, bias=False), nn.LayerNorm(8))
+
+
+def on(layout: str, model: nn.Module) -> Any:
+    """The model as a host lays it out."""
+    if layout == "ddp":
+        return DistributedDataParallel(model)
+    if layout in ("unnamed", "uneven"):
+        return fully_shard(model)
+    if layout == "fsdp2":
+        return fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
+    if layout == "hsdp":
+        return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
+    if layout in ("tp", "fsdp2+tp"):
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["dp"]) if layout == "fsdp2+tp" else model
+    return model
+
+
+def optimizer_of(model: nn.Module, kind: str = "pair") -> torch.optim.Optimizer:
+    if kind == "pair":
+        return MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
+    config: dict[str, DistributedConfig | None] = {"muon": None, "config": create_dtensor_config()}
+    hidden = [param for param in model.parameters() if param.ndim == 2]
+    return Muon(hidden, lr=0.1, distributed_config=config[kind])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        optimizer.step()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    found = {name: whole(param.detach()).clone() for name, param in model.named_parameters()}
+    for name, param in model.named_parameters():
+        for key, value in optimizer.state.get(param, {}).items():
+            found[f"{name} {key}"] = whole(value).clone()
+    return found
+
+
+Stages = tuple[dict[str, Tensor], ...]
+"""Saved, loaded, trained straight on, and trained on from what was loaded."""
+
+
+def saved_and_loaded(
+    how: str, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, to: Any
+) -> None:
+    """Save by the library's helpers, and load into another model and its optimizer."""
+    other, fresh = to
+    if how == "full":
+        options = StateDictOptions(full_state_dict=True)
+        weights = get_model_state_dict(model, options=options)
+        moments = get_optimizer_state_dict(model, optimizer, options=options)
+        file = f"{folder}/{dist.get_rank()}.pt"
+        torch.save((weights, moments), file)
+        weights, moments = torch.load(file, weights_only=True)
+    else:
+        options = StateDictOptions(flatten_optimizer_state_dict=how == "flat")
+        moments = get_optimizer_state_dict(model, optimizer, options=options)
+        dcp.save(
+            {"model": get_model_state_dict(model), "optimizer": moments}, checkpoint_id=f"{folder}/{how}"
+        )
+        weights, moments = (
+            get_model_state_dict(other),
+            get_optimizer_state_dict(other, fresh, options=options),
+        )
+        dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{how}")
+    set_model_state_dict(other, weights, options=options if how == "full" else None)
+    set_optimizer_state_dict(other, fresh, moments, options=options)
+
+
+def resume(rank: int, layout: str, kind: str, hows: tuple[str, ...], folder: str) -> dict[str, Stages]:
+    """Two steps, saved as a host does; two more; and the same two by others who load it."""
+    stages: dict[str, Stages] = {}
+    for how in hows:
+        model = on(layout, network())
+        optimizer = optimizer_of(model, kind)
+        train(model, optimizer, range(2))
+        other = on(layout, network())
+        fresh = optimizer_of(other, kind)
+        saved_and_loaded(how, folder, model, optimizer, (other, fresh))
+        loaded = state_of(model, optimizer), state_of(other, fresh)
+        train(model, optimizer, range(2, 4))
+        train(other, fresh, range(2, 4))
+        stages[how] = (*loaded, state_of(model, optimizer), state_of(other, fresh))
+    return stages
+
+
+def assert_resumed(stages: Stages, *moved: str) -> None:
+    saved, loaded, straight, resumed = stages
+    assert all(saved[name].any() for name in moved)
+    for before, after in ((saved, loaded), (straight, resumed)):
+        assert before.keys() == after.keys()
+        assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+@pytest.fixture(autouse=True)
+def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL the constructor of DistributedDataParallel on Gloo ends in a
+    segmentation fault (torch 2.13)."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(tmp_path, layout: str) -> None:
+    hows = ("nested", "flat", "full")
+    for stages in launch(resume, LAYOUTS[layout], args=(layout, "pair", hows, str(tmp_path))):
+        for how in hows:
+            assert_resumed(
+                stages[how], f"{prefix(layout)}0.weight momentum_buffer", f"{prefix(layout)}0.bias exp_avg"
+            )
+
+
+def prefix(layout: str) -> str:
+    return "module." if layout == "ddp" else ""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kind", ["muon", "config"])
+def test_muon_by_itself_resumes_too(tmp_path, kind: str) -> None:
+    for stages in launch(resume, 2, args=("fsdp2", kind, ("flat",), str(tmp_path))):
+        assert_resumed(stages["flat"], "2.weight momentum_buffer")

@@ -1,0 +1,223 @@
+"""Schedulers, ``GradScaler`` and clipping, as hosts use them with any optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.tensor import DTensor
+from torch.optim import lr_scheduler
+
+from muon_tutorial import MuonWithAdamW, build_mesh, launch
+from muon_tutorial.errors import GradientError, UsageError
+
+BIG = 3e38  # in fp32, twice this is infinity
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6, bias=False))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 6)).square().sum().backward()
+    optimizer.step()
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "one cycle": lambda it: lr_scheduler.OneCycleLR(it, max_lr=[0.1, 0.01], total_steps=8),
+    "cyclic": lambda it: lr_scheduler.CyclicLR(
+        it, base_lr=[0.01, 0.001], max_lr=[0.1, 0.01], step_size_up=2, cycle_momentum=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_that_cycle_momentum_move_adamws_first_beta_too(name: str) -> None:
+    model = network()
+    both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
+    scheduler = SCHEDULERS[name](both)
+    seen = []
+    for _ in range(3):
+        train(model, both)
+        scheduler.step()
+        seen.append((both.muon.param_groups[0]["momentum"], both.adamw.param_groups[0]["momentum"]))
+    assert len(set(seen)) > 1
+    train(model, both)
+    muons, adamws = seen[-1]
+    assert muons == adamws == both.adamw.param_groups[0]["betas"][0]
+    assert both.adamw.param_groups[0]["betas"][1] == 0.999
+
+
+def test_schedulers_that_ask_for_the_optimizers_default_learning_rate() -> None:
+    both = MuonWithAdamW.from_model(network(), lr=0.1, adamw_lr=0.01)
+    assert both.defaults["lr"] == 0.1
+
+
+def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
+    both = MuonWithAdamW.from_model(
+        network(), lr=3e-4, muon={"weight_decay": 0.0}, adamw={"betas": (0.9, 0.95)}
+    )
+    assert [group["lr"] for group in both.param_groups] == [3e-4, 3e-4]
+    assert both.muon.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
+    assert both.muon.param_groups[0]["weight_decay"] == 0
+    assert both.adamw.param_groups[0]["betas"] == (0.9, 0.95)
+    own = MuonWithAdamW.from_model(network(), lr=0.02, adamw_lr=3e-4)
+    assert own.muon.param_groups[0]["adjust_lr_fn"] is None
+
+
+def test_a_model_without_hidden_matrices_is_sent_to_adamw() -> None:
+    with pytest.raises(UsageError, match=r"LayerNorm has no hidden matrix for Muon: use torch\.optim\.AdamW"):
+        MuonWithAdamW.from_model(nn.LayerNorm(4), lr=0.1)
+
+
+def test_a_model_of_matrices_alone_needs_no_adamw() -> None:
+    model = nn.Linear(6, 6, bias=False)
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    train(model, both)
+    state = both.state_dict()
+    both.load_state_dict(state)
+    assert set(state["state"]) == {0}
+
+
+def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
+    model = network()
+    if layout == "fsdp2":
+        fully_shard(model)
+        return model, MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
+    mesh = build_mesh({"dp": 2})
+    return model, MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01, strategy=layout, mesh=mesh)
+
+
+def scaled_steps(rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...]):
+    """A good step, one with infinity on some ranks, and a good one; the weights after each, and the scale."""
+    model, both = laid_out(layout)
+    scaler = scaler_type(device="cpu", init_scale=2.0, growth_interval=100)
+    found: list[list[Tensor]] = []
+    for step in range(3):
+        both.zero_grad()
+        loss = model(torch.ones(2, 6)).sum()
+        if step == 1 and rank in overflow_on:
+            loss = loss * BIG
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(both)
+        try:
+            scaler.step(both)
+        except GradientError as error:
+            return str(error), found
+        scaler.update()
+        found.append([whole(param.detach()).clone() for param in model.parameters()])
+    return scaler.get_scale(), found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("layout", "scaler", "unscale", "overflow_on"),
+    [
+        ("zero1", ShardedGradScaler, True, (1,)),
+        ("zero1", ShardedGradScaler, True, (0, 1)),
+        ("zero1", torch.amp.GradScaler, True, (0, 1)),
+        ("replicated", torch.amp.GradScaler, False, (0, 1)),
+        ("owner", torch.amp.GradScaler, True, (0, 1)),
+        ("fsdp2", torch.amp.GradScaler, False, (1,)),
+        ("fsdp2", torch.amp.GradScaler, True, (1,)),
+    ],
+)
+def test_all_ranks_skip_a_step_that_overflowed(
+    layout: str, scaler: type, unscale: bool, overflow_on: tuple[int, ...]
+) -> None:
+    one, other = launch(scaled_steps, 2, args=(layout, scaler, unscale, overflow_on))
+    assert one[0] == other[0] == 1.0  # halved once
+    for weights in (one[1], other[1]):
+        assert all(map(torch.equal, weights[0], weights[1]))
+        assert not any(map(torch.equal, weights[1], weights[2]))
+    assert all(map(torch.equal, one[1][2], other[1][2]))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("unscale", "steps", "complaint"),
+    [(True, 1, "found infinity on 1 of 2 ranks"), (False, 0, "may overflow on one rank alone")],
+)
+def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(
+    unscale: bool, steps: int, complaint: str
+) -> None:
+    for answer, weights in launch(scaled_steps, 2, args=("zero1", torch.amp.GradScaler, unscale, (1,))):
+        assert complaint in answer
+        assert "ShardedGradScaler" in answer
+        assert len(weights) == steps
+
+
+def test_a_scaler_steps_and_skips_a_process_alone() -> None:
+    model = network()
+    both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(torch.ones(2, 6)).sum() * BIG).backward()
+    before = [param.detach().clone() for param in model.parameters()]
+    scaler.step(both)
+    scaler.update()
+    assert all(map(torch.equal, before, model.parameters()))
+    assert scaler.get_scale() == 1.0
+
+
+def clip_zero1(rank: int, foreach: bool | None, name: str) -> str:
+    model, both = laid_out("zero1")
+    model(torch.ones(2, 6)).square().sum().backward()
+    try:
+        getattr(torch.nn.utils, name)(model.parameters(), 1.0, foreach=foreach)
+    except GradientError as error:
+        both.ready_gradients(1.0)
+        both.step()
+        return str(error)
+    return "clipped"
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(
+    foreach: bool | None, name: str
+) -> None:
+    for answer in launch(clip_zero1, 2, args=(foreach, name)):
+        assert "call optimizer.ready_gradients(max_norm)" in answer
+
+
+def end_and_clip(rank: int) -> str:
+    """Once the optimizer is gone, so are its marks."""
+    model, both = laid_out("zero1")
+    del both
+    model(torch.ones(2, 6)).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return type(next(model.parameters()).grad).__name__
+
+
+@pytest.mark.live
+def test_gradients_are_marked_while_the_optimizer_lives() -> None:
+    assert launch(end_and_clip, 2) == ["Tensor", "Tensor"]
+
+
+def save_zero1(rank: int) -> list[str]:
+    _, both = laid_out("zero1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both.state_dict()
+        both.state_dict()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.live
+def test_saving_one_ranks_slice_warns_once_and_names_the_remedy() -> None:
+    for said in launch(save_zero1, 2):
+        assert len(said) == 1
+        assert "save_checkpoint()" in said[0]
