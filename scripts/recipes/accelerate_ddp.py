@@ -1,6 +1,6 @@
 """Accelerate with DDP: accelerate launch --multi_gpu --num_processes 2 scripts/recipes/accelerate_ddp.py
 
-``--multi_gpu`` also where there is no GPU: with ``--cpu``, Accelerate starts one process, whatever was asked for.
+``--multi_gpu`` even without a GPU: with ``--cpu``, Accelerate starts one process, whatever was asked for.
 """
 
 from __future__ import annotations

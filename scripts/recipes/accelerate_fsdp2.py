@@ -1,4 +1,6 @@
-"""Accelerate with FSDP2: accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
+"""Accelerate with FSDP2.
+
+accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
 
 The optimizer is made before ``prepare``, which puts FSDP2's parameters into it.
 """

@@ -1,4 +1,4 @@
-"""A compiled, activation-checkpointed model: torchrun --standalone --nproc-per-node 2 scripts/recipes/compiled.py"""
+"""Compiled and checkpointed: torchrun --standalone --nproc-per-node 2 scripts/recipes/compiled.py"""
 
 from __future__ import annotations
 

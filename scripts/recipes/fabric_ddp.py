@@ -1,4 +1,7 @@
-"""Lightning Fabric with DDP: fabric run --accelerator cpu --strategy ddp --devices 2 scripts/recipes/fabric_ddp.py"""
+"""Lightning Fabric with DDP.
+
+fabric run --accelerator cpu --strategy ddp --devices 2 scripts/recipes/fabric_ddp.py
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ def main() -> None:
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
     scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
     model, optimizer = fabric.setup(model, optimizer)
-    loader = fabric.setup_dataloaders(DataLoader(args.sequences(), batch_size=args.batch // fabric.world_size))
+    loader = fabric.setup_dataloaders(
+        DataLoader(args.sequences(), batch_size=args.batch // fabric.world_size)
+    )
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
     if args.resume:
         fabric.load(args.resume, state)

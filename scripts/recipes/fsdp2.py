@@ -1,4 +1,4 @@
-"""FSDP2, saved with torch.distributed.checkpoint: torchrun --standalone --nproc-per-node 2 scripts/recipes/fsdp2.py"""
+"""FSDP2: torchrun --standalone --nproc-per-node 2 scripts/recipes/fsdp2.py"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     torch.manual_seed(0)
     model = TinyGPT()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32)
     for module in [*model.layers, model]:
         fully_shard(module, mesh=mesh, mp_policy=policy)
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
@@ -31,16 +31,16 @@ def main() -> None:
     loader = DataLoader(data, batch_size=args.batch // mesh.size(), sampler=sampler)
 
     def states(epoch: int) -> dict[str, object]:
-        of_model, of_optimizer = get_state_dict(model, optimizer)
-        return {"model": of_model, "optimizer": of_optimizer, "scheduler": scheduler.state_dict(), "epoch": epoch}
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments, "scheduler": scheduler.state_dict(), "epoch": epoch}
 
     first = 0
     if args.resume:
-        saved = states(first)
-        dcp.load(saved, checkpoint_id=args.resume)
-        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-        scheduler.load_state_dict(saved["scheduler"])
-        first = saved["epoch"]
+        old = states(first)
+        dcp.load(old, checkpoint_id=args.resume)
+        set_state_dict(model, optimizer, model_state_dict=old["model"], optim_state_dict=old["optimizer"])
+        scheduler.load_state_dict(old["scheduler"])
+        first = old["epoch"]
     for epoch in range(first, args.epochs):
         for number, batch in enumerate(loader, start=1):
             stepping = number % args.accumulate == 0

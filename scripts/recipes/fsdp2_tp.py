@@ -18,32 +18,30 @@ from muon_tutorial import MuonWithAdamW  # Muon
 
 def main() -> None:
     args = arguments(__doc__)
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-    dp = mesh["dp"]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
     model = TinyGPT()
     cut_over_tp(model, mesh["tp"])
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32)
     for module in [*model.layers, model]:
-        fully_shard(module, mesh=dp, mp_policy=policy)
+        fully_shard(module, mesh=mesh["dp"], mp_policy=policy)
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
     scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
     data = args.sequences()
-    sampler = DistributedSampler(data, dp.size(), dp.get_local_rank(), shuffle=False)
-    loader = DataLoader(data, batch_size=args.batch // dp.size(), sampler=sampler)
+    sampler = DistributedSampler(data, mesh.size(0), mesh.get_local_rank("dp"), shuffle=False)
+    loader = DataLoader(data, batch_size=args.batch // mesh.size(0), sampler=sampler)
 
     def states(epoch: int) -> dict[str, object]:
-        of_model, of_optimizer = get_state_dict(model, optimizer)
-        return {"model": of_model, "optimizer": of_optimizer, "scheduler": scheduler.state_dict(), "epoch": epoch}
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments, "scheduler": scheduler.state_dict(), "epoch": epoch}
 
     first = 0
     if args.resume:
-        saved = states(first)
-        dcp.load(saved, checkpoint_id=args.resume)
-        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-        scheduler.load_state_dict(saved["scheduler"])
-        first = saved["epoch"]
+        old = states(first)
+        dcp.load(old, checkpoint_id=args.resume)
+        set_state_dict(model, optimizer, model_state_dict=old["model"], optim_state_dict=old["optimizer"])
+        scheduler.load_state_dict(old["scheduler"])
+        first = old["epoch"]
     for epoch in range(first, args.epochs):
         for number, batch in enumerate(loader, start=1):
             stepping = number % args.accumulate == 0

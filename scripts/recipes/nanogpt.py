@@ -1,7 +1,4 @@
-"""nanoGPT's way, tied weights included: torchrun --standalone --nproc-per-node 2 scripts/recipes/nanogpt.py
-
-As there, the script is also one process: python scripts/recipes/nanogpt.py
-"""
+"""nanoGPT's way, with tied weights: torchrun --standalone --nproc-per-node 2 scripts/recipes/nanogpt.py"""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ groups = [
 ]
 optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
 optimizer = MuonWithAdamW(Muon(hidden, lr=3e-3, adjust_lr_fn="match_rms_adamw"), optimizer)  # Muon
-scaler = torch.amp.GradScaler("cpu", enabled=False)  # for fp16
+scaler = torch.amp.GradScaler("cpu", enabled=False)  # as there; fp16 would need it
 first = 0
 if args.resume:
     checkpoint = torch.load(args.resume)
@@ -53,9 +50,10 @@ for iteration in range(first, args.total_steps):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    if (iteration + 1) % args.steps == 0 and rank == 0:
-        checkpoint = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration + 1}
+    done = iteration + 1
+    if done % args.steps == 0 and rank == 0:
+        states = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": done}
         args.save.mkdir(parents=True, exist_ok=True)
-        torch.save(checkpoint, args.save / f"epoch-{(iteration + 1) // args.steps}")
+        torch.save(states, args.save / f"epoch-{done // args.steps}")
 if world_size > 1:
     destroy_process_group()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from muon_tutorial import MuonWithAdamW
 
 WRAPPERS = {"module", "_orig_mod", "_forward_module", "model", "_checkpoint_wrapped_module"}
 
@@ -31,29 +36,33 @@ class Watch:
         self.depth += 1
 
     def after_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Note the step. A closure has filled the gradients by now, and no optimizer here writes to them."""
         self.depth -= 1
         if self.depth:
             return
         named = dict(_named(optimizer))
         gradients = [_whole(param.grad) for param in named.values() if param.grad is not None]
         step = {
-            "norm before clipping": self.norm_before_clipping,
+            "norm_before_clipping": self.norm_before_clipping,
             "norm": float(torch.stack([gradient.norm() for gradient in gradients]).norm()),
             "lrs": [float(group["lr"]) for group in optimizer.param_groups],
         }
         self.steps.append(step)
         self.norm_before_clipping = None
+        state = optimizer.state
         notes = {
             "optimizer": type(optimizer).__name__,
+            "ranks": dist.get_world_size() if dist.is_initialized() else 1,
             "steps": self.steps,
             "parameters": {name: _whole(param) for name, param in named.items()},
-            "state": {name: _state(optimizer.state[param]) for name, param in named.items()},
-            "placements": {name: str(getattr(param, "placements", "plain")) for name, param in named.items()},
+            "state": {name: _tensors(state[param]) for name, param in named.items()},
+            "placements": {name: str(getattr(param, "placements", "")) for name, param in named.items()},
         }
-        torch.save(notes, self.folder / f"rank-{os.environ.get('RANK', os.environ.get('LOCAL_RANK', '0'))}.pt")
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        torch.save(notes, self.folder / f"rank-{rank}.pt")
 
-    def note_clipping(self, clip: Any) -> Any:
-        """Wrap a function that clips and returns the norm from before."""
+    def noting_norm(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function that clips gradients and returns the norm from before."""
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             norm = clip(*args, **kwargs)
@@ -65,21 +74,75 @@ class Watch:
 
 
 def start(folder: str, fault: str) -> None:
-    """Watch this process."""
-    from muon_tutorial import MuonWithAdamW
-
+    """Watch this process, with a fault planted if one is named."""
+    if fault:
+        FAULTS[fault]()
     watch = Watch(Path(folder))
     register_optimizer_step_pre_hook(watch.before_step)
     register_optimizer_step_post_hook(watch.after_step)
-    torch.nn.utils.clip_grad_norm_ = watch.note_clipping(torch.nn.utils.clip_grad_norm_)
-    MuonWithAdamW.ready_gradients = watch.note_clipping(MuonWithAdamW.ready_gradients)  # type: ignore[method-assign]
-    if os.environ.get("DEV_ADAMW"):
-        def fm(model, **k):
-            return torch.optim.AdamW(list(model.named_parameters()), lr=k["adamw_lr"])
-        MuonWithAdamW.from_model = staticmethod(fm)
+    _replace(torch.nn.utils, "clip_grad_norm_", watch.noting_norm)
+    _replace(MuonWithAdamW, "ready_gradients", watch.noting_norm)
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def _forget(key: str) -> Callable[[], None]:
+    """Make loading a state leave zeros in place of one of its entries."""
+
+    def wrap(load: Callable[..., None]) -> Callable[..., None]:
+        def loading(optimizer: MuonWithAdamW, state_dict: dict[str, Any]) -> None:
+            load(optimizer, state_dict)
+            for entry in optimizer.state.values():
+                if key in entry:
+                    entry[key].zero_()
+
+        return loading
+
+    return lambda: _replace(MuonWithAdamW, "load_state_dict", wrap)
+
+
+def _keep_new_schedule() -> None:
+    _replace(LRScheduler, "load_state_dict", lambda _: lambda scheduler, state_dict: None)
+    _replace(
+        torch.optim.lr_scheduler.LambdaLR, "load_state_dict", lambda _: lambda scheduler, state_dict: None
+    )
+
+
+def _clip_nothing() -> None:
+    _replace(torch.nn.utils, "clip_grad_norm_", lambda clip: lambda params, _: clip(params, float("inf")))
+
+
+def _never_average() -> None:
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def forwarding(module: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+            module.require_backward_grad_sync = False
+            return forward(module, *args, **kwargs)
+
+        return forwarding
+
+    _replace(DistributedDataParallel, "forward", wrap)
+
+
+def _sum_micro_batches() -> None:
+    _replace(Tensor, "backward", lambda backward: lambda loss: backward(2 * loss))
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "momentum lost": _forget("momentum_buffer"),
+    "first moment lost": _forget("exp_avg"),
+    "second moment lost": _forget("exp_avg_sq"),
+    "step count lost": _forget("step"),
+    "schedule begun anew": _keep_new_schedule,
+    "nothing clipped": _clip_nothing,
+    "nothing averaged": _never_average,
+    "micro-batches summed": _sum_micro_batches,
+}
 
 
 def _named(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
+    """The optimizer's parameters, by the names that the bare model has for them."""
     return [
         (".".join(word for word in name.split(".") if word not in WRAPPERS), param)
         for group in optimizer.param_groups
@@ -87,10 +150,11 @@ def _named(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _state(entry: dict[str, Any]) -> dict[str, Tensor]:
+def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
     return {key: _whole(value) for key, value in entry.items() if isinstance(value, Tensor)}
 
 
 def _whole(tensor: Tensor) -> Tensor:
+    """A copy of all of a tensor. Must be called by all ranks that hold a part of it."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach().clone()

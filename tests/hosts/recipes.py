@@ -1,0 +1,185 @@
+"""The recipes and how each is started, watched and compared."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scripts.recipes.tiny import TinyGPT
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "scripts" / "recipes"
+WATCH = Path(__file__).parent / "watch"
+
+EPOCHS, STEPS = 2, 3
+"""What ``tiny.arguments`` takes by itself."""
+
+MAX_NORM = 0.1
+
+BIN = Path(sys.executable).parent
+PYTHON = (sys.executable,)
+TORCHRUN_2 = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN_4 = (*TORCHRUN_2[:-1], "4")
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2")
+FABRIC = (str(BIN / "fabric"), "run", "--accelerator", "cpu", "--strategy", "ddp", "--devices", "2")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One file of ``scripts/recipes``: what starts it, on how many ranks, and which package it needs.
+
+    ``alone`` is the recipe that does the same work in one process.
+    """
+
+    launcher: tuple[str, ...]
+    ranks: int
+    needs: str = "torch"
+    alone: str = "plain"
+    daily: bool = False
+
+
+ALL = {
+    "plain": Recipe(PYTHON, 1),
+    "ddp": Recipe(TORCHRUN_2, 2, daily=True),
+    "zero1": Recipe(TORCHRUN_2, 2),
+    "fsdp2": Recipe(TORCHRUN_2, 2, daily=True),
+    "fsdp2_tp": Recipe(TORCHRUN_4, 4),
+    "hsdp": Recipe(TORCHRUN_4, 4),
+    "accelerate_ddp": Recipe((*ACCELERATE, "--multi_gpu"), 2, needs="accelerate"),
+    "accelerate_fsdp2": Recipe(
+        (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), 2, needs="accelerate", daily=True
+    ),
+    "trainer": Recipe(TORCHRUN_2, 2, needs="transformers", daily=True),
+    "fabric_ddp": Recipe(FABRIC, 2, needs="lightning"),
+    "fabric_fsdp2": Recipe(PYTHON, 2, needs="lightning"),
+    "lightning_trainer": Recipe(PYTHON, 2, needs="lightning", daily=True),
+    "nanogpt": Recipe(TORCHRUN_2, 2, alone="nanogpt"),
+    "titan": Recipe(TORCHRUN_2, 2),
+    "compiled": Recipe(TORCHRUN_2, 2),
+}
+"""``tiny.py`` and ``tiny_tp.py`` are what they share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What one rank's optimizer saw at every step, and what it left behind after the last."""
+
+    optimizer: str
+    ranks: int
+    steps: list[dict[str, Any]]
+    parameters: dict[str, Tensor]
+    state: dict[str, dict[str, Tensor]]
+    placements: dict[str, str]
+
+    def series(self, key: str) -> list[Any]:
+        """One thing noted, step by step."""
+        return [step[key] for step in self.steps]
+
+
+def skip_unless_installed(name: str) -> None:
+    """Skip the test, with a reason, where the recipe cannot run."""
+    needs = ALL[name].needs
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: pip install -e '.[hosts]' -c constraints.txt")
+    if name == "compiled" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("torch.compile needs a C++ compiler")
+
+
+def run(
+    name: str, folder: Path, *arguments: str, launcher: tuple[str, ...] = (), ranks: int = 0, fault: str = ""
+) -> list[Notes]:
+    """Run a recipe as its host's users would, and return the notes of every rank.
+
+    Its checkpoints come to lie in ``folder / "saved"``.
+    """
+    recipe = ALL[name]
+    notes = folder / "notes"
+    notes.mkdir(parents=True)
+    dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    environment = {key: value for key, value in os.environ.items() if key not in dropped}
+    command = [
+        *(launcher or recipe.launcher),
+        str(RECIPES / f"{name}.py"),
+        "--save",
+        str(folder / "saved"),
+        *arguments,
+    ]
+    process = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment
+        | {
+            "PYTHONPATH": f"{WATCH}:{ROOT}",
+            "WATCH_FOLDER": str(notes),
+            "WATCH_FAULT": fault,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            "HF_HUB_OFFLINE": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert process.returncode == 0, f"{' '.join(command)}\n{process.stdout[-6000:]}"
+    ranks = ranks or recipe.ranks
+    assert len(list(notes.iterdir())) == ranks, f"{' '.join(command)}\n{process.stdout[-6000:]}"
+    return [Notes(**torch.load(notes / f"rank-{rank}.pt")) for rank in range(ranks)]
+
+
+def checkpoint(folder: Path) -> Path:
+    """What the run in ``folder`` saved after its first epoch; Trainer counts steps instead."""
+    by_epoch, by_step = folder / "saved" / "epoch-1", folder / "saved" / f"checkpoint-{STEPS}"
+    found = [path for path in (by_epoch, by_epoch.with_suffix(".ckpt"), by_step) if path.exists()]
+    assert len(found) == 1, list((folder / "saved").iterdir())
+    return found[0]
+
+
+def alone(name: str, folder: Path, *arguments: str) -> Notes:
+    """One process on the global batches of a recipe."""
+    return run(ALL[name].alone, folder, *arguments, launcher=PYTHON, ranks=1)[0]
+
+
+def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
+    """How far parameters are from the reference's, over how far those have moved; the largest of all."""
+    torch.manual_seed(0)
+    start = dict(TinyGPT(tied="head.weight" not in reference.parameters).named_parameters())
+    return max(
+        float((notes.parameters[name] - there).norm() / (there - start[name]).norm())
+        for name, there in reference.parameters.items()
+        if ("momentum_buffer" in reference.state[name]) == of_muon
+    )
+
+
+def state_distance(notes: Notes, reference: Notes) -> float:
+    """The same for momentum and moments, where a rank notes all of them, over their own norm."""
+    return max(
+        float((notes.state[name][key] - there).norm() / there.norm())
+        for name, entry in reference.state.items()
+        for key, there in entry.items()
+        if notes.state[name][key].shape == there.shape
+    )
+
+
+def differences(notes: Notes, reference: Notes) -> list[str]:
+    """Names of the parameters and states that differ in a bit, and steps that saw something else."""
+    pairs = {
+        f"{name}'s {key}": (notes.state[name].get(key), value)
+        for name, entry in reference.state.items()
+        for key, value in entry.items()
+    }
+    pairs |= {name: (notes.parameters[name], value) for name, value in reference.parameters.items()}
+    wrong = [what for what, (got, there) in pairs.items() if got is None or not torch.equal(got, there)]
+    seen = reference.steps[-len(notes.steps) :]
+    return wrong + [f"step {number}" for number, step in enumerate(notes.steps) if step != seen[number]]
