@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .changed_parameters import check_moments
 from .muon import Muon
 from .split_parameters import split_parameters
 
@@ -134,6 +135,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 loss = closure()
         if self.muon.skips_overflow(self):
             return loss
+        check_moments(self.adamw)
         if not self.muon.gradients_ready:
             self.ready_gradients()
         self.muon.step()
