@@ -45,7 +45,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             raise UsageError(
                 "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, got "
                 f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model, in transformers' "
-                "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …, 'adamw_lr': …})"
+                "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         _check_disjoint(muon, adamw)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
