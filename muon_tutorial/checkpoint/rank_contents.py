@@ -19,6 +19,7 @@ from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..parameters.describe_matrices import describe_matrices
 from ..parameters.dtensor_placements import dtensor_cuts
+from ..parameters.mesh_parameters import with_names
 from ..plan.bucket import parameter_boxes
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Box
@@ -187,7 +188,8 @@ def _own_place(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
     uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
-        at, shape, cuts = LiveWorld(tensor.device_mesh).at, tuple(tensor.shape), dtensor_cuts(name, tensor)
+        at = LiveWorld(with_names(tensor.device_mesh)).at
+        shape, cuts = tuple(tensor.shape), dtensor_cuts(name, tensor, at.grid.axes)
     else:
         [matrix] = describe_matrices([{"params": [tensor], "param_names": [name]}], at, None)
         shape, cuts = matrix.shape, matrix.cuts

@@ -29,11 +29,11 @@ from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
-from ..step.parameter_state import local_part
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .changed_parameters import TensorKind, drop_replaced, follow_changes, tensor_kind, widened
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 
@@ -95,9 +95,12 @@ class Muon(torch.optim.Optimizer):
         if window < 1:
             raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
+        if isinstance(self.world, LiveWorld):
+            self.world.warn_of_long_waits()
         self._make_steps = _make_steps(strategy, self.world, tp_dim, window, distributed_config)
         self._made_steps: list[MeshStep] | None = None
         self._made_for: list[Tensor] = []
+        self._made_of: list[TensorKind] = []
         self._marks: list[Any] = []
         self._warned = False
         self.is_new = True
@@ -194,6 +197,7 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         if self.skips_overflow(self):
             return loss
+        self._warn_of_no_gradients()
         for mesh in self._steps():
             mesh.run(mesh.step.agree())  # on all meshes before anything changes on one
         self.is_new = False
@@ -273,14 +277,26 @@ class Muon(torch.optim.Optimizer):
         params = self._params()
         if self._make_steps is alone and any(isinstance(param, DTensor) for param in params):
             self._make_steps = ConfigSteps(create_dtensor_config())
-        if self._make_steps is alone:
-            return alone(self.param_groups, self.state)
-        if self._made_steps is None or not same_tensors(self._made_for, params):
-            _drop_replaced(self._made_for, params, self.state)
+        known, kinds = same_tensors(self._made_for, params), [tensor_kind(param) for param in params]
+        if not known:
+            drop_replaced(self._made_for, params, self.state)
+        elif kinds != self._made_of:
+            follow_changes(self.param_groups, self._made_of, self.state)
+        if not known or kinds != self._made_of:
+            self._made_steps, self._made_for, self._made_of = None, params, kinds
+        if self._made_steps is None or self._make_steps is alone:
             self._made_steps = self._make_steps(self.param_groups, self.state)
-            self._made_for = params
             self._mark_gradients()
         return self._made_steps
+
+    def _warn_of_no_gradients(self) -> None:
+        """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
+        if self.is_new and self._params() and not any(param.grad is not None for param in self._params()):
+            warnings.warn(
+                "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
+                "the optimizer was made, make the optimizer afterwards, over the model's parameters of now",
+                stacklevel=4,
+            )
 
     def _mark_gradients(self) -> None:
         """Have gradients that the step will average refuse to be clipped one rank at a time."""
@@ -363,12 +379,13 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_make_steps", alone)
         self.__dict__.setdefault("_made_steps", None)
         self.__dict__.setdefault("_made_for", [])
+        self.__dict__.setdefault("_made_of", [])
         self.__dict__.setdefault("_marks", [])
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("is_new", not state["state"])
         for param, entry in state["state"].items():
             for key, value in entry.items():
-                entry[key] = _widened(value.tensor, param) if isinstance(value, _Hidden) else value
+                entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
 
 
@@ -386,13 +403,6 @@ def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
 
 def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
-
-
-def _widened(saved: Tensor, param: Tensor | int) -> Tensor:
-    if not isinstance(param, Tensor):  # state of a parameter that is not ours: kept, as the stock method does
-        return saved
-    dtype = torch.promote_types(saved.dtype, param.dtype)
-    return saved.detach().to(device=param.device, dtype=dtype, copy=True)
 
 
 def _make_steps(
@@ -416,29 +426,6 @@ def _make_steps(
             f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or LocalWorld.mesh(rank)"
         )
     return StrategySteps(builder, world, tp_dim, window)
-
-
-def _drop_replaced(before: list[Tensor], now: list[Tensor], state: dict[Tensor, Any]) -> None:
-    """Drop the state of parameters that others have replaced.
-
-    The others start without momentum: that is right before the first step, and wrong after.
-
-    Raises:
-        UsageError: momentum would be lost.
-    """
-    gone = set(before) - set(now)
-    if set(now) - set(before) and any(_has_moved(state.get(param, {})) for param in gone):
-        raise UsageError(
-            f"{len(gone)} parameters were replaced by others after they had been stepped, and their momentum "
-            "belongs to the old ones: construct the optimizer over the new parameters, then load its state"
-        )
-    for param in gone:
-        if param in state and not _has_moved(state[param]):
-            del state[param]
-
-
-def _has_moved(state: Mapping[str, Any]) -> bool:
-    return "momentum_buffer" in state and bool(local_part(state["momentum_buffer"]).any())
 
 
 def _check_hyperparameters(group: Mapping[str, Any]) -> None:

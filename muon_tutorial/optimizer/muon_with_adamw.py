@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .changed_parameters import check_moments
 from .muon import Muon
 from .split_parameters import split_parameters
 
@@ -38,11 +39,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
     muon: Muon
     adamw: torch.optim.AdamW
 
-    def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
-        if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW):
+    def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
+        if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
+            found = [f"{_class_of(muon)} and {_class_of(adamw)}", *(f"{name}=" for name in others)]
             raise UsageError(
-                "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, "
-                f"got {_class_of(muon)} and {_class_of(adamw)}"
+                "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, got "
+                f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model, in transformers' "
+                "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         _check_disjoint(muon, adamw)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
@@ -134,6 +137,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 loss = closure()
         if self.muon.skips_overflow(self):
             return loss
+        check_moments(self.adamw)
         if not self.muon.gradients_ready:
             self.ready_gradients()
         self.muon.step()

@@ -38,16 +38,25 @@ _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout: float = 30.0) -> DeviceMesh:
+def build_mesh(
+    grid: Grid | Mapping[str, int], device_type: str | None = None, timeout: float | None = None
+) -> DeviceMesh:
     """The grid as a ``DeviceMesh`` over the default group, the group of every axis with ``timeout`` seconds.
 
-    Must be called by all ranks. ``init_device_mesh`` leaves its subgroups at 30 minutes whatever
-    ``init_process_group`` was told, so the timeout is set on each. An axis that is the whole world gets a
-    group of its own: the default group keeps the timeout that it was made with.
+    Must be called by all ranks. Device and timeout are the default group's unless given: the accelerator's
+    where its backend is not Gloo, and the seconds that ``init_process_group`` was told (``launch()`` says
+    30). ``init_device_mesh`` leaves its subgroups at 30 minutes whatever that was, so the timeout is set on
+    each. An axis that is the whole world gets a group of its own: the default group keeps its timeout.
 
     Raises:
-        GridError: the grid does not hold as many ranks as there are processes.
+        GridError: there is no default group, or the grid does not hold as many ranks as there are processes.
     """
+    if not dist.is_initialized():
+        raise GridError(
+            "build_mesh needs processes that know each other: call init_process_group, or launch()"
+        )
+    timeout = group_timeout(dist.distributed_c10d._get_default_group()) if timeout is None else timeout
+    device_type = _device_type_of_group() if device_type is None else device_type
     grid = grid if isinstance(grid, Grid) else Grid.of(**grid)
     if grid.world_size != dist.get_world_size():
         raise GridError(
@@ -60,6 +69,11 @@ def build_mesh(grid: Grid | Mapping[str, int], device_type: str = "cpu", timeout
         return init_device_mesh(
             device_type, grid.sizes, mesh_dim_names=grid.axes, backend_override=own or None
         )
+
+
+def _device_type_of_group() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None or dist.get_backend() == "gloo" else accelerator.type
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
@@ -168,19 +182,26 @@ class LiveWorld:
             raise GridError(f"rank {dist.get_rank()} is not on the mesh {self.mesh}")
         self.at = grid.at(grid.rank(dict(zip(grid.axes, positions, strict=True))))
         for axis in grid.axes:
-            seconds = group_timeout(self.group((axis,)))
-            if seconds > LONG_WAIT:  # ranks would wait long for one that is stopped
-                warnings.warn(
-                    f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank "
-                    "would hold the others that long; make the mesh with build_mesh(grid, timeout=...), or "
-                    "use launch()",
-                    stacklevel=3,
-                )
+            self.group((axis,))
 
     @property
     def grid(self) -> Grid:
         """The mesh as a grid."""
         return self.at.grid
+
+    def warn_of_long_waits(self) -> None:
+        """Warn, on the mesh's first rank, of groups in which ranks would wait long for one that is stopped.
+
+        For a mesh that the user made for this optimizer; a host's is not the user's to make anew.
+        """
+        for axis in self.grid.axes if self.at.rank == 0 else ():
+            seconds = group_timeout(self.group((axis,)))
+            if seconds > LONG_WAIT:
+                warnings.warn(
+                    f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank "
+                    "would hold the others that long: make the mesh with build_mesh(grid, timeout=60)",
+                    stacklevel=4,
+                )
 
     def run(self, walk: Walk) -> Any:
         """Walk this rank's generator to its end; returns its value. All ranks of the mesh must call."""

@@ -285,3 +285,10 @@ def test_other_optimizers_are_refused() -> None:
         MuonWithAdamW(Muon(hidden), torch.optim.SGD(rest))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"got torch\.optim.*Muon"):
         MuonWithAdamW(torch.optim.Muon(hidden), torch.optim.AdamW(rest))  # type: ignore[arg-type]
+
+
+def test_called_as_hosts_call_a_class_it_names_from_model() -> None:
+    """So does transformers' Trainer, with the groups and the keywords of optimizer_cls_and_kwargs."""
+    groups = [{"params": list(network().parameters()), "weight_decay": 0.0}]
+    with pytest.raises(UsageError, match=r"got builtins\.list and builtins\.NoneType, lr=; .*from_model"):
+        MuonWithAdamW(groups, lr=0.1)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, build_mesh, launch
 from muon_tutorial.engine.collective import Collective, Label, Walk
 from muon_tutorial.errors import GridError, RequestError
+from muon_tutorial.launching.timeouts import group_timeout
 
 from .requests import PARTS, PROGRAMS, asks
 
@@ -120,20 +121,37 @@ def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> N
 
 
 def patience(rank: int) -> list[list[str]]:
-    """What a world says of groups that wait half an hour, and of those that build_mesh made."""
+    """What an optimizer says of a mesh whose groups wait half an hour, and of one that build_mesh made."""
     said = []
+    matrix = [torch.nn.Parameter(torch.eye(2))]
     long = dist.new_group(timeout=timedelta(minutes=30))
     patient = DeviceMesh.from_group(long, "cpu", mesh_dim_names=("dp",))
     for mesh in (patient, build_mesh({"dp": 2})):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            LiveWorld(mesh)
+            Muon(matrix, strategy="owner", mesh=mesh)
         said.append([str(each.message) for each in caught])
     return said
 
 
 def test_a_group_handed_in_that_waits_half_an_hour_is_told() -> None:
-    for long, short in launch(patience, 2):
-        assert len(long) == 1
-        assert "axis 'dp' times out after 1800 s" in long[0]
-        assert short == []
+    (long, short), others = launch(patience, 2)
+    assert len(long) == 1
+    assert "axis 'dp' times out after 1800 s" in long[0]
+    assert "build_mesh(grid, timeout=60)" in long[0]
+    assert short == []
+    assert others == [[], []]  # one rank says it for all
+
+
+def as_the_host_has_it(rank: int) -> tuple[str, float, float]:
+    mesh, own = build_mesh({"dp": 2}), build_mesh({"dp": 2}, timeout=7.0)
+    return str(mesh.device_type), group_timeout(mesh.get_group()), group_timeout(own.get_group())
+
+
+def test_build_mesh_takes_the_hosts_timeout_unless_told() -> None:
+    assert launch(as_the_host_has_it, 2, timeout=41.0) == [("cpu", 41.0, 7.0)] * 2
+
+
+def test_build_mesh_without_processes_says_what_to_do() -> None:
+    with pytest.raises(GridError, match="call init_process_group, or launch"):
+        build_mesh({"dp": 1})
