@@ -1,5 +1,6 @@
 # Sourced by demo.sh, test.sh and lab.sh. Leaves a filled .venv, its Python in $PY, and the shell in the project's root;
-# or stops with one line that says what is wrong. PYTHON=/path/to/python chooses the Python to start from.
+# or stops with one line that says what is wrong. PYTHON=/path/to/python chooses the Python to start from;
+# MUON_EXTRAS=hosts installs an extra of pyproject.toml beside the usual ones.
 # shellcheck shell=bash
 set -euo pipefail
 
@@ -8,6 +9,7 @@ VENV=$ROOT/.venv
 PY=$VENV/bin/python
 FILLING=$VENV/.filling # there while the folder is being filled, with the process that does it
 STAMP=$VENV/.filled    # what the folder was filled from
+EXTRAS=notebooks,tests${MUON_EXTRAS:+,$MUON_EXTRAS}
 NEEDED_MB=${MUON_NEEDED_MB:-2000}
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -84,6 +86,7 @@ attempt() {
 fingerprint() {
   printf '%s\n' "$ROOT"
   cat constraints.txt pyproject.toml | cksum
+  printf '%s\n' "$EXTRAS"
 }
 
 was_moved() { [ -e "$STAMP" ] && [ "$(head -n 1 "$STAMP")" != "$ROOT" ]; }
@@ -105,7 +108,7 @@ make_venv() {
 fill_venv() {
   mark_filling
   say "installing the tested versions from constraints.txt; the first time takes a few minutes"
-  attempt "$PY" -m pip install --progress-bar off --constraint constraints.txt --editable '.[notebooks,tests]'
+  attempt "$PY" -m pip install --progress-bar off --constraint constraints.txt --editable ".[$EXTRAS]"
   fingerprint >"$STAMP"
   rm -f "$FILLING"
   say "done: $VENV"
@@ -122,7 +125,7 @@ ready_venv() {
     say "using $VENV (already filled)"
     return
   else
-    say "constraints.txt or pyproject.toml changed, or .venv was made by hand: bringing $VENV up to date"
+    say "constraints.txt, pyproject.toml or MUON_EXTRAS changed, or .venv was made by hand: bringing $VENV up to date"
   fi
   fill_venv
 }

@@ -143,6 +143,14 @@ def test_a_second_run_uses_the_environment_again_and_installs_changed_versions_i
     assert (clone.count("-m venv"), clone.count("-m pip")) == (1, 2)
 
 
+def test_an_extra_asked_for_is_installed_beside_the_usual_ones(clone: Clone) -> None:
+    clone.run("test")
+    for _ in range(2):
+        assert clone.run("test", MUON_EXTRAS="hosts").returncode == 0
+    assert clone.count("--editable .[notebooks,tests]") == 1
+    assert clone.count("--editable .[notebooks,tests,hosts]") == 1
+
+
 @pytest.mark.parametrize(("failure", "kept"), [(DISK_FULL, False), (NO_NETWORK, True)])
 def test_a_half_built_environment_is_built_again_but_kept_if_only_the_network_failed(
     clone: Clone, failure: str, kept: bool

@@ -154,7 +154,7 @@ def alone(name: str, folder: Path, *arguments: str) -> Notes:
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
     """How far parameters are from the reference's, over how far those have moved; the largest of all."""
     torch.manual_seed(0)
-    start = dict(TinyGPT(tied="head.weight" not in reference.parameters).named_parameters())
+    start = TinyGPT(tied="head.weight" not in reference.parameters).state_dict()
     return max(
         float((notes.parameters[name] - there).norm() / (there - start[name]).norm())
         for name, there in reference.parameters.items()

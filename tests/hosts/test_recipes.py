@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(2400)]
 
 HALVES = ("--batch", "4", "--accumulate", "4")
 MARGIN = 3
-"""How many times the control's distance a host may be away: the worst matrix is not the same one each time."""
+"""How many times the control's distance a host may be away: the worst matrix is another one each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,16 @@ def check_accumulated(straight: list[Notes], reference: Reference) -> None:
         assert notes.steps[0]["norm_before_clipping"] == pytest.approx(first, rel=1e-5)
 
 
-def check_clipped(straight: list[Notes], reference: Reference) -> None:
-    """Clipping had something to do at every step, and the optimizer got what it left."""
+def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
+    """Clipping had something to do at every step, and the optimizer got what it left.
+
+    An optimizer that averages by itself clips ``inside``, out of sight: its moments tell, in ``check_equal``.
+    """
     for notes in straight:
         before = notes.series("norm_before_clipping")
         assert min(before) > 2 * MAX_NORM
         assert before == pytest.approx(reference.notes.series("norm_before_clipping"), rel=1e-3)
-        assert notes.series("norm") == pytest.approx([MAX_NORM] * EPOCHS * STEPS, rel=1e-4)
+        assert inside or notes.series("norm") == pytest.approx([MAX_NORM] * EPOCHS * STEPS, rel=1e-4)
 
 
 def check_scheduled(straight: list[Notes], reference: Reference) -> None:
@@ -159,8 +162,7 @@ def test_a_recipe_trains_like_one_process_and_resumes_to_the_bit(
         ("MuonWithAdamW", ALL[name].ranks)
     }
     check_accumulated(trained.straight, reference)
-    if name != "zero1":  # it averages and clips while stepping, out of sight
-        check_clipped(trained.straight, reference)
+    check_clipped(trained.straight, reference, inside=name == "zero1")
     check_scheduled(trained.straight, reference)
     check_equal(trained.straight, reference)
     check_resumed(trained.straight, trained.resumed)
