@@ -47,6 +47,8 @@ class Watch:
             "norm": float(torch.stack([gradient.norm() for gradient in gradients]).norm()),
             "lrs": [float(group["lr"]) for group in optimizer.param_groups],
         }
+        if not step["norm"] and not any(step["lrs"]):
+            return  # by such a step torch.distributed.checkpoint makes the state that it then loads into
         self.steps.append(step)
         self.norm_before_clipping = None
         state = optimizer.state
