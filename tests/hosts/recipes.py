@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,14 +31,21 @@ BIN = Path(sys.executable).parent
 PYTHON = (sys.executable,)
 TORCHRUN_2 = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 TORCHRUN_4 = (*TORCHRUN_2[:-1], "4")
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2")
-FABRIC = (str(BIN / "fabric"), "run", "--accelerator", "cpu", "--strategy", "ddp", "--devices", "2")
+ACCELERATE = (
+    *(sys.executable, "-m", "accelerate.commands.launch"),
+    *("--num_processes", "2", "--main_process_port", "{port}"),
+)
+FABRIC = (
+    *(str(BIN / "fabric"), "run", "--accelerator", "cpu", "--strategy", "ddp"),
+    *("--devices", "2", "--main-port", "{port}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One file of ``scripts/recipes``: what starts it, on how many ranks, and which package it needs.
 
+    A launcher that would take a fixed port, at which two runs at once would meet, gets a free one.
     ``alone`` is the recipe that does the same work in one process.
     """
 
@@ -108,7 +116,7 @@ def run(
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     command = [
-        *(launcher or recipe.launcher),
+        *(word.replace("{port}", _free_port()) for word in launcher or recipe.launcher),
         str(RECIPES / f"{name}.py"),
         "--save",
         str(folder / "saved"),
@@ -136,6 +144,12 @@ def run(
     ranks = ranks or recipe.ranks
     assert len(list(notes.iterdir())) == ranks, f"{' '.join(command)}\n{process.stdout[-6000:]}"
     return [Notes(**torch.load(notes / f"rank-{rank}.pt")) for rank in range(ranks)]
+
+
+def _free_port() -> str:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
 
 
 def checkpoint(folder: Path) -> Path:

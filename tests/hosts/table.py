@@ -1,4 +1,7 @@
-"""The table of hosts, every cell run: python -m tests.hosts.table > tests/hosts/hosts_table.md"""
+"""The table of hosts, every cell run: python -m tests.hosts.table > tests/hosts/hosts_table.md
+
+Names of recipes as arguments run those only.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,8 @@ def make_row(name: str, folder: Path, references: References) -> list[str]:
 def _said(check: Callable[[], None], good: str = "yes") -> str:
     try:
         check()
-    except AssertionError:
+    except AssertionError as error:
+        print(error, file=sys.stderr, flush=True)
         return f"NO ({good})"
     return good
 
@@ -94,7 +98,7 @@ def main() -> None:
     """Run everything and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         references, rows = References(Path(folder) / "alone"), []
-        for name in ALL:
+        for name in sys.argv[1:] or ALL:
             rows.append(make_row(name, Path(folder) / name, references))
             print(rows[-1], file=sys.stderr, flush=True)
     print(as_markdown(rows), end="")
