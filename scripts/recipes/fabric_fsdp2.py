@@ -37,6 +37,8 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
     if args.resume:
         fabric.load(args.resume, state)
+        scheduler.load_state_dict(state["scheduler"])  # with FSDP2, Fabric leaves what was saved in its place
+        state["scheduler"] = scheduler
 
     for epoch in range(state["epoch"], args.epochs):
         for number, batch in enumerate(loader, start=1):
