@@ -48,7 +48,7 @@ def test_a_spoilt_gradient_is_named_and_changes_nothing(strategy: str, value: fl
 def test_gradients_that_would_overflow_in_the_sum_are_refused_and_change_nothing(
     dtype: torch.dtype, value: float, max_norm: float | None
 ) -> None:
-    """Finite on every rank, and infinity once zero1 has added them up: weights and momentum were NaN after it."""
+    """Finite on every rank, and infinity once zero1 has added them up, which left weights of NaN."""
     grid = Grid.of(dp=4)
     world = LocalWorld(grid)
     params = [torch.nn.Parameter(torch.eye(4, 6, dtype=dtype)) for _ in grid.ranks]
@@ -109,7 +109,7 @@ def test_a_rank_that_loaded_by_itself_is_found_by_the_number_of_its_steps() -> N
 
 
 def step_with_own_learning_rate(rank: int, whose: str) -> str:
-    """What a real rank hears when rank 1 has another learning rate: Muon's, AdamW's, or under a user's config."""
+    """What a real rank hears when rank 1 has another learning rate for one of them."""
     mesh = build_mesh({"dp": 2})
     model = torch.nn.Linear(4, 4)
     if whose == "config":
