@@ -13,7 +13,7 @@
     ├── GradientError           a step met gradients that it cannot use
     ├── TrainingError           a training run whose loss is not finite any more
     ├── RequestError            ranks asked for things that cannot be answered
-    │   ├── MismatchError       members of one group asked differently
+    │   ├── MismatchError       members of one group asked, or would step, differently
     │   │   └── PlanMismatchError   ranks made different plans
     │   ├── DeadlockError       no group can proceed
     │   └── OneWayError         the opposite of a move that has none
@@ -81,7 +81,7 @@ class RequestError(TutorialError, RuntimeError):
 
 
 class MismatchError(RequestError):
-    """Members of one group asked for different collectives."""
+    """Members of one group asked for different collectives, or would step with other hyperparameters."""
 
 
 class PlanMismatchError(MismatchError):

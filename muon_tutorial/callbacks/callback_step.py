@@ -23,7 +23,17 @@ from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
 from ..parameters.mesh_parameters import global_rank
 from ..plan.strategies import WIRE
-from ..step.agreement import agreed, agreed_overflow, gradient_flags, overflow_flag
+from ..step.agreement import (
+    NO_STAMP,
+    Stamp,
+    agreed,
+    agreed_overflow,
+    differ,
+    gradient_flags,
+    overflow_flag,
+    refuse_other_stamps,
+    stamp_flags,
+)
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, local_part, placed_as
@@ -89,19 +99,16 @@ class CallbackStep:
         """Gradients have been used, or have changed since."""
         self.present = None
 
-    def agree(self) -> Walk:
+    def agree(self, stamp: Stamp = NO_STAMP) -> Walk:
         """Find out which gradients there are, before anything changes. Must be walked by all ranks."""
         if self.present is None:
-            self.present = yield Call(self._agree, Label("gradients present"))
+            self.present = yield Call(partial(self._agree, stamp), Label("gradients present"))
 
     def overflowed(self, found_inf: Tensor) -> Walk:
         """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks."""
 
         def ask() -> bool:
-            count = overflow_flag(found_inf)
-            if not dist.is_initialized():
-                return agreed_overflow(count, 1)
-            return agreed_overflow(sum_counts(count, self._group), dist.get_world_size(self._group))
+            return agreed_overflow(*self._sum(overflow_flag(found_inf)))
 
         return (yield Call(ask, Label("overflow flag")))
 
@@ -188,18 +195,26 @@ class CallbackStep:
             if shape is not None:
                 self.shapes[index] = shape
 
-    def _agree(self) -> list[int]:
+    def _agree(self, stamp: Stamp) -> list[int]:
         """The parameters that have a gradient, the same on all ranks of ``state["agree_group"]``.
 
         Raises:
             GradientError: on all of them, before anything has changed: a gradient is missing on some ranks
                 only, or not finite.
+            MismatchError: on all of them: their stamps differ.
         """
         device = self.parameters[0].data.device if self.parameters else torch.device("cpu")
-        counts, ranks = gradient_flags([parameter.grad for parameter in self.parameters], device), 1
-        if dist.is_initialized():
-            counts, ranks = sum_counts(counts, self._group), dist.get_world_size(self._group)
-        return [index for index, there in enumerate(agreed(counts, self.names, ranks, TORN)) if there]
+        flags = gradient_flags([parameter.grad for parameter in self.parameters], device)
+        counts, ranks = self._sum(torch.cat([flags, stamp_flags([str(stamp)], device)]))
+        if differ(counts[-2:], ranks):
+            refuse_other_stamps(stamp, *self._sum(stamp_flags(stamp.values(), device)))
+        return [index for index, there in enumerate(agreed(counts[:-2], self.names, ranks, TORN)) if there]
+
+    def _sum(self, counts: Tensor) -> tuple[Tensor, int]:
+        """The sum over the ranks of ``state["agree_group"]``, and how many they are."""
+        if not dist.is_initialized():
+            return counts, 1
+        return sum_counts(counts, self._group), dist.get_world_size(self._group)
 
     @property
     def _group(self) -> dist.ProcessGroup | None:

@@ -119,7 +119,7 @@ def zero1_by_rank(plan: Plan) -> list[int]:
 
 def _alike(plan: Plan) -> int:
     D, params = plan.grid.size("dp"), {e.matrix.param for b in plan.buckets for e in b.entries}
-    flags = 2 * len(params) * 4
+    flags = (3 * len(params) + 2) * 8
     total = sum(2 * (size - 1) * flags // size for size in plan.grid.sizes if size > 1)
     for bucket in plan.buckets if D > 1 else ():
         g, p = bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize

@@ -29,6 +29,7 @@ from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
+from ..step.agreement import NO_STAMP, Stamp
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
@@ -36,6 +37,12 @@ from ..worlds.local import LocalMesh
 from .changed_parameters import TensorKind, drop_replaced, follow_changes, tensor_kind, widened
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
+
+COMPARED = (
+    *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+    *("parts", "betas", "amsgrad", "maximize"),
+)
+"""The hyperparameters of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -103,6 +110,8 @@ class Muon(torch.optim.Optimizer):
         self._made_of: list[TensorKind] = []
         self._marks: list[Any] = []
         self._warned = False
+        self._steps_done = 0
+        self.companions: tuple[torch.optim.Optimizer, ...] = ()
         self.is_new = True
         defaults = {
             "lr": lr,
@@ -198,11 +207,13 @@ class Muon(torch.optim.Optimizer):
         if self.skips_overflow(self):
             return loss
         self._warn_of_no_gradients()
+        stamp = self._stamp()
         for mesh in self._steps():
-            mesh.run(mesh.step.agree())  # on all meshes before anything changes on one
+            mesh.run(mesh.step.agree(stamp))  # on all meshes before anything changes on one
         self.is_new = False
         for mesh in self._steps():
             mesh.run(mesh.step.step())
+        self._steps_done += 1
         self.gradients_changed()
         return loss
 
@@ -229,15 +240,17 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
+        stamp = self._stamp()
         for mesh in self._steps():
-            yield from mesh.step.agree()
+            yield from mesh.step.agree(stamp)
         for mesh in self._steps():
             yield from mesh.step.step()
+        self._steps_done += 1
         self.gradients_changed()
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        norm = yield from self.plan_step.ready(list(rest), max_norm)
+        norm = yield from self.plan_step.ready(list(rest), max_norm, self._stamp())
         self._gradients_ready = True
         return norm
 
@@ -306,6 +319,14 @@ class Muon(torch.optim.Optimizer):
         if any(mesh.step.averages for mesh in self._made_steps or ()):
             self._marks = mark_gradients(self._params(), self)
 
+    def _stamp(self) -> Stamp:
+        """What ranks must have alike in the coming step, theirs and the companions', group by group."""
+        if self._make_steps is alone:
+            return NO_STAMP
+        groups = [*self.param_groups, *(group for it in self.companions for group in it.param_groups)]
+        values = {key: ", ".join(str(_number(group.get(key))) for group in groups) for key in COMPARED}
+        return {**values, "the number of steps since it was made or loaded": str(self._steps_done)}
+
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
@@ -359,7 +380,7 @@ class Muon(torch.optim.Optimizer):
         except UsageError:
             self.restore(*before)
             raise
-        self.is_new = False
+        self.is_new, self._steps_done = False, 0
 
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
         """Put back the state and the groups that were here before a load that failed."""
@@ -382,6 +403,8 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_made_of", [])
         self.__dict__.setdefault("_marks", [])
         self.__dict__.setdefault("_warned", False)
+        self.__dict__.setdefault("_steps_done", 0)
+        self.__dict__.setdefault("companions", ())
         self.__dict__.setdefault("is_new", not state["state"])
         for param, entry in state["state"].items():
             for key, value in entry.items():
@@ -403,6 +426,11 @@ def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
 
 def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
+
+
+def _number(value: Any) -> Any:
+    """A hyperparameter as a plain number, where it is a tensor."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _make_steps(

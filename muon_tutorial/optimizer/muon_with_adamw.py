@@ -48,6 +48,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         _check_disjoint(muon, adamw)
+        muon.companions = (adamw,)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
         self.__setstate__({"defaults": dict(muon.defaults), "muon": muon, "adamw": adamw})

@@ -1,17 +1,24 @@
-"""All ranks agree, before anything changes, on which gradients exist and whether they are finite."""
+"""All ranks agree, before anything changes, on gradients, hyperparameters and the step's number."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce
-from ..errors import GradientError
+from ..errors import GradientError, MismatchError
 from ..plan.grid import Coordinate
+
+Stamp = Mapping[str, str]
+"""What ranks must have alike in a step, as text: hyperparameters, the step's number. All have these keys."""
+
+NO_STAMP: Stamp = MappingProxyType({})
 
 
 def agree_on_gradients(
@@ -20,19 +27,63 @@ def agree_on_gradients(
     device: torch.device,
     at: Coordinate,
     torn: str | None,
+    limits: Sequence[float] | None = None,
+    stamp: Stamp = NO_STAMP,
 ) -> Walk:
     """Which gradients any rank has, the same answer on every rank: one tiny sum an axis.
 
     ``torn`` says what to do about a gradient that only some ranks have; None where that is allowed, since
-    local gradients are averaged and a missing one counts as zero. Must be walked by all ranks of the grid.
+    local gradients are averaged and a missing one counts as zero. ``limits`` are the largest numbers that the
+    sum of each gradient may hold, where the step will sum them. Must be walked by all ranks of the grid.
 
     Raises:
-        GradientError: on every rank: a gradient is not finite, or torn where that is not allowed.
+        GradientError: on every rank: a gradient is not finite, or would not be once summed, or torn where
+            that is not allowed.
+        MismatchError: on every rank: their stamps differ.
     """
-    counts = gradient_flags(gradients, device)
+    counts = torch.cat([gradient_flags(gradients, device), stamp_flags([str(stamp)], device)])
     for axis in at.grid.axes:
         counts = yield from all_reduce(counts, axis, at, Label("gradient flags"))
-    return agreed(counts, names, at.size(*at.grid.axes), torn)
+    ranks = at.size(*at.grid.axes)
+    if differ(counts[-2:], ranks):
+        yield from _refuse_other_stamps(stamp, device, at)
+    return agreed(counts[:-2], names, ranks, torn, limits)
+
+
+def _refuse_other_stamps(stamp: Stamp, device: torch.device, at: Coordinate) -> Walk:
+    """Find out which values differ, and raise. Must be walked by all ranks of the grid."""
+    counts = stamp_flags(stamp.values(), device)
+    for axis in at.grid.axes:
+        counts = yield from all_reduce(counts, axis, at, Label("hyperparameter flags"))
+    refuse_other_stamps(stamp, counts, at.size(*at.grid.axes))
+
+
+def stamp_flags(texts: Iterable[str], device: torch.device) -> Tensor:
+    """Numbers that, summed over ranks, tell whether all ranks have the same texts: a hash v, and v²."""
+    hashes = [zlib.crc32(text.encode()) >> 13 for text in texts]
+    return torch.tensor([part for v in hashes for part in (v, v * v)], dtype=torch.float64, device=device)
+
+
+def differ(sums: Tensor, ranks: int) -> bool:
+    """Whether the texts behind a pair of sums differ: n·Σv² = (Σv)² where all v are equal, and only there."""
+    if sums.is_meta:
+        return False
+    total, squares = (int(part) for part in sums.tolist())
+    return ranks * squares != total * total
+
+
+def refuse_other_stamps(stamp: Stamp, sums: Tensor, ranks: int) -> None:
+    """Say which values differ, from their flags summed over all ranks.
+
+    Raises:
+        MismatchError: always.
+    """
+    pairs = zip(stamp.items(), sums.split(2), strict=True)
+    found = [f"{key} ({value} on this one)" for (key, value), pair in pairs if differ(pair, ranks)]
+    raise MismatchError(
+        f"ranks would step differently: {' and '.join(found)} is not the same on all {ranks} ranks; "
+        "nothing was changed: set it alike on all of them"
+    )
 
 
 def agree_on_overflow(found_inf: Tensor, at: Coordinate) -> Walk:
@@ -71,14 +122,21 @@ def agreed_overflow(count: Tensor, ranks: int) -> bool:
 
 
 def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """One rank's flags, to be summed over ranks: is each gradient there; then, is it not finite?"""
-    there = [grad is not None for grad in gradients]
-    return torch.tensor(
-        [*there, *(not _is_finite(grad) for grad in gradients)], dtype=torch.float32, device=device
-    )
+    """One rank's flags, to be summed: is each gradient there; is it not finite; its largest element."""
+    peaks = [_peak(grad) for grad in gradients]
+    there = [float(grad is not None) for grad in gradients]
+    spoilt = [float(not math.isfinite(peak)) for peak in peaks]
+    finite = [peak if math.isfinite(peak) else 0.0 for peak in peaks]
+    return torch.tensor([*there, *spoilt, *finite], dtype=torch.float64, device=device)
 
 
-def agreed(counts: Tensor, names: Sequence[str], ranks: int, torn: str | None) -> list[bool]:
+def agreed(
+    counts: Tensor,
+    names: Sequence[str],
+    ranks: int,
+    torn: str | None,
+    limits: Sequence[float] | None = None,
+) -> list[bool]:
     """For each gradient whether any rank has it, from the flags summed over all ranks.
 
     On the meta device there are no values, and every gradient is taken to be there and finite.
@@ -88,7 +146,7 @@ def agreed(counts: Tensor, names: Sequence[str], ranks: int, torn: str | None) -
     """
     if counts.is_meta:
         return [True] * len(names)
-    holders, spoilt = (part.tolist() for part in counts.split(len(names)))
+    holders, spoilt, peaks = (part.tolist() for part in counts.split(len(names) or 1))
     wrong = [i for i, found in enumerate(spoilt) if found]
     if wrong:
         others = f", as do {len(wrong) - 1} others" if len(wrong) > 1 else ""
@@ -96,6 +154,13 @@ def agreed(counts: Tensor, names: Sequence[str], ranks: int, torn: str | None) -
             f"the gradient of {names[wrong[0]]} holds NaN or infinity on {int(spoilt[wrong[0]])} of {ranks} "
             f"ranks{others}; nothing was changed: skip this step, or fix the loss"
         )
+    for name, peak, limit in zip(names, peaks, limits or (), strict=limits is not None):
+        if peak > limit:
+            raise GradientError(
+                f"the gradient of {name} may overflow where the step sums it: the ranks' largest elements "
+                f"add up to {peak:.3g}, and its dtype holds {limit:.3g}; nothing was changed: lower the loss "
+                "scale, or skip this step"
+            )
     missing = [i for i, found in enumerate(holders) if 0 < found < ranks]
     if missing and torn is not None:
         raise GradientError(
@@ -105,7 +170,8 @@ def agreed(counts: Tensor, names: Sequence[str], ranks: int, torn: str | None) -
     return [found > 0 for found in holders]
 
 
-def _is_finite(grad: Tensor | None) -> bool:
+def _peak(grad: Tensor | None) -> float:
+    """The largest absolute value; NaN or infinity where there is one."""
     if grad is None or not grad.numel() or grad.is_meta:
-        return True
-    return bool(torch.linalg.vector_norm(grad, ord=math.inf).isfinite())
+        return 0.0
+    return float(torch.linalg.vector_norm(grad, ord=math.inf))

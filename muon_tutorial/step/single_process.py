@@ -15,6 +15,7 @@ from ..engine.collective import Walk
 from ..errors import UsageError
 from ..plan.grid import Grid
 from ..plan.matrix import Matrix, Parts, split_parts
+from .agreement import NO_STAMP, Stamp
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update
 from .write_parameters import apply_update
@@ -29,7 +30,7 @@ class AloneStep:
     groups: Sequence[dict[str, Any]]
     state: Mapping[Tensor, dict[str, Any]]
 
-    def agree(self) -> Walk:
+    def agree(self, stamp: Stamp = NO_STAMP) -> Walk:
         """Refuse gradients that cannot be used, before anything has changed.
 
         Raises:

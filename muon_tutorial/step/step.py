@@ -17,7 +17,7 @@ from ..engine.collective import Walk
 from ..engine.order import pipeline
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
-from .agreement import agree_on_gradients, agree_on_overflow
+from .agreement import NO_STAMP, Stamp, agree_on_gradients, agree_on_overflow
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
@@ -87,13 +87,13 @@ class PlanStep:
         self.readied.clear()
         self.present = None
 
-    def agree(self) -> Walk:
+    def agree(self, stamp: Stamp = NO_STAMP) -> Walk:
         """Find out which gradients there are, before anything changes, if nobody did since the last step.
 
-        Must be walked by all ranks of the grid.
+        ``stamp`` is compared over ranks. Must be walked by all ranks of the grid.
         """
         if self.present is None:
-            yield from self._agree(())
+            yield from self._agree((), stamp)
 
     def overflowed(self, found_inf: Tensor) -> Walk:
         """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks of the grid."""
@@ -115,13 +115,15 @@ class PlanStep:
         yield from pipeline(walks, self.window)
         self.forget()
 
-    def ready(self, rest: Sequence[Tensor] = (), max_norm: float | None = None) -> Walk:
+    def ready(
+        self, rest: Sequence[Tensor] = (), max_norm: float | None = None, stamp: Stamp = NO_STAMP
+    ) -> Walk:
         """Reduce gradients ahead of ``step``, and average those of ``rest`` in place. Clips if told to.
 
         Must be walked by all ranks of the grid. Returns the norm of all gradients together if ``max_norm`` is
         given, else None.
         """
-        found = yield from self._agree(rest)
+        found = yield from self._agree(rest, stamp)
         reduced = yield from pipeline((reduce_gradients(bucket) for bucket in self.buckets), self.window)
         self.readied = {bucket.plan.index: grad for bucket, grad in zip(self.buckets, reduced, strict=True)}
         if self.averages:
@@ -130,7 +132,7 @@ class PlanStep:
             return None
         return (yield from clip_gradients(self.buckets, reduced, found, max_norm, self._device, self.at))
 
-    def _agree(self, rest: Sequence[Tensor]) -> Walk:
+    def _agree(self, rest: Sequence[Tensor], stamp: Stamp) -> Walk:
         """Note which matrices have a gradient; returns those of ``rest`` that have one on any rank."""
         gradients = [
             *(local_gradient(each.param) for each in self.parameters),
@@ -143,7 +145,8 @@ class PlanStep:
                 f"; strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
                 "give it to all ranks or to none"
             )
-        found = yield from agree_on_gradients(gradients, names, self._device, self.at, torn)
+        limits = [*self._limits, *(torch.finfo(param.dtype).max for param in rest)] if self.averages else None
+        found = yield from agree_on_gradients(gradients, names, self._device, self.at, torn, limits, stamp)
         edge = len(self.parameters)
         self.present = frozenset(index for index, there in enumerate(found[:edge]) if there)
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]
@@ -154,6 +157,18 @@ class PlanStep:
         matrices = [entry.matrix for bucket in self.plan.buckets for entry in bucket.entries]
         names = {matrix.param: matrix.name for matrix in reversed(matrices)}
         return [names.get(index, f"parameter {index}") for index in range(len(self.parameters))]
+
+    @cached_property
+    def _limits(self) -> list[float]:
+        """The largest number that the sum of each parameter's gradients can hold."""
+        dtypes = {
+            entry.matrix.param: bucket.gradient.dtype
+            for bucket in self.plan.buckets
+            for entry in bucket.entries
+        }
+        return [
+            torch.finfo(dtypes.get(index, each.param.dtype)).max for index, each in enumerate(self.parameters)
+        ]
 
     @cached_property
     def _device(self) -> torch.device:

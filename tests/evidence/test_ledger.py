@@ -140,7 +140,7 @@ def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
 
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     _, ranks = counted(EVEN, STRATEGIES["replicated"], Grid.of(dp=4))
-    flags = 2 * len(EVEN.shapes) * 4  # one float for presence and one for finiteness
+    flags = (3 * len(EVEN.shapes) + 2) * 8  # presence, finiteness and size of each gradient; a hash, squared
     for rows in ranks:
         assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": flags}
 
