@@ -100,7 +100,7 @@ RESUME_FAULTS = (
 
 @pytest.fixture(scope="module")
 def straight_ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Notes], Path]:
-    folder = tmp_path_factory.mktemp("ddp")
+    folder = tmp_path_factory.mktemp("ddp") / "straight"
     return run("ddp", folder), folder
 
 
@@ -115,7 +115,7 @@ def test_the_check_of_resuming_notices(
     fault: str, straight_ddp: tuple[list[Notes], Path], tmp_path: Path
 ) -> None:
     straight, folder = straight_ddp
-    resumed = run("ddp", tmp_path, "--resume", str(checkpoint(folder)), fault=fault)
+    resumed = run("ddp", tmp_path / "resumed", "--resume", str(checkpoint(folder)), fault=fault)
     with pytest.raises(AssertionError):
         check_resumed(straight, resumed)
 
@@ -132,7 +132,7 @@ def test_the_check_of_resuming_notices(
 def test_the_checks_of_training_notice(
     fault: str, checks: tuple, tmp_path: Path, references: References
 ) -> None:
-    straight = run("ddp", tmp_path, fault=fault)
+    straight = run("ddp", tmp_path / "straight", fault=fault)
     for check in checks:
         with pytest.raises(AssertionError):
             check(straight, references[("plain",)])
