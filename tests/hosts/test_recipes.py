@@ -120,23 +120,23 @@ def test_the_check_of_resuming_notices(
         check_resumed(straight, resumed)
 
 
+TRAINING_FAULTS = {
+    "nothing clipped": ("ddp", (check_clipped, check_equal)),
+    "nothing clipped inside": ("zero1", (check_equal,)),
+    "nothing averaged": ("ddp", (check_accumulated, check_clipped, check_equal)),
+    "micro-batches summed": ("ddp", (check_accumulated, check_clipped)),
+}
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("fault", "checks"),
-    [
-        ("nothing clipped", (check_clipped, check_equal)),
-        ("nothing averaged", (check_accumulated, check_clipped, check_equal)),
-        ("micro-batches summed", (check_accumulated, check_clipped)),
-    ],
-)
-def test_the_checks_of_training_notice(
-    fault: str, checks: tuple, tmp_path: Path, references: References
-) -> None:
-    straight = run("ddp", tmp_path / "straight", fault=fault)
+@pytest.mark.parametrize("fault", TRAINING_FAULTS)
+def test_the_checks_of_training_notice(fault: str, tmp_path: Path, references: References) -> None:
+    name, checks = TRAINING_FAULTS[fault]
+    straight = run(name, tmp_path / "straight", fault=fault)
     for check in checks:
         with pytest.raises(AssertionError):
             check(straight, references[("plain",)])
 
 
 def test_every_fault_is_tried() -> None:
-    assert {*RESUME_FAULTS, "nothing clipped", "nothing averaged", "micro-batches summed"} == {*FAULTS}
+    assert {*RESUME_FAULTS, *TRAINING_FAULTS} == {*FAULTS}

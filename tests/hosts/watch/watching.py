@@ -116,6 +116,10 @@ def _clip_nothing() -> None:
     _replace(torch.nn.utils, "clip_grad_norm_", lambda clip: lambda params, _: clip(params, float("inf")))
 
 
+def _clip_nothing_inside() -> None:
+    _replace(MuonWithAdamW, "ready_gradients", lambda ready: lambda both, _: ready(both, 1e9))
+
+
 def _never_average() -> None:
     def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
         def forwarding(module: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +142,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "step count lost": _forget("step"),
     "schedule begun anew": _keep_new_schedule,
     "nothing clipped": _clip_nothing,
+    "nothing clipped inside": _clip_nothing_inside,
     "nothing averaged": _never_average,
     "micro-batches summed": _sum_micro_batches,
 }
