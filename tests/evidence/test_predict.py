@@ -162,7 +162,7 @@ def fixed_work() -> float:
 
 
 def plan_for_thousands(rank: int) -> tuple[float, float, int]:
-    """Processor seconds of a fixed loop, before and after, those of bytes per rank on 16,384, and peak KiB."""
+    """Processor seconds of a fixed loop, those of bytes per rank on 16,384 ranks, and peak KiB."""
     before = fixed_work()
     start = time.process_time()
     grid, matrices = Grid.of(dp=2048, tp=8), llama_70b()
