@@ -19,7 +19,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from muon_tutorial import Muon, split_parameters
 from muon_tutorial.optimizer.parameter_split import Verdict
 
-transformers: Any = pytest.importorskip("transformers", minversion="5", reason="needs transformers 5: its names")
+transformers: Any = pytest.importorskip(
+    "transformers", minversion="5", reason="needs transformers 5: its names"
+)
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": 0}
