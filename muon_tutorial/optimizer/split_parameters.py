@@ -100,6 +100,7 @@ def split_parameters(
         experts: who steps three-dimensional experts; None is ``"adamw"``, with a warning where that is more
             than half of the model. Experts that are modules of their own are hidden matrices anyway.
         fused: whether q, k and v in one weight are orthogonalized apart, where it is certain how they lie.
+            Functions of your own in a ``DistributedConfig`` take whole weights only.
         include_frozen: sort parameters that need no gradient like all others.
 
     Raises:

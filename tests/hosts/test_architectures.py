@@ -1,6 +1,6 @@
 """Models of Hugging Face's transformers, and by hand for every parameter: who steps it, and how Muon sees it.
 
-Tiny configs, on the meta device: nothing is downloaded and no weight is made, but for the last test. Names and
+Tiny configs, on the meta device: nothing is downloaded, and only the last test makes weights. Names and
 layouts are those of transformers 5; version 4 holds the experts of some models one by one.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from muon_tutorial import Muon, split_parameters
-from muon_tutorial.optimizer.parameter_split import Verdict
+from muon_tutorial import Grid, LocalWorld, Muon, split_parameters
+from muon_tutorial.optimizer.parameter_split import ParameterSplit, Verdict
 
 transformers: Any = pytest.importorskip(
     "transformers", minversion="5", reason="needs transformers 5: its names"
@@ -367,12 +367,25 @@ def test_the_names_are_the_models_own() -> None:
         assert [it.name for it in split.verdicts] == [its for its, _ in plain.named_parameters()]
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "GPT-OSS", "Mamba"])
-def test_the_groups_step(name: str) -> None:
-    model = CASES[name].build("cpu")
-    split = split_parameters(model, experts="muon")
-    before = [param.detach().clone() for param in split.hidden_params]
+def learned(name: str) -> ParameterSplit:
+    """A model with weights and with gradients, the same at every call."""
+    torch.manual_seed(0)
+    model: Any = CASES[name].build("cpu")
     ids = torch.arange(8)[None]
     model(input_ids=ids, labels=ids).loss.backward()
-    Muon(split.hidden, lr=0.02).step()
-    assert not any(map(torch.equal, before, split.hidden_params))
+    return split_parameters(model, experts="muon")
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "owner"])
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-OSS", "Mamba"])
+def test_the_groups_step_alone_and_over_ranks(name: str, strategy: str) -> None:
+    """To the same bits: two ranks have the same gradient, and its average is no other."""
+    before, alone = learned(name).hidden_params, learned(name)
+    Muon(alone.hidden, lr=0.02).step()
+    assert not any(map(torch.equal, before, alone.hidden_params))
+    world = LocalWorld(Grid.of(dp=2))
+    ranks = [learned(name) for _ in range(2)]
+    muons = [Muon(it.hidden, lr=0.02, strategy=strategy, mesh=world.mesh(i)) for i, it in enumerate(ranks)]
+    world.run([muon.program() for muon in muons])
+    for it in ranks:
+        assert all(map(torch.equal, it.hidden_params, alone.hidden_params))
