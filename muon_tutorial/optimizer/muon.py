@@ -30,6 +30,7 @@ from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
 from ..step.agreement import NO_STAMP, Stamp
+from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
@@ -40,7 +41,7 @@ from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 
 COMPARED = (
     *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
-    *("parts", "betas", "amsgrad", "maximize"),
+    *("parts", "transposed", "betas", "amsgrad", "maximize"),
 )
 """The hyperparameters of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
 
@@ -65,6 +66,8 @@ class Muon(torch.optim.Optimizer):
         d)``
             for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for convolutions.
             Best set on a parameter group.
+        transposed: the weights are stored (in, out), as Hugging Face's ``Conv1D`` and some experts are. The
+            learning rate goes by outputs and inputs, and ``parts`` count columns. Best set on a group.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -97,6 +100,7 @@ class Muon(torch.optim.Optimizer):
         tp_dim: TpDim = 0,
         window: int = 1,
         parts: Parts = None,
+        transposed: bool = False,
         distributed_config: DistributedConfig | None = None,
     ) -> None:
         if window < 1:
@@ -123,6 +127,7 @@ class Muon(torch.optim.Optimizer):
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
             "parts": parts,
+            "transposed": transposed,
         }
         _check_hyperparameters(defaults)
         self._gradients_ready = False
@@ -148,7 +153,7 @@ class Muon(torch.optim.Optimizer):
             _check_hyperparameters(param_group)
             if self._make_steps is alone:
                 for param in param_group["params"]:
-                    part_boxes(tuple(param.shape), param_group.get("parts"))
+                    part_boxes(tuple(param.shape), *group_parts(param_group))
         except UsageError:
             self.param_groups.pop()
             raise
@@ -366,14 +371,15 @@ class Muon(torch.optim.Optimizer):
         self._refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups
         # Registered last, so that it sees what the user's own hooks made of the state.
-        parts = [group.get("parts") for group in self.param_groups]
+        parts = [group_parts(group) for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(_hide_tensors)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        for group, its_parts in zip(self.param_groups, parts, strict=True):
+        for group, (its_parts, transposed) in zip(self.param_groups, parts, strict=True):
             group.setdefault("parts", its_parts)
+            group.setdefault("transposed", transposed)
         self._made_steps = None
         try:
             self._steps()
