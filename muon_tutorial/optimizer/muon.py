@@ -36,6 +36,7 @@ from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .changed_parameters import TensorKind, drop_replaced, follow_changes, tensor_kind, widened
+from .compare_replicas import compare_replicas
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 
@@ -115,6 +116,7 @@ class Muon(torch.optim.Optimizer):
         self._marks: list[Any] = []
         self._warned = False
         self._steps_done = 0
+        self._compared = False
         self.companions: tuple[torch.optim.Optimizer, ...] = ()
         self.is_new = True
         defaults = {
@@ -211,6 +213,9 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         if self.skips_overflow(self):
             return loss
+        if not self._compared:
+            compare_replicas(self._steps(), self.companions)
+            self._compared = True
         self._warn_of_no_gradients()
         stamp = self._stamp()
         for mesh in self._steps():
@@ -386,7 +391,7 @@ class Muon(torch.optim.Optimizer):
         except UsageError:
             self.restore(*before)
             raise
-        self.is_new, self._steps_done = False, 0
+        self.is_new, self._steps_done, self._compared = False, 0, False
 
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
         """Put back the state and the groups that were here before a load that failed."""
@@ -410,6 +415,7 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_marks", [])
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("_steps_done", 0)
+        self.__dict__.setdefault("_compared", False)
         self.__dict__.setdefault("companions", ())
         self.__dict__.setdefault("is_new", not state["state"])
         for param, entry in state["state"].items():

@@ -490,5 +490,5 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def test_a_model_flattened_by_fsdp1_is_refused_with_the_remedy() -> None:
-    with pytest.raises(UsageError, match="FSDP1 flattens matrices away.*fully_shard"):
+    with pytest.raises(UsageError, match=r"FSDP1 flattens matrices away.*fully_shard"):
         split_parameters(nn.Sequential(FullyShardedDataParallel()))
