@@ -63,10 +63,9 @@ class Muon(torch.optim.Optimizer):
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` go first.
         window: how many buckets may be in flight at once.
-        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each (``(d, d,
-        d)``
-            for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for convolutions.
-            Best set on a parameter group.
+        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each
+            (``(d, d, d)`` for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for
+            convolutions. Best set on a parameter group.
         transposed: the weights are stored (in, out), as Hugging Face's ``Conv1D`` and some experts are. The
             learning rate goes by outputs and inputs, and ``parts`` count columns. Best set on a group.
 
