@@ -1,6 +1,7 @@
 """The notebooks as offline pages: one HTML file each, and an index. A page asks for nothing from elsewhere.
 
-    python scripts/pages.py [00 …]            the committed notebooks, written to dist/pages/
+    python scripts/pages.py                   the committed notebooks and the reference, into dist/pages/
+    python scripts/pages.py 00 05             some of the notebooks
     python scripts/pages.py --out FOLDER      … to another folder
     python scripts/pages.py --still           … with a still picture for each widget, and no cell is run
 
@@ -32,6 +33,7 @@ from muon_tutorial.learn.course import series
 from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
+from scripts import reference
 from scripts.files import FOLDER, ROOT, answered, made, read_notebook, write_all
 from scripts.shells import displayed, widget_cells
 
@@ -41,6 +43,7 @@ PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 M
 INTRODUCTION = """These pages are the course as its notebooks were last run: text, code, results and pictures.
 To run them, and to answer, open the notebooks."""
 ALL = {"href": "index.html", "text": "All lessons"}
+REFERENCE = "Every class and function, from its docstring: [the reference](reference/index.html)."
 _LOCAL_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)\.(?:ipynb|md)(#[^)\s]*)?\)")
 
 
@@ -98,7 +101,7 @@ def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
 def index() -> str:
     """The page that leads to all others."""
     words = "\n".join([f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()])
-    parts = ("# Distributed Muon, by hand", INTRODUCTION, series.table(""), series.paths(), words)
+    parts = ("# Distributed Muon, by hand", INTRODUCTION, series.table(""), series.paths(), words, REFERENCE)
     return text_page("\n\n".join(parts), [])
 
 
@@ -201,12 +204,14 @@ def lean(picture: Picture) -> str:
 
 
 def write(target: Path, prefixes: Sequence[str] = (), still: bool = False) -> None:
-    """Write the chosen pages, the texts beside the notebooks and the index."""
+    """Write the chosen pages, the texts beside the notebooks and the index; with all pages, the reference."""
     chosen = committed(prefixes)
     made(target)
     pages = {f"{path.stem}.html": page_of(path, still) for path in chosen}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
     write_all(target, {**pages, "index.html": index()})
+    if not prefixes:
+        reference.write(target / reference.TARGET.name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

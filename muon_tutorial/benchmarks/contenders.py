@@ -69,7 +69,7 @@ class Contender:
     @property
     def matrix_state(self) -> list[Tensor]:
         """The part of it that belongs to hidden matrices."""
-        hidden = {id(param) for _, param in split_parameters(_plain(self.model))[0]}
+        hidden = set(map(id, split_parameters(_plain(self.model)).hidden_params))
         return [value for param, value in self._kept() if id(param) in hidden]
 
     def _kept(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -129,8 +129,8 @@ def adamw_zero1(model: nn.Module) -> list[Optimizer]:
 def torch_muon(model: nn.Module) -> list[Optimizer]:
     """The stock Muon: replicated, every rank orthogonalizes everything; of DTensors, a dozen collectives a
     matrix."""
-    hidden, rest = ([param for _, param in named] for named in split_parameters(_plain(model)))
-    return [torch.optim.Muon(hidden, lr=LR), AdamW(rest, lr=LR)]
+    split = split_parameters(_plain(model))
+    return [torch.optim.Muon(split.hidden_params, lr=LR), AdamW(split.rest, lr=LR)]
 
 
 def owners(model: nn.Module) -> list[Optimizer]:

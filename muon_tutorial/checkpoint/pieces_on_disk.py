@@ -30,7 +30,7 @@ Offset = tuple[int, ...]
 
 
 class TensorInPieces(Tensor):
-    """A tensor of the whole ``shape``, of which only ``pieces`` are here, by the offset of each.
+    """A tensor of the whole shape, of which only ``pieces`` are here, by the offset of each.
 
     It has no data of its own and takes part in no arithmetic: ``torch.distributed.checkpoint`` asks it, by
     the methods with double underscores, which pieces it has, and for the tensor behind each.

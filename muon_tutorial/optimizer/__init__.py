@@ -3,5 +3,6 @@
 ``muon``               ``Muon``, a ``torch.optim.Optimizer``
 ``muon_with_adamw``    ``MuonWithAdamW``: two optimizers behind the face of one
 ``split_parameters``   which of a model's parameters go to Muon
+``parameter_split``    its answer: groups, lists, and a table of who steps what and why
 ``make_steps``         from an optimizer's parameters to its steps: which plan, on which mesh
 """

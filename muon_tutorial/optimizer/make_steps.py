@@ -26,7 +26,7 @@ from ..parameters.tensor_parallel import TpDim
 from ..plan.bucket import Bucket
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Builder, Plan, fingerprint, owner
-from ..step.parameter_state import ParameterState
+from ..step.parameter_state import ParameterState, group_parts
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, check_same, drive, refuse
@@ -132,7 +132,8 @@ class ConfigSteps:
             matrices: list[Matrix] = []
             for position, index in enumerate(members):
                 whole = replace(mesh.matrices[index], index=position, name=names[index], group=numbers[index])
-                matrices += split_parts(whole, groups[numbers[index]].get("parts"), first=len(matrices))
+                parts, transposed = group_parts(groups[numbers[index]])
+                matrices += split_parts(whole, parts, len(matrices), transposed)
             assignments = known.assignments()
             owners = [mesh.position_of(assignments[members[matrix.param]]) for matrix in matrices]
             if self.config.async_gpu_parallelism:

@@ -30,17 +30,19 @@ from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
 from ..step.agreement import NO_STAMP, Stamp
+from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .changed_parameters import TensorKind, drop_replaced, follow_changes, tensor_kind, widened
+from .compare_replicas import compare_replicas
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 
 COMPARED = (
     *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
-    *("parts", "betas", "amsgrad", "maximize"),
+    *("parts", "transposed", "betas", "amsgrad", "maximize"),
 )
 """The hyperparameters of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
 
@@ -61,10 +63,11 @@ class Muon(torch.optim.Optimizer):
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` go first.
         window: how many buckets may be in flight at once.
-        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each (``(d, d,
-        d)``
-            for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for convolutions.
-            Best set on a parameter group.
+        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each
+            (``(d, d, d)`` for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for
+            convolutions. Best set on a parameter group.
+        transposed: the weights are stored (in, out), as Hugging Face's ``Conv1D`` and some experts are. The
+            learning rate goes by outputs and inputs, and ``parts`` count columns. Best set on a group.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -97,6 +100,7 @@ class Muon(torch.optim.Optimizer):
         tp_dim: TpDim = 0,
         window: int = 1,
         parts: Parts = None,
+        transposed: bool = False,
         distributed_config: DistributedConfig | None = None,
     ) -> None:
         if window < 1:
@@ -111,6 +115,7 @@ class Muon(torch.optim.Optimizer):
         self._marks: list[Any] = []
         self._warned = False
         self._steps_done = 0
+        self._compared = False
         self.companions: tuple[torch.optim.Optimizer, ...] = ()
         self.is_new = True
         defaults = {
@@ -123,6 +128,7 @@ class Muon(torch.optim.Optimizer):
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
             "parts": parts,
+            "transposed": transposed,
         }
         _check_hyperparameters(defaults)
         self._gradients_ready = False
@@ -148,7 +154,7 @@ class Muon(torch.optim.Optimizer):
             _check_hyperparameters(param_group)
             if self._make_steps is alone:
                 for param in param_group["params"]:
-                    part_boxes(tuple(param.shape), param_group.get("parts"))
+                    part_boxes(tuple(param.shape), *group_parts(param_group))
         except UsageError:
             self.param_groups.pop()
             raise
@@ -206,6 +212,9 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         if self.skips_overflow(self):
             return loss
+        if not self._compared:
+            compare_replicas(self._steps(), self.companions)
+            self._compared = True
         self._warn_of_no_gradients()
         stamp = self._stamp()
         for mesh in self._steps():
@@ -366,21 +375,22 @@ class Muon(torch.optim.Optimizer):
         self._refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups
         # Registered last, so that it sees what the user's own hooks made of the state.
-        parts = [group.get("parts") for group in self.param_groups]
+        parts = [group_parts(group) for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(_hide_tensors)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        for group, its_parts in zip(self.param_groups, parts, strict=True):
+        for group, (its_parts, transposed) in zip(self.param_groups, parts, strict=True):
             group.setdefault("parts", its_parts)
+            group.setdefault("transposed", transposed)
         self._made_steps = None
         try:
             self._steps()
         except UsageError:
             self.restore(*before)
             raise
-        self.is_new, self._steps_done = False, 0
+        self.is_new, self._steps_done, self._compared = False, 0, False
 
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
         """Put back the state and the groups that were here before a load that failed."""
@@ -404,6 +414,7 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_marks", [])
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("_steps_done", 0)
+        self.__dict__.setdefault("_compared", False)
         self.__dict__.setdefault("companions", ())
         self.__dict__.setdefault("is_new", not state["state"])
         for param, entry in state["state"].items():

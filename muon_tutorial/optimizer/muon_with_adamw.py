@@ -16,7 +16,7 @@ from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .changed_parameters import check_moments
 from .muon import Muon
-from .split_parameters import split_parameters
+from .split_parameters import Experts, split_parameters
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -63,6 +63,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         strategy: str | Builder | None = None,
         mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
         exclude: Sequence[str] = (),
+        experts: Experts | None = None,
         muon: Mapping[str, Any] | None = None,
         adamw: Mapping[str, Any] | None = None,
     ) -> MuonWithAdamW:
@@ -76,13 +77,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 ``"match_rms_adamw"`` unless ``muon`` says otherwise: an update of Muon is then as large as
                 one of AdamW.
             exclude: patterns of names that AdamW gets, too.
+            experts: ``"muon"`` gives it three-dimensional experts, matrix by matrix.
             muon: further arguments of ``Muon``: ``{"weight_decay": 0.01}``.
             adamw: further arguments of ``torch.optim.AdamW``: ``{"betas": (0.9, 0.95)}``.
 
         Raises:
-            UsageError: the model has no hidden matrix.
+            UsageError: the model has no hidden matrix, or ``split_parameters`` refuses it.
         """
-        hidden, rest = split_parameters(model, exclude=exclude)
+        hidden, rest = split_parameters(model, exclude=exclude, experts=experts)
         if not hidden:
             raise UsageError(f"{type(model).__name__} has no hidden matrix for Muon: use torch.optim.AdamW")
         options = dict(muon or {})

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ..plan.grid import Coordinate
 from ..plan.matrix import Matrix, split_parts
+from ..step.parameter_state import group_parts
 from .dtensor_placements import check_axes, dtensor_cuts
 from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
 
@@ -34,7 +35,8 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
     tp_dim = plain_tp_dim((param for _, param, _ in params), tp_dim)
     for index, (name, param, number) in enumerate(params):
         whole = _describe(index, name, param, number, at, tp_dim)
-        matrices += split_parts(whole, groups[number].get("parts"), first=len(matrices))
+        parts, transposed = group_parts(groups[number])
+        matrices += split_parts(whole, parts, len(matrices), transposed)
     return matrices
 
 

@@ -22,9 +22,6 @@ from .dtensor_placements import dtensor_cuts
 Shape = tuple[int, ...]
 
 
-ReadParameters = Callable[[Sequence[Tensor]], list["MeshParameters"]]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshParameters:
     """Parameters that lie on one mesh: the world there, and each one's matrix by parameter index."""
@@ -51,6 +48,9 @@ class MeshParameters:
                 "assign_fn must give a parameter to one of the ranks that hold it"
             )
         return self.ranks.index(rank)
+
+
+ReadParameters = Callable[[Sequence[Tensor]], list[MeshParameters]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,18 +104,21 @@ class Matrix:
 Parts = Literal["stack", "flatten"] | int | tuple[int, ...] | None
 
 
-def part_boxes(shape: tuple[int, ...], parts: Parts) -> list[Box] | None:
+def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -> list[Box] | None:
     """The boxes of a parameter that are matrices of their own; None where the parameter is one matrix.
 
     ``"stack"``: leading dimensions count matrices (experts). ``"flatten"``: one matrix, dimensions after the
     first count as columns (convolutions). A number: that many rows each (heads). A tuple: rows of each
-    (fused QKV, gated projections).
+    (fused QKV, gated projections). Of a parameter stored ``transposed``, (in, out), numbers and tuples count
+    columns.
 
     Raises:
         UsageError: the parameter cannot be split so.
 
     >>> [box.offset for box in part_boxes((6, 4), (2, 4))]
     [(0, 0), (2, 0)]
+    >>> [box.offset for box in part_boxes((4, 6), (2, 4), transposed=True)]
+    [(0, 0), (0, 2)]
     """
     if parts is None or parts == "flatten":
         return None
@@ -123,24 +126,28 @@ def part_boxes(shape: tuple[int, ...], parts: Parts) -> list[Box] | None:
         return [
             Box((*place, 0, 0), (1,) * len(place) + shape[-2:]) for place in product(*map(range, shape[:-2]))
         ]
-    rows = (parts,) * (shape[0] // parts) if isinstance(parts, int) and parts > 0 else parts
-    if not isinstance(rows, tuple) or sum(rows) != shape[0] or min(rows) < 1:
+    dim, lines = (1, "columns") if transposed else (0, "rows")
+    sizes = (parts,) * (shape[dim] // parts) if isinstance(parts, int) and parts > 0 else parts
+    if not isinstance(sizes, tuple) or sum(sizes) != shape[dim] or min(sizes) < 1:
         raise UsageError(
-            f"parts={parts!r} does not split the {shape[0]} rows of a parameter of shape {shape}"
+            f"parts={parts!r} does not split the {shape[dim]} {lines} of a parameter of shape {shape}"
         )
-    starts = [sum(rows[:i]) for i in range(len(rows))]
-    rest = shape[1:]
-    return [Box((start, *(0 for _ in rest)), (n, *rest)) for start, n in zip(starts, rows, strict=True)]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    before, after = (0,) * dim, (0,) * (len(shape) - dim - 1)
+    return [
+        Box((*before, start, *after), (*shape[:dim], size, *shape[dim + 1 :]))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
-def split_parts(whole: Matrix, parts: Parts, first: int) -> list[Matrix]:
+def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = False) -> list[Matrix]:
     """The matrices that a parameter holds, numbered from ``first`` on; ``whole.index`` is the parameter's.
 
     Raises:
         UsageError: the parameter cannot be split so.
         StrategyError: a cut goes through the dimensions that become columns together.
     """
-    boxes = part_boxes(whole.shape, parts)
+    boxes = part_boxes(whole.shape, parts, transposed)
     if boxes is None:
         boxes = [Box((0,) * len(whole.shape), whole.shape)]
     names = [whole.name] if len(boxes) == 1 else [f"{whole.name}[part {i}]" for i in range(len(boxes))]

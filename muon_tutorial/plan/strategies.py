@@ -181,6 +181,7 @@ STRATEGIES: dict[str, Builder] = {
     "owner": owner,
     "owner_per_replica": owner_per_replica,
 }
+"""The builders, by the names that the optimizer and the command line know."""
 
 
 def find_builder(strategy: str | Builder) -> Builder:

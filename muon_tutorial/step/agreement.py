@@ -58,10 +58,26 @@ def _refuse_other_stamps(stamp: Stamp, device: torch.device, at: Coordinate) -> 
     refuse_other_stamps(stamp, counts, at.size(*at.grid.axes))
 
 
+HASHES = 1 << 19
+"""How many hashes there are: so few that float64 holds the sum of their squares over 16,384 ranks exactly."""
+
+
 def stamp_flags(texts: Iterable[str], device: torch.device) -> Tensor:
     """Numbers that, summed over ranks, tell whether all ranks have the same texts: a hash v, and v²."""
-    hashes = [zlib.crc32(text.encode()) >> 13 for text in texts]
+    hashes = [zlib.crc32(text.encode()) % HASHES for text in texts]
     return torch.tensor([part for v in hashes for part in (v, v * v)], dtype=torch.float64, device=device)
+
+
+def checksum_flags(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The same for tensors, [tensors, 2]: the sum of their bits, read as integers, and its square."""
+    sums = [_bits(tensor).sum(dtype=torch.int64) % HASHES for tensor in tensors]
+    hashes = torch.stack(sums).to(device, torch.float64) if sums else torch.zeros(0, dtype=torch.float64)
+    return torch.stack([hashes, hashes.square()], dim=1)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    whole_numbers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().contiguous().reshape(-1).view(whole_numbers[tensor.element_size()])
 
 
 def differ(sums: Tensor, ranks: int) -> bool:

@@ -132,7 +132,7 @@ class MomentumShard:
 
     def _refuse_other_elements(self, name: str, at: Coordinate) -> None:
         theirs = self.parameter.state.get("kept")
-        if self.flat and theirs not in (None, self.elements(at)):
+        if self.flat and theirs is not None and theirs != self.elements(at):
             raise UsageError(
                 f"{name}: the loaded momentum was kept by another rank, or on another grid: it holds "
                 f"{_say(theirs)}, where {at} keeps {_say(self.elements(at))}; load each rank's own "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError
+from ..plan.matrix import Parts
 from .unreduced_gradient import UnreducedGradient
 
 
@@ -34,6 +37,14 @@ class ParameterState:
     def momentum(self) -> Tensor:
         """What this rank stores of the momentum."""
         return local_part(self.state["momentum_buffer"])
+
+
+def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
+    """How the parameters of an optimizer's group hold matrices: ``parts`` and ``transposed``.
+
+    A group that a stock ``torch.optim.Muon`` saved says neither.
+    """
+    return group.get("parts"), group.get("transposed", False)
 
 
 def local_gradient(param: Tensor) -> Tensor | None:

@@ -18,6 +18,7 @@ from ..plan.matrix import Matrix, Parts, split_parts
 from .agreement import NO_STAMP, Stamp
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update
+from .parameter_state import group_parts
 from .write_parameters import apply_update
 
 _HERE = Grid((), ()).at(0)
@@ -69,19 +70,32 @@ def _step_parameter(param: Tensor, grad: Tensor, group: Mapping[str, Any], state
         "momentum_buffer" not in state
     ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
         state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-    for here, sides in _matrices(tuple(param.shape), group.get("parts")):
+    for here, sides in _matrices(tuple(param.shape), *group_parts(group)):
         momentum = state["momentum_buffer"][here]
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
-        update = newton_schulz_update(ns_input, sides, group)
-        apply_update(param[here], update, group, sides)
+        if here is ...:
+            apply_update(param, newton_schulz_update(ns_input, sides, group), group, sides)
+        else:
+            _step_part(param[here], ns_input, group, sides)
+
+
+def _step_part(part: Tensor, ns_input: Tensor, group: Mapping[str, Any], sides: tuple[int, int]) -> None:
+    """Step a matrix of its own within a parameter to the bits of a parameter of its own.
+
+    A run of columns does not lie in one run of memory, and torch would round it otherwise.
+    """
+    stepped = part.contiguous()
+    apply_update(stepped, newton_schulz_update(ns_input.contiguous(), sides, group), group, sides)
+    if not part.is_contiguous():
+        part.copy_(stepped)
 
 
 def _matrices(
-    shape: tuple[int, ...], parts: Parts
+    shape: tuple[int, ...], parts: Parts, transposed: bool
 ) -> Iterator[tuple[EllipsisType | tuple[slice, ...], tuple[int, int]]]:
     """Where each matrix lies in a parameter, and its rows and columns."""
     if parts in (None, "flatten"):
         yield ..., (shape[0], math.prod(shape[1:]))
     else:
-        for matrix in split_parts(Matrix(0, "", shape), parts, first=0):
+        for matrix in split_parts(Matrix(0, "", shape), parts, 0, transposed):
             yield matrix.slices(_HERE), matrix.sides

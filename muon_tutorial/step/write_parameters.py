@@ -41,9 +41,11 @@ def apply_update(
 ) -> None:
     """Decay a matrix, or the ``shard`` of it that is given, and step it, with a group's settings.
 
-    ``sides`` are [rows, columns] of the full matrix: they scale the learning rate.
+    ``sides`` are [rows, columns] of the full matrix as it is stored: they scale the learning rate, which goes
+    by outputs and inputs, so that a group that stores its weights ``transposed``, (in, out), swaps them.
     """
     lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
+    sides = sides[::-1] if group.get("transposed") else sides
     adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
     decay_and_add(parameter, update, lr, adjusted, group["weight_decay"], shard)
 

@@ -197,13 +197,14 @@ print(f"promised: {(G * update).sum():.5f}   sum of the singular values: {S.sum(
 #
 # ## What is left out
 #
-# Muon does not get all parameters of the model. `hidden` are the matrices that it takes, `rest` is left to
-# AdamW.
+# Muon does not get all parameters of the model. `hidden` are the matrices that it takes, in a group ready for
+# the optimizer; `rest` is left to AdamW.
 
 # %%
-hidden, rest = split_parameters(run.model)
-print("Muon, in each block:", *[name for name, _ in hidden if "blocks.0" in name], sep="\n  ")
-print("AdamW:", *[name for name, _ in rest], sep="\n  ")
+split = split_parameters(run.model)
+hidden, rest = split
+print("Muon, in each block:", *[name for name in split.hidden_names if "blocks.0" in name], sep="\n  ")
+print("AdamW:", *split.rest_names, sep="\n  ")
 
 # %% [markdown]
 # The norms' weights are no matrices: they have no directions. But the **embedding** is one. Its input is a

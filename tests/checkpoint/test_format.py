@@ -39,6 +39,7 @@ class Parts(nn.Module):
         super().__init__()
         made = torch.Generator().manual_seed(seed)
         shapes = {"matrix": (6, 5), "fused": (9, 4), "experts": (3, 4, 5), "conv": (4, 3, 2, 2), "norm": (5,)}
+        shapes["in_out"] = (4, 9)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=made).to(dtype)))
         self.register_buffer("seen", torch.zeros(2))
@@ -51,6 +52,7 @@ def pair_of(model: nn.Module, lr: float | Tensor = 0.02, **settings: Any) -> Muo
         {"params": [("fused", params["fused"])], "parts": (2, 3, 4)},
         {"params": [("experts", params["experts"])], "parts": "stack"},
         {"params": [("conv", params["conv"])], "parts": "flatten"},
+        {"params": [("in_out", params["in_out"])], "parts": (2, 3, 4), "transposed": True},
     ]
     return MuonWithAdamW(
         Muon(groups, lr=lr, **settings), torch.optim.AdamW([("norm", params["norm"])], lr=0.01)
@@ -101,6 +103,7 @@ def test_a_lone_process_saves_loads_and_goes_on(tmp_path: Path) -> None:
         assert load_checkpoint(tmp_path / "a", other, its) == {"step": 2, "text": ["any", ("thing",)]}
     assert its.param_groups[0]["lr"] == 0.02
     assert its.param_groups[1]["parts"] == (2, 3, 4)
+    assert its.param_groups[4]["transposed"]
     assert_go_on_alike((model, both), (other, its), range(2, 4))
 
 

@@ -135,6 +135,28 @@ def test_own_functions_may_gather_and_return_dtensors() -> None:
     assert launch(run_dtensors, 3) == [[], [], []]
 
 
+def run_transposed(rank: int) -> list[bool]:
+    """Weights stored (in, out), by own functions and by a helper's plan: the factor is that of (out, in)."""
+    mesh, found = build_mesh({"fsdp": dist.get_world_size()}), []
+    alone = [torch.nn.Parameter(whole(index, 0)) for index in range(len(SHAPES))]
+    one = Muon(alone, lr=0.02, transposed=True)
+    for index, param in enumerate(alone):
+        param.grad = whole(index, 1)
+    one.step()
+    for made in (config(True), create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"))):
+        params = own_params(True)
+        muon = Muon(params, lr=0.02, transposed=True, distributed_config=made)
+        give(params, 1, True)
+        muon.step()
+        found += [torch.equal(param, held(its, True)) for param, its in zip(params, alone, strict=True)]
+    return found
+
+
+@pytest.mark.live
+def test_configs_take_weights_stored_in_out() -> None:
+    assert launch(run_transposed, 2) == [[True] * 2 * len(SHAPES)] * 2
+
+
 def which(base: str) -> str:
     return f"{base.removesuffix('_later')}_fn"
 

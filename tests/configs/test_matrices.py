@@ -48,6 +48,7 @@ class Kind:
 
     shape: tuple[int, ...]
     parts: Parts = None
+    transposed: bool = False
 
     def pieces(self, whole: Tensor) -> list[Tensor]:
         """The matrices of the parameter, by hand."""
@@ -55,7 +56,8 @@ class Kind:
             return [whole.flatten(1)]
         if self.parts == "stack":
             return list(whole.flatten(0, -3))
-        return list(whole.split(self.parts if isinstance(self.parts, int) else list(self.parts)))
+        lines = self.parts if isinstance(self.parts, int) else list(self.parts)
+        return list(whole.split(lines, dim=int(self.transposed)))
 
 
 KINDS: dict[str, Kind] = {
@@ -68,6 +70,10 @@ KINDS: dict[str, Kind] = {
     "layers of experts": Kind((2, 3, 4, 6), "stack"),
     "convolution": Kind((6, 4, 3, 3), "flatten"),
     "one column": Kind((9, 1)),
+    "stored (in, out)": Kind((6, 15), transposed=True),
+    "fused, stored (in, out)": Kind((8, 20), (8, 8, 4), transposed=True),
+    "per head, stored (in, out)": Kind((9, 12), 4, transposed=True),
+    "experts stored (in, out)": Kind((5, 4, 6), "stack", transposed=True),
 }
 COUNT = sum(len(kind.pieces(torch.empty(kind.shape))) for kind in KINDS.values())
 
@@ -105,8 +111,14 @@ def different(found: list[Tensor]) -> list[str]:
 
 
 def grouped(params: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """One group a kind: ``parts`` is an option of the group."""
-    return [{"params": [p], "parts": kind.parts} for p, kind in zip(params, KINDS.values(), strict=True)]
+    """One group a kind: ``parts`` and ``transposed`` are options of the group.
+
+    The learning rate's factor in ``OPTIONS`` is the same for a matrix and its transpose.
+    """
+    return [
+        {"params": [p], "parts": kind.parts, "transposed": kind.transposed}
+        for p, kind in zip(params, KINDS.values(), strict=True)
+    ]
 
 
 CUTS = (

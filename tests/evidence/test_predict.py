@@ -152,8 +152,18 @@ def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> Non
 # Thousands of ranks
 
 
-def plan_for_thousands(rank: int) -> tuple[float, int]:
-    """Processor seconds and peak KiB that bytes per rank take on 16,384 ranks."""
+def fixed_work() -> float:
+    """Processor seconds of a loop that takes 0.5 on the machine for which the limit below is meant."""
+    start = time.process_time()
+    total = 0
+    for number in range(7_000_000):
+        total += number & 3
+    return time.process_time() - start
+
+
+def plan_for_thousands(rank: int) -> tuple[float, float, int]:
+    """Processor seconds of a fixed loop, those of bytes per rank on 16,384 ranks, and peak KiB."""
+    before = fixed_work()
     start = time.process_time()
     grid, matrices = Grid.of(dp=2048, tp=8), llama_70b()
     plan = zero1(matrices, grid, bucket_bytes=1_000_000_000)
@@ -162,12 +172,13 @@ def plan_for_thousands(rank: int) -> tuple[float, int]:
         assert sum(e.ring for e in predict(plan, grid.at(one)).entries) == all_ranks[one]
     sharded = owner(llama_70b(cut_over_dp=True), grid)
     assert sum(e.ring for e in predict(sharded, grid.at(0)).entries) < min(all_ranks)
-    return time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = time.process_time() - start
+    return max(before, fixed_work()), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @pytest.mark.live
 def test_a_plan_of_16384_ranks_takes_seconds_and_little_memory() -> None:
-    """Processor seconds and not the clock's, so that a busy machine does not decide."""
-    ((seconds, peak),) = launch(plan_for_thousands, 1)
-    assert seconds < 10
+    """Ten processor seconds, more on a machine that is slower or shares its caches with others."""
+    ((yardstick, seconds, peak),) = launch(plan_for_thousands, 1)
+    assert seconds < 10 * max(1.0, yardstick / 0.5)
     assert sys.platform != "linux" or peak < 1_000_000

@@ -88,7 +88,7 @@ def test_without_hatchling_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         pack.wheel()
 
 
-@pytest.mark.parametrize("script", ["pack", "pages", "series"])
+@pytest.mark.parametrize("script", ["pack", "pages", "reference", "series"])
 def test_the_scripts_start_from_anywhere_without_an_installed_package(script: str, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = bare.run(

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -248,6 +249,74 @@ def test_state_passes_between_ours_and_the_stock_optimizer(
     loaded.load_state_dict(torch.load(tmp_path / "muon.pt", weights_only=True))
     assert_steps_alike(range(4, 8), params, optimizer, others, loaded)
     assert loaded.param_groups[0]["lr"] == lr
+
+
+def displaced(param: nn.Parameter, **options: Any) -> Tensor:
+    """What one step adds to a parameter of zeros, decay aside."""
+    moved = nn.Parameter(torch.zeros_like(param))
+    moved.grad = param.detach().clone()
+    Muon([moved], lr=2.0**-6, weight_decay=0.0, **options).step()
+    return moved.detach()
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (12, 3), (5, 5), (20, 5), (5, 20)], ids=str)
+@pytest.mark.parametrize("adjust_lr_fn", ADJUSTMENTS)
+def test_a_weight_stored_in_out_steps_as_its_transpose_does(shape: tuple[int, int], adjust_lr_fn) -> None:
+    """Up to rounding: 2**-8 in each of five iterations, each of them up to 3.4 times as large after the next.
+
+    A factor taken from the wrong side would be off by two.
+    """
+    stored = nn.Parameter(normal(shape, 1))
+    plain = displaced(nn.Parameter(stored.detach().T.contiguous()), adjust_lr_fn=adjust_lr_fn).T
+    found = displaced(stored, adjust_lr_fn=adjust_lr_fn, transposed=True)
+    assert torch.linalg.vector_norm(found - plain) <= 16 * 2.0**-8 * torch.linalg.vector_norm(plain)
+
+
+@pytest.mark.parametrize(
+    ("adjust_lr_fn", "more", "less"),
+    [("original", 2.0, 2.0), (None, 2.0, 2.0), ("match_rms_adamw", 1.0, 1.0)],
+)
+def test_the_factor_goes_by_outputs_over_inputs(adjust_lr_fn, more: float, less: float) -> None:
+    """Four times as many outputs as inputs give sqrt(4), to the bit; fewer give 1."""
+    for parts, lead in ((None, ()), ("stack", (2,))):
+        options: dict[str, Any] = {"adjust_lr_fn": adjust_lr_fn, "parts": parts}
+        wide, tall = (nn.Parameter(normal((*lead, *sides), 2)) for sides in ((3, 12), (12, 3)))
+        assert torch.equal(displaced(wide, **options, transposed=True), more * displaced(wide, **options))
+        assert torch.equal(less * displaced(tall, **options, transposed=True), displaced(tall, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_fused_weights_stored_in_out_are_cut_along_columns(dtype: torch.dtype, nesterov: bool) -> None:
+    """As parameters of their own, to the bit, though a run of columns lies apart in memory."""
+    sizes = (40, 7, 40)
+    options: dict[str, Any] = {"lr": 0.05, "nesterov": nesterov, "transposed": True}
+    fused = nn.Parameter(normal((40, sum(sizes)), 3, dtype))
+    apart = [nn.Parameter(part.clone()) for part in fused.detach().split(sizes, dim=1)]
+    one, several = Muon([fused], parts=sizes, **options), Muon(apart, **options)
+    for step in range(5):
+        fused.grad = normal(tuple(fused.shape), 10 + step, dtype)
+        for param, grad in zip(apart, fused.grad.split(sizes, dim=1), strict=True):
+            param.grad = grad.clone()
+        one.step()
+        several.step()
+    assert torch.equal(fused, torch.cat([param.detach() for param in apart], dim=1))
+
+
+def test_a_state_without_word_of_parts_keeps_the_groups_own() -> None:
+    """As the stock optimizer saves it."""
+    params, others = matrices([(4, 12)]), matrices([(4, 12)])
+    stock = torch.optim.Muon(params)
+    run(params, stock, range(2))
+    ours = Muon([{"params": others, "parts": (4, 8), "transposed": True}])
+    ours.load_state_dict(stock.state_dict())
+    assert (ours.param_groups[0]["parts"], ours.param_groups[0]["transposed"]) == ((4, 8), True)
+    run(others, ours, range(2, 3))
+    plain = Muon(matrices([(4, 12)]))
+    saved = ours.state_dict()
+    saved["param_groups"][0]["parts"] = None
+    plain.load_state_dict(saved)
+    assert plain.param_groups[0]["transposed"]
 
 
 @pytest.mark.parametrize(

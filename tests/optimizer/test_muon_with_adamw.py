@@ -57,7 +57,8 @@ def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
 def test_the_pair_steps_as_the_two_side_by_side(max_norm: float | None) -> None:
     ours, theirs = network(), network()
     both = pair_of(ours)
-    hidden, rest = ([param for _, param in named] for named in split_parameters(theirs))
+    split = split_parameters(theirs)
+    hidden, rest = split.hidden_params, [param for _, param in split.rest]
     muon, adamw = torch.optim.Muon(hidden, lr=0.05), torch.optim.AdamW(rest, lr=0.01)
     for step in range(5):
         for model in (ours, theirs):
@@ -272,9 +273,10 @@ def test_a_group_cannot_be_added_to_the_pair(both: MuonWithAdamW) -> None:
 
 
 def test_a_parameter_has_one_owner() -> None:
-    hidden, rest = split_parameters(network())
+    split = split_parameters(network())
+    shared = split.hidden_names[0], split.hidden_params[0]
     with pytest.raises(UsageError, match=r"both Muon and AdamW: 1\.weight"):
-        MuonWithAdamW(Muon(hidden), torch.optim.AdamW([*rest, hidden[0]]))
+        MuonWithAdamW(Muon(split.hidden), torch.optim.AdamW([*split.rest, shared]))
 
 
 def test_other_optimizers_are_refused() -> None:

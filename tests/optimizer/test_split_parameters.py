@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.optimizer.muon import Muon
@@ -34,8 +39,8 @@ HIDDEN = [f"blocks.{i}.{name}.weight" for i in range(2) for name in ("up", "down
 
 
 def names(model: nn.Module, **options) -> tuple[list[str], list[str]]:
-    hidden, rest = split_parameters(model, **options)
-    return [name for name, _ in hidden], [name for name, _ in rest]
+    split = split_parameters(model, **options)
+    return split.hidden_names, split.rest_names
 
 
 def test_hidden_matrices_go_to_muon() -> None:
@@ -94,7 +99,8 @@ def test_small_modules_are_split_by_what_they_are(
 def test_every_parameter_is_in_one_list() -> None:
     model = GPT()
     hidden, rest = split_parameters(model)
-    assert sorted([*hidden, *rest], key=lambda pair: pair[0]) == sorted(
+    (group,) = hidden
+    assert sorted([*group["params"], *rest], key=lambda pair: pair[0]) == sorted(
         model.named_parameters(), key=lambda pair: pair[0]
     )
     assert Muon(hidden).param_groups[0]["param_names"] == HIDDEN
@@ -117,10 +123,16 @@ def test_patterns_hold_back_more() -> None:
     assert "blocks.1.down.weight" in rest
 
 
-def test_frozen_parameters_are_split_like_others() -> None:
+def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     model = GPT()
-    model.requires_grad_(False)
-    assert names(model) == names(GPT())
+    model.blocks[0].requires_grad_(False)
+    model.wte.requires_grad_(False)
+    split = split_parameters(model)
+    assert split.hidden_names == HIDDEN[2:]
+    assert {"wte.weight", *HIDDEN[:2]} <= set(split.left_out_names)
+    assert not set(split.left_out_names) & {*split.hidden_names, *split.rest_names}
+    assert "and 46.0 % is left out" in str(split)
+    assert names(model, include_frozen=True) == names(GPT())
 
 
 def test_other_than_modules_and_patterns_that_match_nothing_are_refused() -> None:
@@ -128,3 +140,355 @@ def test_other_than_modules_and_patterns_that_match_nothing_are_refused() -> Non
         split_parameters([nn.Linear(2, 2)])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"exclude matches no parameter of the model: 'layers\.\*'"):
         split_parameters(GPT(), exclude=["layers.*", "wte.*"])
+
+
+@pytest.mark.parametrize("option", ["experts", "fused"])
+def test_other_values_of_an_option_are_refused(option: str) -> None:
+    options: dict[str, Any] = {option: "sgd"}
+    with pytest.raises(UsageError, match=rf"{option} must be '\w+' or '\w+', got 'sgd'"):
+        split_parameters(GPT(), **options)
+
+
+# --- wrappers -----------------------------------------------------------------------------------------------
+
+
+class Shell(nn.Module):
+    """Holds a model and nothing else, as DDP does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def compiled(module: Any) -> Any:
+    return torch.compile(module)
+
+
+def with_compiled_layers() -> GPT:
+    model = GPT()
+    model.blocks[0] = compiled(model.blocks[0])
+    model.lm_head = compiled(model.lm_head)
+    return model
+
+
+def with_checkpointed_layers() -> GPT:
+    model = GPT()
+    model.blocks[0] = checkpoint_wrapper(model.blocks[0])
+    model.lm_head = checkpoint_wrapper(model.lm_head)  # type: ignore[arg-type]
+    return model
+
+
+def under_another_name(word: str) -> nn.Module:
+    """A head below a module of another name, as FSDP's own wrapper would leave it."""
+    model, shell = GPT(), nn.Module()
+    shell.add_module(word, model.lm_head)  # type: ignore[arg-type]
+    model.lm_head = shell
+    return model
+
+
+WRAPPED: dict[str, Callable[[], nn.Module]] = {
+    "compiled": lambda: compiled(GPT()),
+    "layers compiled": with_compiled_layers,
+    "checkpointed": with_checkpointed_layers,
+    "FSDP": lambda: under_another_name("_fsdp_wrapped_module"),
+    "DDP": lambda: Shell(GPT()),
+    "DDP, compiled": lambda: compiled(Shell(GPT())),
+    "DDP of a checkpointed model": lambda: Shell(with_checkpointed_layers()),
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
+def test_wrappers_change_neither_names_nor_the_split(wrapped: Callable[[], nn.Module]) -> None:
+    assert names(wrapped()) == names(GPT())
+
+
+def test_patterns_may_name_wrappers() -> None:
+    hidden, _ = names(compiled(GPT()), exclude=["_orig_mod.blocks.1.*", "blocks.0.up.*"])
+    assert hidden == ["blocks.0.down.weight"]
+
+
+def test_a_layer_called_module_keeps_its_name() -> None:
+    model = nn.ModuleDict({"module": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+    assert names(model)[0] == ["module.weight", "other.weight"]
+
+
+# --- who steps what -----------------------------------------------------------------------------------------
+
+
+def bare(**shapes: tuple[int, ...]) -> nn.Module:
+    """A module with parameters of its own."""
+    module = nn.Module()
+    for name, shape in shapes.items():
+        module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    return module
+
+
+class Router(nn.Module):
+    """A router of its own class, as transformers 5 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 4))
+
+
+def within(path: str, module: nn.Module) -> nn.Module:
+    """``module`` in a model, at ``path``."""
+    for word in reversed(path.split(".")):
+        module = nn.ModuleDict({word: module})
+    return module
+
+
+def linear(path: str, rows: int = 4) -> nn.Module:
+    return within(path, nn.Linear(4, rows, bias=False))
+
+
+def moe(**routing: nn.Module) -> nn.Module:
+    return within("layers.0.mlp", nn.ModuleDict({**routing, "experts": nn.ModuleList([nn.Linear(4, 4)])}))
+
+
+EXPERT = "layers.0.mlp.experts.0.weight"
+STAYS: dict[str, tuple[nn.Module, str]] = {
+    "score": (linear("score", 2), "score.weight"),
+    "question answering": (linear("qa_outputs", 2), "qa_outputs.weight"),
+    "a head of two layers": (linear("classifier.dense"), "classifier.dense.weight"),
+    "a reward model's head": (linear("v_head.summary", 1), "v_head.summary.weight"),
+    "biases of experts": (
+        within("layers.0.experts", bare(up_proj_bias=(3, 4))),
+        "layers.0.experts.up_proj_bias",
+    ),
+    "a matrix of biases": (within("layers.0", bare(attention_bias=(3, 4))), "layers.0.attention_bias"),
+    "relative positions": (bare(relative_position_bias_table=(3, 4)), "relative_position_bias_table"),
+    "positions": (bare(positional_table=(3, 4)), "positional_table"),
+    "learned tokens": (bare(register_tokens=(3, 4)), "register_tokens"),
+    "experts folded into rows": (within("layers.0.experts", bare(w1=(12, 4))), "layers.0.experts.w1"),
+    "decay rates of a state space": (within("layers.0.mixer", bare(A_log=(8, 4))), "layers.0.mixer.A_log"),
+    "its skip": (within("layers.0.mixer", bare(D=(8, 4))), "layers.0.mixer.D"),
+    "its step sizes": (within("layers.0.mixer", bare(dt_bias=(8,))), "layers.0.mixer.dt_bias"),
+    "its convolution": (
+        within("layers.0.mixer.conv1d", nn.Conv1d(8, 8, 4, groups=8, bias=False)),
+        "layers.0.mixer.conv1d.weight",
+    ),
+    "a router": (linear("layers.0.mlp.router", 3), "layers.0.mlp.router.weight"),
+    "a router in two modules": (linear("layers.0.mlp.router.layer", 3), "layers.0.mlp.router.layer.weight"),
+    "a router by class": (within("layers.0.mlp.choose", Router()), "layers.0.mlp.choose.weight"),
+    "a gate beside experts": (moe(gate=nn.Linear(4, 3, bias=False)), "layers.0.mlp.gate.weight"),
+    "a gate in two modules": (
+        moe(gate=nn.ModuleDict({"wg": nn.Linear(4, 3, bias=False)})),
+        "layers.0.mlp.gate.wg.weight",
+    ),
+    "a shared expert's gate": (
+        moe(shared_expert_gate=nn.Linear(4, 1, bias=False)),
+        "layers.0.mlp.shared_expert_gate.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "name"), STAYS.values(), ids=STAYS)
+def test_what_is_no_hidden_matrix_stays_with_adamw(model: nn.Module, name: str) -> None:
+    assert name in names(model)[1]
+
+
+GOES: dict[str, tuple[nn.Module, str]] = {
+    "a gated projection": (linear("layers.0.mlp.gate_proj"), "layers.0.mlp.gate_proj.weight"),
+    "a gate without experts": (linear("layers.0.mlp.gate"), "layers.0.mlp.gate.weight"),
+    "an expert of its own": (moe(gate=nn.Linear(4, 3)), EXPERT),
+    "an expert's gated projection": (
+        linear("layers.0.experts.0.gate_proj"),
+        "layers.0.experts.0.gate_proj.weight",
+    ),
+    "a layer's own score": (linear("layers.0.score"), "layers.0.score.weight"),
+    "attention heads of a layer": (linear("layers.0.heads.0"), "layers.0.heads.0.weight"),
+}
+
+
+@pytest.mark.parametrize(("model", "name"), GOES.values(), ids=GOES)
+def test_hidden_matrices_with_misleading_names_go_to_muon(model: nn.Module, name: str) -> None:
+    assert name in names(model)[0]
+
+
+class Says(nn.Module):
+    """A model that says which its embeddings are, in transformers' way; names tell nothing."""
+
+    def __init__(self, inputs: Any, outputs: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.d = nn.Parameter(torch.zeros(4, 4))
+        self.inputs, self.outputs = inputs, outputs
+
+    def get_input_embeddings(self) -> Any:
+        return self._said(self.inputs)
+
+    def get_output_embeddings(self) -> Any:
+        return self._said(self.outputs)
+
+    def _said(self, what: Any) -> Any:
+        if what is NotImplementedError:
+            raise NotImplementedError
+        return what and getattr(self, what)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rest"),
+    [
+        ("a", "c", ["a.weight", "c.weight"]),
+        ("d", None, ["d"]),
+        (NotImplementedError, "b", ["b.weight"]),
+        (NotImplementedError, None, []),
+    ],
+)
+def test_a_model_is_asked_for_its_embeddings(inputs: Any, outputs: Any, rest: list[str]) -> None:
+    says = Says(inputs, outputs)
+    assert sorted(names(says)[1]) == rest
+    assert sorted(names(Shell(says))[1]) == rest
+
+
+# --- stacks of experts --------------------------------------------------------------------------------------
+
+
+class Mixture(nn.Module):
+    """A layer with experts in three dimensions, next to a hidden matrix."""
+
+    def __init__(self, experts: type[nn.Module] = nn.Module, numbers: int = 3) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4, bias=False)
+        self.experts = experts()
+        self.experts.gate_up_proj = nn.Parameter(torch.zeros(numbers, 4, 12))
+        self.experts.down_proj = nn.Parameter(torch.zeros(numbers, 6, 4))
+        self.experts.up_proj_bias = nn.Parameter(torch.zeros(numbers, 12))
+
+
+class Llama4TextExperts(nn.Module):
+    """Known by its name to store (E, in, out)."""
+
+
+class SaysTransposed(nn.Module):
+    is_transposed = True
+
+
+class SaysNotTransposed(Llama4TextExperts):
+    is_transposed = False
+
+
+STACKS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+def test_experts_stay_with_adamw_and_the_table_says_how_many() -> None:
+    split = split_parameters(Mixture(), experts="adamw")
+    assert set(STACKS) <= set(split.rest_names)
+    assert (
+        "Experts stay with AdamW: 216 parameters, 80.6 % of the model, are stacks of matrices; "
+        'experts="muon" gives them to Muon'
+    ) in str(split)
+
+
+def test_who_did_not_choose_is_warned_where_experts_are_most_of_the_model() -> None:
+    with pytest.warns(UserWarning, match=r'80\.6 % of the model.*experts="muon"') as caught:
+        split_parameters(Mixture())
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split_parameters(Mixture(), experts="adamw")
+        split_parameters(Mixture(), experts="muon")
+        split_parameters(nn.ModuleList([Mixture(), nn.Linear(20, 20)]))
+
+
+@pytest.mark.parametrize(
+    ("experts", "transposed"),
+    [(nn.Module, False), (Llama4TextExperts, True), (SaysTransposed, True), (SaysNotTransposed, False)],
+)
+def test_experts_go_to_muon_matrix_by_matrix(experts: type[nn.Module], transposed: bool) -> None:
+    split = split_parameters(Mixture(experts), experts="muon")
+    plain, stacked = split.hidden
+    assert plain.keys() == {"params"}
+    assert [name for name, _ in stacked.pop("params")] == STACKS
+    assert stacked == {"parts": "stack", **({"transposed": True} if transposed else {})}
+    assert split.rest_names == ["experts.up_proj_bias"]
+    assert "Experts stay" not in str(split)
+
+
+# --- weights stored (in, out), and several in one -----------------------------------------------------------
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's linear layer, which stores (in, out)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.zeros(nx, nf))
+
+
+def gpt2() -> nn.Module:
+    layer = {"c_attn": Conv1D(12, 4), "c_proj": Conv1D(4, 4), "dense": nn.Linear(4, 4, bias=False)}
+    return nn.ModuleList([nn.ModuleDict(layer)])
+
+
+def test_weights_stored_in_out_are_told_and_fused_ones_cut_along_columns() -> None:
+    hidden, rest = split_parameters(gpt2())
+    told = [{**group, "params": [name for name, _ in group["params"]]} for group in hidden]
+    assert told == [
+        {"params": ["0.dense.weight"]},
+        {"params": ["0.c_proj.weight"], "transposed": True},
+        {"params": ["0.c_attn.weight"], "parts": (4, 4, 4), "transposed": True},
+    ]
+    assert rest == []
+    assert Muon(hidden).param_groups[2]["transposed"]
+
+
+def test_fused_weights_stay_whole_if_asked() -> None:
+    split = split_parameters(gpt2(), fused="whole")
+    assert [group.get("parts") for group in split.hidden] == [None, None]
+    assert "hidden matrix, fused, taken whole, transposed" in str(split)
+
+
+def test_keys_and_values_of_cross_attention_are_two() -> None:
+    (group,) = split_parameters(nn.ModuleDict({"c_attn": Conv1D(8, 4)})).hidden
+    assert group["parts"] == (4, 4)
+
+
+def test_torchs_own_attention_is_cut_along_rows() -> None:
+    plain, fused = split_parameters(nn.MultiheadAttention(4, 2)).hidden
+    assert [name for name, _ in plain["params"]] == ["out_proj.weight"]
+    assert fused.pop("params")[0][0] == "in_proj_weight"
+    assert fused == {"parts": (4, 4, 4)}
+
+
+def test_a_convolution_of_the_same_name_is_none() -> None:
+    class Conv1D(nn.Module):
+        nf = 7
+
+    module = Conv1D()
+    module.weight = nn.Parameter(torch.zeros(4, 6))
+    assert split_parameters(within("layers.0", module)).hidden[0].keys() == {"params"}
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+def test_the_table_names_each_parameter_its_shape_who_and_why() -> None:
+    assert str(split_parameters(GPT(), exclude=["blocks.1.down.*"])).splitlines() == [
+        "parameter                 shape  who    why",
+        "pos_emb                   5 × 4  AdamW  embedding",
+        "wte.weight                9 × 4  AdamW  embedding",
+        "blocks.*.norm.weight, ×2  4      AdamW  not a matrix",
+        "blocks.*.norm.bias, ×2    4      AdamW  bias",
+        "blocks.*.up.weight, ×2    8 × 4  Muon   hidden matrix",
+        "blocks.*.up.bias, ×2      8      AdamW  bias",
+        "blocks.0.down.weight      4 × 8  Muon   hidden matrix",
+        "blocks.1.down.weight      4 × 8  AdamW  excluded",
+        "lm_head.weight            9 × 4  AdamW  head",
+        "Muon has 38.1 % of 252 parameters, AdamW 61.9 %.",
+    ]
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Named as FSDP1's wrapper, which wants an accelerator: its modules are known by their type's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.zeros(12))
+
+
+def test_a_model_flattened_by_fsdp1_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match=r"FSDP1 flattens matrices away.*fully_shard"):
+        split_parameters(nn.Sequential(FullyShardedDataParallel()))

@@ -538,11 +538,12 @@ def test_empty_matrices_take_part() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A parameter: its shape, the matrices it holds, and how tp cuts it."""
+    """A parameter: its shape, the matrices it holds, how tp cuts it, and whether it is stored (in, out)."""
 
     shape: tuple[int, ...]
     parts: Any
     cut: Placement
+    transposed: bool
 
     def own(self, whole: Tensor, at: Coordinate) -> Tensor:
         return own_part(whole.detach(), self.cut, at)
@@ -551,15 +552,17 @@ class Drawn:
 @st.composite
 def drawn_parameters(draw: st.DrawFn, tp: int) -> Drawn:
     parts: Any = draw(st.sampled_from((None, None, "rows", "heads", "stack", "flatten")))
-    deep = parts in ("stack", "flatten")
+    deep, transposed = parts in ("stack", "flatten"), draw(st.booleans())
     shape = tuple(draw(st.lists(st.integers(1, 5 if deep else 12), min_size=2, max_size=4 if deep else 2)))
+    lines = shape[int(transposed)]
     if parts == "rows":
-        parts = (1, shape[0] - 1) if shape[0] > 1 else None
+        parts = (1, lines - 1) if lines > 1 else None
     elif parts == "heads":
-        parts = draw(st.sampled_from([rows for rows in range(1, shape[0] + 1) if shape[0] % rows == 0]))
+        parts = draw(st.sampled_from([each for each in range(1, lines + 1) if lines % each == 0]))
     dim = draw(st.integers(-1, 1 if parts == "flatten" else len(shape) - 1))
     sizes = draw(hand_cuts(shape[dim], tp))
-    return Drawn(shape, parts, Uncut() if dim < 0 else Shard(dim, draw(st.sampled_from((None, sizes)))))
+    cut = Uncut() if dim < 0 else Shard(dim, draw(st.sampled_from((None, sizes))))
+    return Drawn(shape, parts, cut, transposed)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -581,7 +584,10 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     window: int,
     nesterov: bool,
 ) -> None:
-    """Fused rows, heads, stacks and convolutions, cut evenly or by hand, in any interleaving, to the bit."""
+    """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand, to the bit.
+
+    In any interleaving.
+    """
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     drawn = data.draw(st.lists(drawn_parameters(grid.size("tp")), min_size=1, max_size=4))
     world, made = LocalWorld(grid, random.Random(0).randrange), torch.Generator().manual_seed(0)
@@ -590,7 +596,10 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     own = [[own_param(x, each.cut, at) for each, x in zip(drawn, whole, strict=True)] for at in places]
 
     def muon(params: Sequence[nn.Parameter], **settings: Any) -> Muon:
-        groups = [{"params": [p], "parts": each.parts} for p, each in zip(params, drawn, strict=True)]
+        groups = [
+            {"params": [p], "parts": each.parts, "transposed": each.transposed}
+            for p, each in zip(params, drawn, strict=True)
+        ]
         return Muon(groups, lr=0.1, nesterov=nesterov, **settings)
 
     builder, alone = partial(VARIANTS[variant], bucket_bytes=bucket_bytes), muon(whole)

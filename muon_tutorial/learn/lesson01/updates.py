@@ -82,8 +82,7 @@ class LossDrop:
 
 def loss_drops(run: TrainedGPT, orthogonalize: Orthogonalize) -> dict[str, LossDrop]:
     """One update of all hidden matrices by each optimizer, its loudest direction scaled to ``LOUDNESS``."""
-    hidden, _ = split_parameters(run.model)
-    names = [name for name, _ in hidden]
+    names = split_parameters(run.model).hidden_names
     by_name = {name: updates_of(run, name, orthogonalize) for name in names}
     with measure.one_thread():
         return {who: _drop(run, {name: by_name[name][who] for name in names}) for who in by_name[names[0]]}

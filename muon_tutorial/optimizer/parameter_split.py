@@ -1,0 +1,155 @@
+"""What ``split_parameters`` answers: each parameter, who steps it and why, as groups, lists and a table.
+
+Knows names, shapes and verdicts. How a verdict is reached is ``split_parameters``' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from ..plan.matrix import Parts
+
+Named: TypeAlias = list[tuple[str, nn.Parameter]]
+Who: TypeAlias = Literal["Muon", "AdamW", "left out"]
+Row: TypeAlias = tuple[str, str, str, str]
+
+EXPERTS = "experts, a stack of matrices"
+"""Why a three-dimensional weight of experts is where it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """One parameter: its name without wrappers, who steps it, and why.
+
+    ``parts`` and ``transposed`` are what the parameter's group in ``Muon`` says of it.
+    """
+
+    name: str
+    param: nn.Parameter
+    who: Who
+    why: str
+    parts: Parts = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterSplit:
+    """A model's parameters, split between Muon and AdamW; ``hidden, rest = split`` takes it apart.
+
+    ``str(split)`` is a table: name, shape, who steps it, why. Equal layers share a line.
+
+    >>> from muon_tutorial import split_parameters
+    >>> print(split_parameters(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False))))
+    parameter     shape  who    why
+    *.weight, ×2  3 × 3  Muon   hidden matrix
+    0.bias        3      AdamW  bias
+    Muon has 85.7 % of 21 parameters, AdamW 14.3 %.
+    """
+
+    verdicts: tuple[Verdict, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield ``hidden``, then ``rest``."""
+        yield self.hidden
+        yield self.rest
+
+    @property
+    def hidden(self) -> list[dict[str, Any]]:
+        """Groups for ``Muon``, with names: one, unless some parameters need ``parts`` or ``transposed``."""
+        groups: dict[tuple[Parts, bool], dict[str, Any]] = {}
+        for verdict in sorted(self._of("Muon"), key=lambda it: (it.parts is not None, it.transposed)):
+            key = verdict.parts, verdict.transposed
+            groups.setdefault(key, _group(*key))["params"].append((verdict.name, verdict.param))
+        return list(groups.values())
+
+    @property
+    def rest(self) -> Named:
+        """Parameters for ``torch.optim.AdamW``, with names."""
+        return [(verdict.name, verdict.param) for verdict in self._of("AdamW")]
+
+    @property
+    def hidden_names(self) -> list[str]:
+        """The names of what goes to Muon, in the model's order."""
+        return [verdict.name for verdict in self._of("Muon")]
+
+    @property
+    def rest_names(self) -> list[str]:
+        """The names of what goes to AdamW, in the model's order."""
+        return [verdict.name for verdict in self._of("AdamW")]
+
+    @property
+    def left_out_names(self) -> list[str]:
+        """The names of what nobody steps: frozen parameters."""
+        return [verdict.name for verdict in self._of("left out")]
+
+    @property
+    def hidden_params(self) -> list[nn.Parameter]:
+        """What goes to Muon, without names and groups, in the model's order."""
+        return [verdict.param for verdict in self._of("Muon")]
+
+    @property
+    def left_experts(self) -> int:
+        """How many elements of three-dimensional experts stay with AdamW."""
+        return sum(verdict.param.numel() for verdict in self._of("AdamW") if verdict.why == EXPERTS)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(verdict.param.numel() for verdict in self.verdicts)
+
+    def _of(self, who: Who) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.who == who]
+
+    def __str__(self) -> str:
+        rows = [("parameter", "shape", "who", "why"), *_rows(self.verdicts)]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows]
+        return "\n".join([*lines, self._summary(), *self._on_experts()])
+
+    def _summary(self) -> str:
+        shares = {who: sum(it.param.numel() for it in self._of(who)) for who in ("Muon", "AdamW", "left out")}
+        muon, adamw, left_out = (_percent(share, self.numel) for share in shares.values())
+        frozen = f", and {left_out} is left out" if shares["left out"] else ""
+        return f"Muon has {muon} of {self.numel:,} parameters, AdamW {adamw}{frozen}."
+
+    def _on_experts(self) -> list[str]:
+        return [experts_message(self)] if self.left_experts else []
+
+
+def experts_message(split: ParameterSplit) -> str:
+    """How much of a model stays with AdamW because experts lie in three dimensions, and how to change it."""
+    share = _percent(split.left_experts, split.numel)
+    return (
+        f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "
+        'matrices; experts="muon" gives them to Muon, matrix by matrix.'
+    )
+
+
+def _group(parts: Parts, transposed: bool) -> dict[str, Any]:
+    said = {"parts": parts} if parts is not None else {}
+    return {"params": [], **said, **({"transposed": True} if transposed else {})}
+
+
+def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
+    """The lines of the table. Equal lines but for a layer's number become one."""
+    alike: dict[Row, list[str]] = {}
+    for verdict in verdicts:
+        alike.setdefault(_row(verdict), []).append(verdict.name)
+    for (pattern, *others), names in alike.items():
+        yield (names[0] if len(names) == 1 else f"{pattern}, ×{len(names)}"), *others  # type: ignore[misc]
+
+
+def _row(verdict: Verdict) -> Row:
+    how = [f"parts={verdict.parts!r}"] if verdict.parts is not None else []
+    how += ["transposed"] if verdict.transposed else []
+    pattern = ".".join("*" if word.isdigit() else word for word in verdict.name.split("."))
+    shape = " × ".join(map(str, verdict.param.shape)) or "one number"
+    return pattern, shape, verdict.who, ", ".join([verdict.why, *how])
+
+
+def _percent(share: int, total: int) -> str:
+    return f"{100 * share / max(1, total):.1f} %"

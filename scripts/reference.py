@@ -1,0 +1,95 @@
+"""The reference, made from the docstrings by pdoc: a page for each module below the public surface.
+
+    python scripts/reference.py [--out FOLDER]     written to dist/pages/reference/
+
+No page holds a script or asks for anything. ``muon_tutorial.learn`` is left out: it holds the answers.
+``python scripts/pages.py`` writes the reference, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pdoc import render
+from pdoc.doc import Module, Variable
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import muon_tutorial
+from scripts.files import ROOT, answered, made, write_whole
+
+TARGET = ROOT / "dist" / "pages" / "reference"
+TEMPLATES = Path(__file__).parent / "reference_template"
+SURFACE = muon_tutorial.__name__
+LEFT_OUT = {"__main__", "cli", "learn"}
+_TABLE_ROW = re.compile(r"^``(\w+)`` {2,}", re.MULTILINE)
+
+
+def documented() -> list[str]:
+    """The names of the public surface and of the modules in its rooms, at all depths."""
+    [place] = muon_tutorial.__path__
+    rooms = [room.name for room in pkgutil.iter_modules([place]) if room.name not in LEFT_OUT]
+    inside = [pkgutil.walk_packages([f"{place}/{room}"], f"{SURFACE}.{room}.") for room in rooms]
+    names = [SURFACE, *[f"{SURFACE}.{room}" for room in rooms], *[m.name for each in inside for m in each]]
+    return sorted(name for name in names if not name.endswith(".__main__"))
+
+
+def pages() -> dict[str, str]:
+    """Each page's text, by its path below the reference's folder."""
+    modules = {name: Module.from_name(name) for name in documented()}
+    for module in modules.values():
+        link_table(module)
+    describe_variables(modules[SURFACE], modules.values())
+    render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
+    with (
+        warnings.catch_warnings()
+    ):  # a member of torch's own, which a subclass of Tensor inherits, has no home
+        warnings.filterwarnings("ignore", "Cannot determine where", UserWarning)
+        texts = {
+            f"{name.replace('.', '/')}.html": render.html_module(modules[name], modules) for name in modules
+        }
+    return {**texts, "index.html": render.html_index(modules)}
+
+
+def link_table(module: Module) -> None:
+    """Make a list of links from the table of modules in a room's docstring."""
+    room = module.modulename.rpartition(".")[2]
+    module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
+
+
+def describe_variables(surface: Module, modules: Iterable[Module]) -> None:
+    """Give variables of the public surface the docstrings that stand where they are defined."""
+    for name, member in surface.members.items():
+        others = [module.members[name] for module in modules if name in module.members]
+        if isinstance(member, Variable) and not member.docstring:
+            member.docstring = next((other.docstring for other in others if other.docstring), "")
+
+
+def write(target: Path) -> None:
+    """Write all pages, and say how many there are."""
+    texts = pages()
+    for name, text in texts.items():
+        made((target / name).parent)
+        write_whole(target / name, text)
+    size = sum(map(len, texts.values())) / 1e6
+    print(f"wrote {target / 'index.html'} and {len(texts) - 1} more ({size:.2f} MB)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="reference.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--out", type=Path, default=TARGET, help="the folder to write to (dist/pages/reference)"
+    )
+    options = parser.parse_args(arguments)
+    return answered("reference", lambda: write(options.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Every dependency has a floor and no ceiling, and the tested versions stand above the floors.
+
+That the floors are true is seen by running the tests on them: ``bash scripts/lowest.sh``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it to Python 3.10
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LISTS = [
+    CONFIG["build-system"]["requires"],
+    CONFIG["project"]["dependencies"],
+    *CONFIG["project"]["optional-dependencies"].values(),
+]
+LINES = sorted({line for lines in LISTS for line in lines})
+
+
+def tested() -> dict[str, list[str]]:
+    """The versions in constraints.txt by name: several where they differ by Python or system."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    versions: dict[str, list[str]] = {}
+    for pin in [Requirement(line) for line in lines if not line.startswith("#")]:
+        [specifier] = pin.specifier
+        assert specifier.operator == "==", pin
+        versions.setdefault(canonicalize_name(pin.name), []).append(specifier.version)
+    return versions
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_dependency_has_one_floor_which_the_tested_versions_satisfy(line: str) -> None:
+    requirement = Requirement(line)
+    assert [each.operator for each in requirement.specifier] == [">="]
+    versions = tested()[canonicalize_name(requirement.name)]
+    assert [version for version in versions if version not in requirement.specifier] == []
+
+
+def test_the_readme_names_todays_floors() -> None:
+    floors = dict(line.split(">=") for line in LINES)
+    python = CONFIG["project"]["requires-python"].removeprefix(">=")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"floors in `pyproject.toml`: Python (\S+), torch (\S+), ipywidgets (\S+)\. ", readme)
+    assert said is not None
+    assert said.groups() == (python, floors["torch"], floors["ipywidgets"])
