@@ -46,7 +46,9 @@ def main() -> None:
         max_epochs=args.epochs,
         accumulate_grad_batches=args.accumulate,
         gradient_clip_val=args.max_norm,
-        callbacks=[ModelCheckpoint(args.save, "epoch-{epoch}", save_top_k=-1, auto_insert_metric_name=False)],
+        callbacks=[
+            ModelCheckpoint(args.save, "checkpoint-{step}", save_top_k=-1, auto_insert_metric_name=False)
+        ],
         logger=False,
         enable_progress_bar=False,
     )

@@ -165,9 +165,9 @@ def _free_port() -> str:
 
 
 def checkpoint(folder: Path) -> Path:
-    """What the run in ``folder`` saved after its first epoch; Trainer counts steps instead."""
-    by_epoch, by_step = folder / "saved" / "epoch-1", folder / "saved" / f"checkpoint-{STEPS}"
-    found = [path for path in (by_epoch, by_epoch.with_suffix(".ckpt"), by_step) if path.exists()]
+    """What the run in ``folder`` saved after its first epoch; both Trainers count steps instead."""
+    names = ("epoch-1", f"checkpoint-{STEPS}", f"checkpoint-{STEPS}.ckpt")
+    found = [folder / "saved" / name for name in names if (folder / "saved" / name).exists()]
     assert len(found) == 1, list((folder / "saved").iterdir())
     return found[0]
 

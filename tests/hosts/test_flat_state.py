@@ -44,7 +44,8 @@ def make_state(optimizer: MuonWithAdamW) -> None:
 
 def flatten(optimizer: MuonWithAdamW) -> dict[str, Any]:
     """One flat dict: ``state.NAME.KEY`` and ``param_groups.NAME.KEY``."""
-    saved, flat = optimizer.state_dict(), {}
+    saved = optimizer.state_dict()
+    flat: dict[str, Any] = {}
     for group in saved["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
             flat |= {f"state.{name}.{key}": value for key, value in saved["state"][index].items()}

@@ -42,7 +42,7 @@ class Watch:
             return
         named = dict(_named(optimizer))
         gradients = [_whole(param.grad) for param in named.values() if param.grad is not None]
-        step = {
+        step: dict[str, Any] = {
             "norm_before_clipping": self.norm_before_clipping,
             "norm": float(torch.stack([gradient.norm() for gradient in gradients]).norm()),
             "lrs": [float(group["lr"]) for group in optimizer.param_groups],
