@@ -46,7 +46,7 @@ def make_row(name: str, folder: Path, references: References) -> list[str]:
     far = [
         max(distance(n, reference.notes, of_muon=muon) for n in trained.straight) for muon in (True, False)
     ]
-    near = f"{far[0]:.1e} of {reference.muon:.1e}, {far[1]:.1e} of {reference.adamw:.1e}"
+    near = f"{far[0]:.1e} ({reference.muon:.1e}), {far[1]:.1e} ({reference.adamw:.1e})"
     return [
         name,
         str(ALL[name].ranks),
@@ -76,7 +76,7 @@ Made by `python -m tests.hosts.table`: each recipe of `scripts/recipes` under it
 Gloo processes. {versions}.
 
 *Lines* end in `# Muon`. *Equal to one process*: the largest distance of a parameter from a plain loop in one
-process on the same global batches, over how far it has moved; of Muon's, then of AdamW's. Beside each stands
+process on the same global batches, over how far it has moved; of Muon's, then of AdamW's. In brackets stands
 what another order of the same sums makes in one process; the tests allow {margin} times that. *Clip*,
 *accumulate* and *schedule*: what the optimizer saw at every step. *Resume*: parameters, momentum and moments
 after a new start from the host's own checkpoint, against the run that was not interrupted. *bf16*: the model
