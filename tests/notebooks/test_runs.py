@@ -23,7 +23,7 @@ from scripts.notebooks import (
 
 from . import bare
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TWO_THREADS = """import torch
 torch.set_num_threads(2)
