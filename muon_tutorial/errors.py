@@ -11,6 +11,7 @@
     │   ├── CheckpointError     a checkpoint that cannot be written or read, or does not fit
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
+    │   └── NotFiniteError      they hold NaN or infinity, or would once they are summed
     ├── TrainingError           a training run whose loss is not finite any more
     ├── RequestError            ranks asked for things that cannot be answered
     │   ├── MismatchError       members of one group asked, or would step, differently
@@ -70,6 +71,10 @@ class RunFolderError(UsageError):
 
 class GradientError(TutorialError, RuntimeError):
     """A step met gradients that it cannot use."""
+
+
+class NotFiniteError(GradientError):
+    """Gradients hold NaN or infinity, or would once the step has summed them."""
 
 
 class TrainingError(TutorialError, RuntimeError):

@@ -14,9 +14,19 @@ from torch import Tensor
 from ..errors import UsageError
 from ..parameters.describe_matrices import named_params
 from ..step.parameter_state import local_part
+from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """What a plan and a momentum are made for: dtype, device, shape."""
+
+
+GradientVersion: TypeAlias = tuple[int, int] | None
+"""Which tensor a gradient is, and how often it was written to; None without one."""
+
+
+def gradient_version(param: Tensor) -> GradientVersion:
+    """What changes when anybody writes to a parameter's gradient, or replaces it."""
+    return None if param.grad is None else (id(param.grad), param.grad._version)
 
 
 def tensor_kind(param: Tensor) -> TensorKind:
@@ -96,6 +106,7 @@ def _has_moved(state: Mapping[str, Any]) -> bool:
 
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:
     """A copy of a tensor of the state for its parameter: on its device, and not less precise than before."""
+    saved = saved.as_subclass(Tensor) if isinstance(saved, MomentumSlice) else saved
     if not isinstance(param, Tensor):  # state of a parameter that is not ours: kept, as the stock method does
         return saved
     dtype = torch.promote_types(saved.dtype, param.dtype)

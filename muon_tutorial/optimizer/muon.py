@@ -7,6 +7,7 @@ orthogonalizing, and loading a state never makes the momentum less precise.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch.optim.optimizer import ParamsT
 from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import create_dtensor_config
 from ..engine.collective import Walk
-from ..errors import NotAMatrixError, StrategyError, UsageError
+from ..errors import GradientError, NotAMatrixError, NotFiniteError, StrategyError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
 from ..parameters.describe_matrices import named_params
@@ -35,10 +36,19 @@ from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .changed_parameters import TensorKind, drop_replaced, follow_changes, tensor_kind, widened
+from .changed_parameters import (
+    GradientVersion,
+    TensorKind,
+    drop_replaced,
+    follow_changes,
+    gradient_version,
+    tensor_kind,
+    widened,
+)
 from .compare_replicas import compare_replicas
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
+from .momentum_slice import mark_slices
 
 COMPARED = (
     *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
@@ -132,7 +142,9 @@ class Muon(torch.optim.Optimizer):
         }
         _check_hyperparameters(defaults)
         self._gradients_ready = False
+        self._readied: list[tuple[Tensor, GradientVersion]] = []
         super().__init__(params, defaults)
+        self.register_state_dict_post_hook(mark_slices)
         self._steps()
 
     @property
@@ -165,7 +177,8 @@ class Muon(torch.optim.Optimizer):
 
         With ``max_norm`` all gradients, of the matrices and of the ``rest`` (the parameters another optimizer
         steps), are clipped together by their total norm, which is returned. ``step()`` calls this method if
-        nobody did.
+        nobody did. Where a gradient is not finite, nothing is changed, the norm returned is infinite, and
+        ``step()`` raises, unless ``GradScaler`` has it skip.
         """
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
@@ -193,6 +206,7 @@ class Muon(torch.optim.Optimizer):
     def gradients_changed(self) -> None:
         """Say that gradients were written to since they were readied: the next step readies them again."""
         self._gradients_ready = False
+        self._readied = []
         for mesh in self._made_steps or ():
             mesh.step.forget()
 
@@ -211,7 +225,13 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.skips_overflow(self):
+            self.gradients_changed()
             return loss
+        if any(gradient_version(param) != readied for param, readied in self._readied):
+            raise GradientError(
+                "gradients have changed since ready_gradients(), and would step otherwise than they were "
+                "averaged and clipped: call it once a step, after the last backward()"
+            )
         if not self._compared:
             compare_replicas(self._steps(), self.companions)
             self._compared = True
@@ -259,8 +279,13 @@ class Muon(torch.optim.Optimizer):
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        norm = yield from self.plan_step.ready(list(rest), max_norm, self._stamp())
+        rest = list(rest)
+        try:
+            norm = yield from self.plan_step.ready(rest, max_norm, self._stamp())
+        except NotFiniteError:  # on all ranks alike
+            return None if max_norm is None else torch.tensor(math.inf)
         self._gradients_ready = True
+        self._readied = [(param, gradient_version(param)) for param in (*self._params(), *rest)]
         return norm
 
     @torch.no_grad()
@@ -355,7 +380,8 @@ class Muon(torch.optim.Optimizer):
 
     def warn_of_slices(self) -> None:
         """Warn, once, if what this rank would save is a slice that no other rank has."""
-        if any(mesh.step.averages for mesh in self._made_steps or ()) and not self._warned:
+        slices = any(mesh.step.averages for mesh in self._made_steps or ())
+        if slices and not self.is_new and not self._warned:
             self._warned = True
             warnings.warn(
                 "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
@@ -407,6 +433,7 @@ class Muon(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.setdefault("_gradients_ready", False)
+        self.__dict__.setdefault("_readied", [])
         self.__dict__.setdefault("_make_steps", alone)
         self.__dict__.setdefault("_made_steps", None)
         self.__dict__.setdefault("_made_for", [])

@@ -15,7 +15,9 @@ from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .changed_parameters import check_moments
+from .momentum_slice import mark_slices
 from .muon import Muon
+from .parameter_split import ParameterSplit, Verdict
 from .split_parameters import Experts, split_parameters
 
 
@@ -38,6 +40,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     muon: Muon
     adamw: torch.optim.AdamW
+    order: list[str]
+    """Whose each of ``param_groups`` is, "muon" or "adamw"; groups added to one of them come last."""
+
+    verdicts: dict[Tensor, Verdict]
+    """What ``split_parameters`` says of each parameter of the model, frozen ones too."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
@@ -51,7 +58,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon.companions = (adamw,)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
-        self.__setstate__({"defaults": dict(muon.defaults), "muon": muon, "adamw": adamw})
+        order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
+        parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}}
+        self.__setstate__({"defaults": dict(muon.defaults), **parts})
+        self.register_state_dict_post_hook(mark_slices)
 
     @classmethod
     def from_model(
@@ -60,45 +70,74 @@ class MuonWithAdamW(torch.optim.Optimizer):
         *,
         lr: float | Tensor,
         adamw_lr: float | Tensor | None = None,
+        weight_decay: float | None = None,
+        decay_vectors: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
         strategy: str | Builder | None = None,
         mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
         exclude: Sequence[str] = (),
         experts: Experts | None = None,
+        include_frozen: bool = False,
         muon: Mapping[str, Any] | None = None,
         adamw: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> MuonWithAdamW:
         """Make the pair for a model, its parameters split by ``split_parameters``.
 
         Call it where AdamW would be made: after ``fully_shard`` or ``parallelize_module``, and before or
-        after DDP. DTensors and DDP need no strategy.
+        after DDP; Accelerate wants it before ``prepare``. DTensors and DDP need no strategy.
 
         Args:
             lr: Muon's learning rate. Without ``adamw_lr`` it serves AdamW too, and ``adjust_lr_fn`` is
                 ``"match_rms_adamw"`` unless ``muon`` says otherwise: an update of Muon is then as large as
                 one of AdamW.
+            weight_decay: for both. Unless given, Muon decays by 0.1 and AdamW by 0.01, torch's defaults.
+            decay_vectors: False keeps norms and biases, all of fewer than two dimensions, from decaying.
+            betas: AdamW's.
             exclude: patterns of names that AdamW gets, too.
             experts: ``"muon"`` gives it three-dimensional experts, matrix by matrix.
-            muon: further arguments of ``Muon``: ``{"weight_decay": 0.01}``.
-            adamw: further arguments of ``torch.optim.AdamW``: ``{"betas": (0.9, 0.95)}``.
+            include_frozen: take frozen parameters, too, which are to be unfrozen later; left out otherwise.
+            muon: further arguments of ``Muon``: ``{"momentum": 0.9}``.
+            adamw: further arguments of ``torch.optim.AdamW``: ``{"eps": 1e-10}``.
 
         Raises:
-            UsageError: the model has no hidden matrix, or ``split_parameters`` refuses it.
+            UsageError: the model has no hidden matrix, an argument is not known, or ``split_parameters``
+                refuses the model.
         """
-        hidden, rest = split_parameters(model, exclude=exclude, experts=experts)
-        if not hidden:
-            raise UsageError(f"{type(model).__name__} has no hidden matrix for Muon: use torch.optim.AdamW")
-        options = dict(muon or {})
-        if adamw_lr is None:
-            options.setdefault("adjust_lr_fn", "match_rms_adamw")
-        others = torch.optim.AdamW(
-            [{"params": rest}], lr=lr if adamw_lr is None else adamw_lr, **(adamw or {})
-        )
-        return cls(Muon(hidden, lr, strategy=strategy, mesh=mesh, **options), others)
+        if others:
+            raise UsageError(
+                f"from_model takes no {', '.join(others)}: pass on what is Muon's by muon={{…}}, what is "
+                "AdamW's by adamw={…}"
+            )
+        split = split_parameters(model, exclude=exclude, experts=experts, include_frozen=include_frozen)
+        if not split.hidden:
+            frozen = "; those that are frozen count with include_frozen=True" if split.left_out_names else ""
+            raise UsageError(
+                f"{type(model).__name__} has no hidden matrix for Muon: use torch.optim.AdamW{frozen}"
+            )
+        decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+        one_lr = {"adjust_lr_fn": "match_rms_adamw"} if adamw_lr is None else {}
+        first = Muon(split.hidden, lr, strategy=strategy, mesh=mesh, **{**decay, **one_lr, **(muon or {})})
+        options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": betas, **decay, **(adamw or {})}
+        both = cls(first, torch.optim.AdamW(_decay_groups(split, decay_vectors), **options))
+        if not include_frozen:
+            split = split_parameters(model, exclude=exclude, experts=experts or "adamw", include_frozen=True)
+        both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
+        return both
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of both, Muon's first, as they are now."""
-        return [*self.muon.param_groups, *self.adamw.param_groups]
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of both, Muon's first, then what was added later: a new list of the same groups."""
+        groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
+        ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
+        return [*ordered, *groups["muon"], *groups["adamw"]]
+
+    @param_groups.setter
+    def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Give each its own, as Lightning does when it restarts fine-tuning: Muon's have ``ns_steps``."""
+        self.order = [_owner_of(group) for group in groups]
+        self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
+        self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]
 
     @property
     def state(self) -> defaultdict[Any, Any]:  # type: ignore[override]
@@ -112,8 +151,29 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return defaultdict(dict, {**self.muon.state, **self.adamw.state})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: only the caller knows whose group it is."""
-        raise UsageError("add the group to .muon or to .adamw: MuonWithAdamW cannot tell whose it is")
+        """Add parameters of the model that ``from_model`` was given, to each what ``split_parameters`` says.
+
+        What the group says of hyperparameters holds for both.
+
+        Raises:
+            UsageError: a parameter is unknown: only the caller knows whose it is.
+        """
+        given = param_group["params"]
+        params = [given] if isinstance(given, Tensor) else list(given)
+        bare = [it[1] if isinstance(it, tuple) else it for it in params]
+        if any(param not in self.verdicts for param in bare):
+            raise UsageError(
+                'add the group to .muon or to .adamw, with names: {"params": [(name, parameter), …]}; '
+                "MuonWithAdamW cannot tell whose it is"
+            )
+        split = ParameterSplit(tuple(self.verdicts[param] for param in bare))
+        settings = {key: value for key, value in param_group.items() if key != "params"}
+        for group in split.hidden:
+            self.muon.add_param_group({**settings, **group})
+            self.order.append("muon")
+        if split.rest:
+            self.adamw.add_param_group({**settings, "params": split.rest})
+            self.order.append("adamw")
 
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
         """Make the gradients of both ready for ``step()``, clipped together if ``max_norm`` is given."""
@@ -139,7 +199,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.muon.skips_overflow(self):
+            self.muon.gradients_changed()
             return loss
+        self._refuse_unfrozen()
         check_moments(self.adamw)
         if not self.muon.gradients_ready:
             self.ready_gradients()
@@ -147,6 +209,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
         _take_momentum_for_beta1(self.adamw)
         self.adamw.step()
         return loss
+
+    def _refuse_unfrozen(self) -> None:
+        """Refuse to leave out what trains now and did not when ``from_model`` made the pair."""
+        if len(self.verdicts) == sum(len(group["params"]) for group in self.param_groups):
+            return
+        stepped = {param for group in self.param_groups for param in group["params"]}
+        for param, verdict in self.verdicts.items():
+            if param.grad is not None and param.requires_grad and param not in stepped:
+                raise UsageError(
+                    f"{verdict.name} was frozen when this optimizer was made, and trains now: give it to "
+                    "add_param_group(), or make the optimizer by from_model(…, include_frozen=True)"
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of both."""
@@ -186,16 +260,28 @@ class MuonWithAdamW(torch.optim.Optimizer):
             raise UsageError(
                 f"a state of MuonWithAdamW has the keys 'state' and 'param_groups', got {sorted(state_dict)}"
             )
-        groups, edge = state_dict["param_groups"], len(self.muon.param_groups)
-        if len(groups) != len(self.param_groups):
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups) and any(_owner_of(group) == "muon" for group in groups):
             raise UsageError(f"the state has {len(groups)} groups, this pair {len(self.param_groups)}")
-        return {
-            "muon": _state_of(groups[:edge], state_dict["state"]),
-            "adamw": _state_of(groups[edge:], state_dict["state"]),
-        }
+        if all(_owner_of(group) == "adamw" for group in groups):
+            raise UsageError(
+                "this is the state of another optimizer, without a group of Muon's: load the model's weights "
+                "alone, and let this optimizer's state begin anew"
+            )
+        return {owner: _state_of(owner, groups, state_dict["state"]) for owner in ("muon", "adamw")}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"defaults": self.defaults, "muon": self.muon, "adamw": self.adamw}
+        parts = {"muon": self.muon, "adamw": self.adamw, "order": self.order, "verdicts": self.verdicts}
+        return {"defaults": self.defaults, **parts}
+
+
+def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
+    """AdamW's groups: one, or its matrices and, without decay, its vectors."""
+    vectors = [] if decay_vectors else [(name, param) for name, param in split.rest if param.ndim < 2]
+    apart = {id(param) for _, param in vectors}
+    others = [(name, param) for name, param in split.rest if id(param) not in apart]
+    still = [{"params": vectors, "weight_decay": 0.0}] if vectors else []
+    return [*([{"params": others}] if others or not still else []), *still]
 
 
 def _take_momentum_for_beta1(adamw: torch.optim.AdamW) -> None:
@@ -204,12 +290,14 @@ def _take_momentum_for_beta1(adamw: torch.optim.AdamW) -> None:
             group["betas"] = (group["momentum"], group["betas"][1])
 
 
-def _state_of(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
-    theirs = {index for group in groups for index in group["params"]}
-    return {
-        "state": {index: entry for index, entry in state.items() if index in theirs},
-        "param_groups": list(groups),
-    }
+def _owner_of(group: Mapping[str, Any]) -> str:
+    return "muon" if "ns_steps" in group else "adamw"
+
+
+def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
+    own = [group for group in groups if _owner_of(group) == owner]
+    theirs = {index for group in own for index in group["params"]}
+    return {"state": {index: entry for index, entry in state.items() if index in theirs}, "param_groups": own}
 
 
 def _class_of(value: object) -> str:

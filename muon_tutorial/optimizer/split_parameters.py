@@ -23,7 +23,8 @@ and type names. What the field does, and where it says so:
   ``experts="muon"`` asks for it.
 - Query, key and value in one weight do better apart (Keller Jordan's post, same section; Megatron-LM's
   default, ``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py). They are cut where it is
-  certain how they lie: in ``c_attn`` of Hugging Face's ``Conv1D`` and in ``torch.nn.MultiheadAttention``.
+  certain how they lie: in ``c_attn``, as GPT-2, nanoGPT and their kin call it, and in
+  ``torch.nn.MultiheadAttention``.
   Elsewhere they lie head by head in some models and block by block in others: those stay whole, and the table
   says so.
 """
@@ -44,7 +45,7 @@ from ..plan.matrix import Parts
 from .parameter_split import EXPERTS, ParameterSplit, Verdict, experts_message
 
 HEAD_NAMES = (
-    *("output", "output_layer", "unembed", "unembedding", "embed_out"),
+    *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
     *("classifier", "score", "qa_outputs", "seq_relationship"),
 )
 """Names by which a module outside any numbered layer is taken for an output head, besides ``*head``."""
@@ -337,6 +338,8 @@ def _equal_parts(it: _Holding) -> tuple[int, ...] | None:
     if _is_conv1d(it) and it.path[-2:-1] == ["c_attn"] and columns in (2 * rows, 3 * rows):
         return (rows,) * (columns // rows)
     if isinstance(it.module, nn.MultiheadAttention) and it.own_name == "in_proj_weight":
+        return (columns,) * 3
+    if isinstance(it.module, nn.Linear) and it.path[-2:-1] == ["c_attn"] and rows == 3 * columns:
         return (columns,) * 3
     return None
 

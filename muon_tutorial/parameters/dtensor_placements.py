@@ -26,7 +26,8 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
     names = names or param.device_mesh.mesh_dim_names
     if names is None:
         raise StrategyError(
-            f"{name} lies on a mesh without axis names: pass mesh_dim_names to init_device_mesh"
+            f"{name} lies on a mesh without axis names: pass mesh_dim_names to init_device_mesh, or leave "
+            "strategy= and mesh= out, which DTensors do not need"
         )
     outer: list[Cut] = []
     strided: list[Cut] = []

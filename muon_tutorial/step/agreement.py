@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce
-from ..errors import GradientError, MismatchError
+from ..errors import GradientError, MismatchError, NotFiniteError
 from ..plan.grid import Coordinate
 
 Stamp = Mapping[str, str]
@@ -95,10 +95,10 @@ def refuse_other_stamps(stamp: Stamp, sums: Tensor, ranks: int) -> None:
         MismatchError: always.
     """
     pairs = zip(stamp.items(), sums.split(2), strict=True)
-    found = [f"{key} ({value} on this one)" for (key, value), pair in pairs if differ(pair, ranks)]
+    found = [f"{key} (here {value})" for (key, value), pair in pairs if differ(pair, ranks)]
     raise MismatchError(
-        f"ranks would step differently: {' and '.join(found)} is not the same on all {ranks} ranks; "
-        "nothing was changed: set it alike on all of them"
+        f"ranks would step differently: {' and '.join(found)} is not the same on all {ranks} ranks, group by "
+        "group; nothing was changed: set it alike on all of them"
     )
 
 
@@ -166,13 +166,13 @@ def agreed(
     wrong = [i for i, found in enumerate(spoilt) if found]
     if wrong:
         others = f", as do {len(wrong) - 1} others" if len(wrong) > 1 else ""
-        raise GradientError(
+        raise NotFiniteError(
             f"the gradient of {names[wrong[0]]} holds NaN or infinity on {int(spoilt[wrong[0]])} of {ranks} "
             f"ranks{others}; nothing was changed: skip this step, or fix the loss"
         )
     for name, peak, limit in zip(names, peaks, limits or (), strict=limits is not None):
         if peak > limit:
-            raise GradientError(
+            raise NotFiniteError(
                 f"the gradient of {name} may overflow where the step sums it: the ranks' largest elements "
                 f"add up to {peak:.3g}, and its dtype holds {limit:.3g}; nothing was changed: lower the loss "
                 "scale, or skip this step"

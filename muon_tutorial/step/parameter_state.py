@@ -64,6 +64,13 @@ def local_gradient(param: Tensor) -> Tensor | None:
     return None if grad is None else local_part(grad)
 
 
+def place_gradient(param: Tensor) -> None:
+    """Lay a parameter's gradient as the parameter lies: tensor parallelism leaves some whole, or partial."""
+    grad = param.grad
+    if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
+        param.grad = grad.redistribute(placements=param.placements)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a DTensor; a plain tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -21,7 +21,7 @@ from .agreement import NO_STAMP, Stamp, agree_on_gradients, agree_on_overflow
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
-from .parameter_state import ParameterState, local_gradient
+from .parameter_state import ParameterState, local_gradient, place_gradient
 from .rank_bucket import RankBucket
 from .reduce_gradients import average_others, reduce_gradients
 from .write_parameters import publish_parameters, update_parameters
@@ -134,6 +134,8 @@ class PlanStep:
 
     def _agree(self, rest: Sequence[Tensor], stamp: Stamp) -> Walk:
         """Note which matrices have a gradient; returns those of ``rest`` that have one on any rank."""
+        for param in rest:
+            place_gradient(param)
         gradients = [
             *(local_gradient(each.param) for each in self.parameters),
             *(local_gradient(param) for param in rest),

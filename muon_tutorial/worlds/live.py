@@ -190,16 +190,18 @@ class LiveWorld:
         return self.at.grid
 
     def warn_of_long_waits(self) -> None:
-        """Warn, on the mesh's first rank, of groups in which ranks would wait long for one that is stopped.
+        """Warn, on the mesh's first rank, of groups in which ranks wait longer than they do by default.
 
-        For a mesh that the user made for this optimizer; a host's is not the user's to make anew.
+        ``init_device_mesh`` leaves its subgroups at 30 minutes whatever ``init_process_group`` was told.
         """
+        usual = group_timeout(dist.distributed_c10d._get_default_group())
         for axis in self.grid.axes if self.at.rank == 0 else ():
             seconds = group_timeout(self.group((axis,)))
-            if seconds > LONG_WAIT:
+            if seconds > max(usual, LONG_WAIT):
                 warnings.warn(
-                    f"the process group of axis {axis!r} times out after {seconds:g} s, so a stopped rank "
-                    "would hold the others that long: make the mesh with build_mesh(grid, timeout=60)",
+                    f"the process group of axis {axis!r} times out after {seconds:g} s, the default one "
+                    f"after {usual:g} s: a stopped rank would hold the others that long; make the mesh with "
+                    "build_mesh(grid)",
                     stacklevel=4,
                 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -167,6 +168,69 @@ def test_sharded_again(way: str) -> None:
             assert error == ""
         else:
             assert "2 parameters were replaced by others after they had been stepped" in error
+
+
+def frozen_first() -> tuple[nn.Sequential, MuonWithAdamW]:
+    model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+    model[0].requires_grad_(False)
+    return model, MuonWithAdamW.from_model(model, lr=0.1)
+
+
+def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> None:
+    model, both = frozen_first()
+    train(model, both)
+    model[0].requires_grad_(True)
+    before = copies(model)
+    with pytest.raises(
+        UsageError, match=r"0\.weight was frozen when this optimizer was made"
+    ):
+        train(model, both)
+    assert all(map(torch.equal, before, copies(model)))
+
+
+@pytest.mark.parametrize("how", ["added", "included"])
+def test_what_is_unfrozen_trains_once_it_is_added_or_was_included(how: str) -> None:
+    """As Lightning's fine-tuning callbacks add it: parameters alone, and a learning rate."""
+    model, both = frozen_first()
+    if how == "included":
+        both = MuonWithAdamW.from_model(model, lr=0.1, include_frozen=True)
+    train(model, both)
+    model[0].requires_grad_(True)
+    if how == "added":
+        both.add_param_group({"params": list(model[0].parameters()), "lr": 0.03})
+        assert [group["lr"] for group in both.param_groups] == [0.1, 0.1, 0.03, 0.03]
+        assert [group["param_names"] for group in both.param_groups[2:]] == [["0.weight"], ["0.bias"]]
+    before = copies(model)
+    train(model, both)
+    assert not any(map(torch.equal, before, copies(model)))
+
+
+def test_groups_that_are_added_later_are_saved_and_loaded() -> None:
+    def unfrozen() -> tuple[nn.Sequential, MuonWithAdamW]:
+        torch.manual_seed(0)
+        model, both = frozen_first()
+        train(model, both)
+        model[0].requires_grad_(True)
+        both.add_param_group({"params": list(model[0].parameters()), "lr": 0.03})
+        return model, both
+
+    (model, both), (other, its) = unfrozen(), unfrozen()
+    train(model, both, 2)
+    saved = copy.deepcopy(both.state_dict())
+    other.load_state_dict(model.state_dict())
+    its.param_groups = list(its.param_groups)  # what Lightning does when it restarts
+    its.load_state_dict(saved)
+    train(model, both)
+    train(other, its)
+    assert_same(model, other)
+
+
+def test_the_state_of_a_plain_adamw_is_refused_with_the_remedy() -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+    adamw = torch.optim.AdamW(model.parameters())
+    train(model, adamw)
+    with pytest.raises(UsageError, match=r"the state of another optimizer.* load the model's weights alone"):
+        MuonWithAdamW.from_model(model, lr=0.1).load_state_dict(adamw.state_dict())
 
 
 def copies(model: nn.Module) -> list[Tensor]:

@@ -18,19 +18,40 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial import DistributedConfig, Muon, MuonWithAdamW, create_dtensor_config, launch
+from muon_tutorial import DistributedConfig, Muon, MuonWithAdamW, build_mesh, create_dtensor_config, launch
 
-LAYOUTS = {"alone": 1, "ddp": 2, "fsdp2": 2, "unnamed": 2, "uneven": 3, "tp": 2, "fsdp2+tp": 4, "hsdp": 4}
+LAYOUTS = {
+    "alone": 1,
+    "ddp": 2,
+    "fsdp2": 2,
+    "unnamed": 2,
+    "uneven": 3,
+    "tp": 2,
+    "fsdp2+tp": 4,
+    "hsdp": 4,
+    "tp, embedding": 2,
+}
 """How many ranks each takes."""
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8, bias=False), nn.LayerNorm(8))
+
+
+class Tokens(nn.Module):
+    """Adds the embedding of one token to whatever comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table(torch.tensor([3]))
 
 
 def on(layout: str, model: nn.Module) -> Any:
@@ -43,6 +64,11 @@ def on(layout: str, model: nn.Module) -> Any:
         return fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
     if layout == "hsdp":
         return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
+    if layout == "tp, embedding":  # its gradient comes whole, where the parameter is cut
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        embedding = {"4.table": RowwiseParallel(input_layouts=Replicate())}
+        return parallelize_module(nn.Sequential(*model.children(), Tokens()), mesh, plan | embedding)
     if layout in ("tp", "fsdp2+tp"):
         mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -160,3 +186,24 @@ def prefix(layout: str) -> str:
 def test_muon_by_itself_resumes_too(tmp_path, kind: str) -> None:
     for stages in launch(resume, 2, args=("fsdp2", kind, ("flat",), str(tmp_path))):
         assert_resumed(stages["flat"], "2.weight momentum_buffer")
+
+
+def save_slices(rank: int, folder: str) -> str:
+    model = network()
+    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))
+    train(model, both, range(1))
+    torch.save(both.state_dict(), f"{folder}/{rank}.pt")
+    both.load_state_dict(torch.load(f"{folder}/{rank}.pt", weights_only=True))
+    train(model, both, range(1, 2))
+    try:
+        dcp.save({"optimizer": get_optimizer_state_dict(model, both)}, checkpoint_id=f"{folder}/saved")
+    except BaseException as error:  # the library's own is none of Exception
+        return str(error)
+    return "saved"
+
+
+@pytest.mark.live
+def test_slices_of_zero1_are_refused_where_they_would_be_lost_and_named(tmp_path) -> None:
+    for said in launch(save_slices, 2, args=(str(tmp_path),)):
+        assert "momentum_buffer is one rank's slice of the momentum" in said
+        assert "save by save_checkpoint(folder, model, optimizer)" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,32 @@ def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
     assert own.muon.param_groups[0]["adjust_lr_fn"] is None
 
 
+def test_decay_and_betas_are_passed_on_as_adamw_had_them() -> None:
+    given: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.05, "decay_vectors": False, "betas": (0.8, 0.95)}
+    model = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 6))
+    both = MuonWithAdamW.from_model(model, **given)
+    found = [(group["weight_decay"], group["param_names"]) for group in both.param_groups]
+    assert found == [(0.05, ["1.weight"]), (0.05, ["0.weight"]), (0.0, ["1.bias"])]
+    assert [group["betas"] for group in both.adamw.param_groups] == [(0.8, 0.95)] * 2
+    plain = MuonWithAdamW.from_model(model, lr=1e-3)
+    assert [group["weight_decay"] for group in plain.param_groups] == [0.1, 0.01]
+
+
+def test_an_argument_that_is_not_known_is_sent_to_the_one_whose_it_is() -> None:
+    with pytest.raises(UsageError, match=r"from_model takes no eps: pass on what is Muon's by muon=\{…\}"):
+        MuonWithAdamW.from_model(network(), lr=0.1, eps=1e-8)
+    both = MuonWithAdamW.from_model(network(), lr=0.1, adamw={"eps": 1e-6})
+    assert both.adamw.param_groups[0]["eps"] == 1e-6
+
+
+def test_a_model_whose_matrices_are_frozen_is_told_so() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    with pytest.raises(UsageError, match="those that are frozen count with include_frozen=True"):
+        MuonWithAdamW.from_model(model, lr=0.1)
+
+
 def test_a_model_without_hidden_matrices_is_sent_to_adamw() -> None:
     with pytest.raises(UsageError, match=r"LayerNorm has no hidden matrix for Muon: use torch\.optim\.AdamW"):
         MuonWithAdamW.from_model(nn.LayerNorm(4), lr=0.1)
@@ -95,7 +122,9 @@ def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
     return model, MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01, strategy=layout, mesh=mesh)
 
 
-def scaled_steps(rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...]):
+def scaled_steps(
+    rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...], clip: bool = False
+) -> tuple[Any, list[list[Tensor]]]:
     """A good step, one with infinity on some ranks, and a good one; the weights after each, and the scale."""
     model, both = laid_out(layout)
     scaler = scaler_type(device="cpu", init_scale=2.0, growth_interval=100)
@@ -108,6 +137,10 @@ def scaled_steps(rank: int, layout: str, scaler_type: type, unscale: bool, overf
         scaler.scale(loss).backward()
         if unscale:
             scaler.unscale_(both)
+        if clip:
+            norm = both.ready_gradients(1.0)
+            assert norm is not None
+            assert norm.isinf() == (step == 1)
         try:
             scaler.step(both)
         except GradientError as error:
@@ -143,6 +176,36 @@ def test_all_ranks_skip_a_step_that_overflowed(
         assert all(map(torch.equal, weights[0], weights[1]))
         assert not any(map(torch.equal, weights[1], weights[2]))
     assert all(map(torch.equal, one[1][2], other[1][2]))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("layout", ["zero1", "owner"])
+def test_a_step_that_overflowed_is_skipped_after_clipping_too(layout: str) -> None:
+    overflow_on = (1,) if layout == "zero1" else (0, 1)
+    one, other = launch(scaled_steps, 2, args=(layout, ShardedGradScaler, True, overflow_on, True))
+    assert one[0] == other[0] == 1.0
+    assert all(map(torch.equal, one[1][0], one[1][1]))
+    assert not any(map(torch.equal, one[1][1], one[1][2]))
+    assert all(map(torch.equal, one[1][2], other[1][2]))
+
+
+def backward_after_readying(rank: int) -> str:
+    model, both = laid_out("zero1")
+    model(torch.ones(2, 6)).square().sum().backward()
+    both.ready_gradients(1.0)
+    model(torch.ones(2, 6)).square().sum().backward()
+    try:
+        both.step()
+    except GradientError as error:
+        return str(error)
+    return "stepped"
+
+
+@pytest.mark.live
+def test_gradients_that_changed_after_they_were_readied_are_refused() -> None:
+    """The matrices would step by the old ones, AdamW's parameters by sums that differ from rank to rank."""
+    for said in launch(backward_after_readying, 2):
+        assert "call it once a step, after the last backward()" in said
 
 
 @pytest.mark.live
@@ -208,9 +271,12 @@ def test_gradients_are_marked_while_the_optimizer_lives() -> None:
 
 
 def save_zero1(rank: int) -> list[str]:
-    _, both = laid_out("zero1")
+    model, both = laid_out("zero1")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        both.state_dict()  # before the first step there is nothing to lose
+        assert not caught
+        train(model, both)
         both.state_dict()
         both.state_dict()
     return [str(warning.message) for warning in caught]

@@ -492,3 +492,10 @@ class FullyShardedDataParallel(nn.Module):
 def test_a_model_flattened_by_fsdp1_is_refused_with_the_remedy() -> None:
     with pytest.raises(UsageError, match=r"FSDP1 flattens matrices away.*fully_shard"):
         split_parameters(nn.Sequential(FullyShardedDataParallel()))
+
+
+def test_nanogpts_fused_attention_is_cut_along_rows() -> None:
+    layer = nn.ModuleDict({"c_attn": nn.Linear(4, 12, bias=False), "c_proj": nn.Linear(4, 4, bias=False)})
+    groups = split_parameters(nn.ModuleDict({"h": nn.ModuleList([layer])})).hidden
+    found = {name: group.get("parts") for group in groups for name, _ in group["params"]}
+    assert found == {"h.0.c_attn.weight": (4, 4, 4), "h.0.c_proj.weight": None}

@@ -138,7 +138,7 @@ def test_a_group_handed_in_that_waits_half_an_hour_is_told() -> None:
     (long, short), others = launch(patience, 2)
     assert len(long) == 1
     assert "axis 'dp' times out after 1800 s" in long[0]
-    assert "build_mesh(grid, timeout=60)" in long[0]
+    assert "make the mesh with build_mesh(grid)" in long[0]
     assert short == []
     assert others == [[], []]  # one rank says it for all
 

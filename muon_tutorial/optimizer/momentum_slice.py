@@ -1,0 +1,45 @@
+"""A rank's slice of the momentum in a state that leaves the optimizer: a tensor that knows it is no replica.
+
+``torch.distributed.checkpoint`` takes a plain tensor in an optimizer's state for the same on all ranks, and
+would keep one rank's slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+
+class MomentumSlice(Tensor):
+    """A flat run of momentum that no other rank has. ``torch.save`` takes it as any tensor."""
+
+    def __create_write_items__(self, name: str, _: object) -> list[Any]:
+        """What ``torch.distributed.checkpoint`` asks of a tensor that lies in pieces.
+
+        Raises:
+            CheckpointError: always: a flat run of several ranks' is no piece of a tensor.
+        """
+        raise CheckpointError(
+            f"{name} is one rank's slice of the momentum, which torch.distributed.checkpoint cannot put "
+            "together: save by save_checkpoint(folder, model, optimizer)"
+        )
+
+
+torch.serialization.add_safe_globals([MomentumSlice])
+
+
+def mark_slices(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A hook of ``state_dict()``: each slice, told by an entry ``kept``, becomes a ``MomentumSlice``."""
+    state = {index: _marked(entry) for index, entry in state_dict["state"].items()}
+    return {**state_dict, "state": state}
+
+
+def _marked(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "kept" not in entry:
+        return entry
+    return {**entry, "momentum_buffer": entry["momentum_buffer"].as_subclass(MomentumSlice)}
