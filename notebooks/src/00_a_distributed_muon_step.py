@@ -21,20 +21,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -80,11 +73,9 @@ lesson.picture_before(plan)
 # The numbers below are process numbers of your computer. They all differ, and none is that of this
 # notebook.
 
-
 # %% tags=["volatile"]
 def greet(rank):
     return f"rank {rank} is process {os.getpid()}"
-
 
 greetings, first_start = measure.timed(lambda: launch(greet, dp * tp, backend=backend))
 print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
@@ -130,7 +121,6 @@ guess.check(weight_holders, momentum_holders)
 # What is new in the line of `Muon(…)`: `zero1` is the ZeRO from above, the mesh is the grid of ranks, and
 # `tp_dim=1` says that tp cuts columns. Weight and gradients are random numbers here.
 
-
 # %%
 def one_step(rank):
     parameter = torch.nn.Parameter(lesson.my_columns(lesson.weight(seed), rank, tp))
@@ -139,7 +129,6 @@ def one_step(rank):
     parameter.grad = lesson.my_columns(lesson.local_gradient(seed, rank // tp), rank, tp)
     muon.step()
     return lesson.WeightReport(before, muon.state[parameter]["momentum_buffer"], parameter.detach())
-
 
 # %%
 reports = launch(one_step, dp * tp, backend=backend)

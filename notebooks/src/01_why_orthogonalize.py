@@ -19,20 +19,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -130,12 +123,10 @@ lesson.predict_ratio(G, live=widgets)
 #
 # *Easy · 3 minutes · required*
 
-
 # %% tags=["stub"]
 def svd_muon(G):
     U, S, Vt = torch.linalg.svd(G, full_matrices=False)
     return ...
-
 
 # %%
 write.check(svd_muon)

@@ -18,20 +18,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -124,12 +117,10 @@ guess.check(where)
 #
 # *Easy · 5 minutes · required*
 
-
 # %% tags=["stub"]
 def step(X, a, b, c):
     A = X @ X.T
     return ...
-
 
 # %%
 write.check(step)

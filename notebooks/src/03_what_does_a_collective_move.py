@@ -16,20 +16,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -99,14 +92,12 @@ guess.check(messages_of_one_rank, bytes_of_one_rank)
 # into `tensor`. So here is the first round, as most people write it first. Read it, and guess what will
 # happen, before you run it.
 
-
 # %%
 def everybody_sends_first(rank):
     mine, arrived = lesson.my_piece(rank, ranks), torch.empty(1024)
     dist.send(mine, (rank + 1) % ranks)
     dist.recv(arrived, (rank - 1) % ranks)
     return [mine, arrived]
-
 
 # %% tags=["volatile", "raises-exception"]
 try:
@@ -134,7 +125,6 @@ lesson.picture_of_gather(stuck, "lesson03-stuck")
 # The remedy is `dist.isend`. It *starts* to send and returns at once, with a handle. Receive in the meantime;
 # then the handle's `wait()` returns when the message has left.
 
-
 # %%
 def everybody_starts_to_send(rank):
     mine, arrived = torch.tensor([rank]), torch.tensor([-1])
@@ -142,7 +132,6 @@ def everybody_starts_to_send(rank):
     dist.recv(arrived, (rank - 1) % ranks)
     sending.wait()
     return arrived.item()
-
 
 # %%
 print("each rank received the number of:", launch(everybody_starts_to_send, ranks, backend=backend))
@@ -156,13 +145,11 @@ print("each rank received the number of:", launch(everybody_starts_to_send, rank
 #
 # *Medium · 10 minutes · required*
 
-
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks):
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
     return ...  # your rounds go before this line; then return pieces
-
 
 # %% [markdown]
 # Here are the messages that your function sent. Where one brings its receiver nothing new, the first such
@@ -210,12 +197,9 @@ print(inspect.getsource(lesson.ring_reduce_scatter))
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
-
-
 def all_reduce(pieces, rank, ranks):
     my_sum = lesson.ring_reduce_scatter(pieces, rank, ranks)
     return gather(my_sum, rank, ranks)
-
 
 total = lesson.run_sum(all_reduce, ranks, backend)
 
@@ -231,14 +215,12 @@ lesson.explore_sum(total, live=widgets)
 # Is it the sum that PyTorch's own `all_reduce` finds? Compare on every rank. (All numbers here are small and
 # whole, so that no sum is rounded. A later lesson looks at rounding.)
 
-
 # %%
 def compare(rank):
     pieces = lesson.my_pieces(rank, ranks)
     torchs_own = torch.cat(pieces)
     dist.all_reduce(torchs_own)
     return torch.equal(torch.cat(all_reduce(pieces, rank, ranks)), torchs_own)
-
 
 print("the same bits on every rank:", all(launch(compare, ranks, backend=backend)))
 
@@ -277,17 +259,13 @@ lesson.picture_of_clock(mine)
 
 # %%
 sizes = [4**power for power in range(1, 13)]
-
-
 def there_and_back(rank, ball):
     for turn in (0, 1):
         dist.send(ball, 1 - rank) if rank == turn else dist.recv(ball, 1 - rank)
 
-
 def ping_pong(rank):
     balls = [torch.zeros(size // 4) for size in sizes]
     return [lesson.fastest(4 * steps, there_and_back, rank, ball) / 2 for ball in balls]
-
 
 # %% tags=["volatile"]
 seconds = launch(ping_pong, 2, backend=backend)[0]

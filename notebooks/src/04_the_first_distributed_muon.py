@@ -17,20 +17,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 4
@@ -110,7 +103,6 @@ guess.check(owner_of_last, zeros)
 # `parameters` are all matrices, each with its gradient in `.grad`. `offset` says where the next place begins.
 # `dist.all_reduce` is where bytes travel.
 
-
 # %%
 def early_share(parameters, rank, ranks):
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.bfloat16)
@@ -124,7 +116,6 @@ def early_share(parameters, rank, ranks):
         offset += parameter.numel()
     dist.all_reduce(flat)
     return flat
-
 
 # %% [markdown]
 # The buffer holds bfloat16, 2 bytes a number. Newton–Schulz ends in bfloat16, so nothing is lost on the way.
@@ -194,11 +185,9 @@ lesson.draw_run(torn, "lesson04-torn")
 #
 # *Medium · 7 minutes · required*
 
-
 # %% tags=["stub"]
 def mended_share(parameters, rank, ranks):
     return ...  # copy early_share, and mend it
-
 
 # %% [markdown]
 # These are the buffers of *your* function, with the gradient of `k1` missing as before.
@@ -234,13 +223,11 @@ mend.check(mended_share)
 # ranks disagree it refuses the step, before any parameter has changed. (If *no* rank has it, the matrix is
 # skipped; so with dp = 1 there is nothing to refuse.)
 
-
 # %%
 def refused(rank):
     lacking = ["k1"] if rank == 1 % dp else []
     muon = Muon(lesson.named_parameters(seed, lacking), strategy="round_robin", mesh=build_mesh({"dp": dp}))
     muon.step()
-
 
 # %% tags=["volatile", "raises-exception"]
 try:
@@ -314,7 +301,6 @@ print(lesson.say_clock(alone, pair))
 # Last, the real thing: momentum, weight decay, two steps, and the package's round robin on real ranks.
 # Against it `torch.optim.Muon` in one process, with the same gradients.
 
-
 # %%
 def two_steps(rank):
     parameters = lesson.parameters(seed)
@@ -322,7 +308,6 @@ def two_steps(rank):
     muon.step()
     muon.step()
     return [parameter.detach() for parameter in parameters]
-
 
 # %%
 single = lesson.parameters(seed)

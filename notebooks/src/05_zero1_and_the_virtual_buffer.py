@@ -18,20 +18,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 4
@@ -127,12 +120,10 @@ for rank in range(0, dp * tp, tp):
 #
 # *Medium · 7 minutes · required*
 
-
 # %% tags=["stub"]
 def local_range(global_range, place, length):
     start, stop = global_range
     return ...
-
 
 # %%
 ranges.check(local_range)
@@ -163,14 +154,12 @@ ranges.check(local_range)
 local_range = ranges.accepted_or(lesson.local_range)
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the line of C
 
-
 def collect(place):
     kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
     start, stop = local_range(meta.global_range, place, len(kept))
     parts = [None] * dp
     dist.all_gather_object(parts, kept[start:stop])
     return parts
-
 
 # %%
 collected = launch(collect, dp, backend=backend)

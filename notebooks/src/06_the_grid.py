@@ -17,20 +17,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -111,13 +104,11 @@ guess.check(dp_group, tp_group)
 #
 # *Medium · 7 minutes · required*
 
-
 # %% tags=["stub"]
 def groups(dp, tp):
     dp_groups = ...
     tp_groups = ...
     return ...  # dp_groups, tp_groups
-
 
 # %% [markdown]
 # Here are your groups on the grid. Each fill is one group. A rank in no group, or in several, is crossed out.
@@ -148,8 +139,6 @@ grouping.check(groups)
 
 # %%
 groups = grouping.accepted_or(lesson.groups)
-
-
 def who_answers(rank):
     dp_groups, tp_groups = groups(dp, tp)
     answers = []
@@ -161,7 +150,6 @@ def who_answers(rank):
             answers.append(heard)
     return answers
 
-
 # %%
 answers = launch(who_answers, dp * tp, backend=backend)
 print(lesson.say_answers(answers))
@@ -172,12 +160,10 @@ print(lesson.say_answers(answers))
 # You will seldom make groups by hand. PyTorch's **device mesh** makes all of a grid at once; `build_mesh` is
 # this package's way to call it. Does it make the same groups?
 
-
 # %%
 def ask_the_mesh(rank):
     mesh = build_mesh({"dp": dp, "tp": tp})
     return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in ("dp", "tp")]
-
 
 print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answers)
 
@@ -190,18 +176,15 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 #
 # Try it. Rank 0 wants the same groups, but begins with the last.
 
-
 # %%
 def wanted_by(rank):
     dp_groups, tp_groups = groups(dp, tp)
     wanted = [*dp_groups, *tp_groups]
     return wanted[::-1] if rank == 0 else wanted
 
-
 def make_groups(rank):
     for ranks in wanted_by(rank):
         dist.new_group(ranks)
-
 
 # %% tags=["volatile", "raises-exception"]
 try:
@@ -217,12 +200,10 @@ except RankFailedError as error:
 # It is better to compare first. `work.agree` sends each rank's list to all, and every rank looks for the
 # first difference. That takes one collective over all ranks, once, and it tells you what to mend.
 
-
 # %%
 def agree_then_make(rank):
     work.agree(wanted_by(rank))
     make_groups(rank)
-
 
 # %% tags=["raises-exception"]
 try:
@@ -258,12 +239,10 @@ except RankFailedError as error:
 #
 # *Medium · 7 minutes · required*
 
-
 # %% tags=["stub"]
 def local_shape(shape, kind, place, tp):
     out, into = shape
     return ...  # a pair (rows, columns)
-
 
 # %%
 shapes.check(local_shape)
@@ -295,8 +274,6 @@ shapes.check(local_shape)
 
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
-
-
 def both_layers(rank, given):
     tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
     up = work.cut(given.up, "column", rank % tp, tp, shape_of)
@@ -305,7 +282,6 @@ def both_layers(rank, given):
     y = hidden @ down.T
     dist.all_reduce(y, group=tp_group)
     return y
-
 
 # %% [markdown]
 # Each row of the grid has its own batch of data. Below, one process alone does the same with the whole
@@ -341,7 +317,6 @@ lesson.picture_of_buffers(dp, tp)
 # Now train on real ranks, with gradients that differ in every row of the grid. `work.my_parameters` cuts `up`
 # and `down`, and notes on each piece how it was cut: Muon must know.
 
-
 # %%
 def train(rank):
     weights = work.my_parameters(rank, tp, seed)
@@ -350,7 +325,6 @@ def train(rank):
         work.fill_gradients(weights, rank, tp, step)
         optimizer.step()
     return work.kept_by(optimizer)
-
 
 # %%
 kept = launch(train, dp * tp, backend=backend)

@@ -17,20 +17,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -97,12 +90,10 @@ guess.check(largest, is_uvt)
 # On real ranks. `my_piece` cuts out what one place along tp holds. `orthogonal` is the exact UVᵀ, so that
 # nothing here comes from Newton–Schulz. `pieces` are those of one line along tp.
 
-
 # %%
 def each_alone(rank):
     mine = lesson.my_piece(gradient, 1, rank % tp, tp)
     return lesson.orthogonal(mine)
-
 
 # %%
 pieces = launch(each_alone, dp * tp, backend=backend)[:tp]
@@ -169,12 +160,10 @@ lesson.explore(tp, live=widgets)
 #
 # *Medium · 5 minutes · required*
 
-
 # %% tags=["stub"]
 def gather_whole(piece, dim, group):
     pieces = [torch.empty_like(piece) for _ in range(group.size())]
     return ...  # gather before this line; then return the whole matrix
-
 
 # %% [markdown]
 # It runs on real ranks, with a matrix in which every number says where it belongs. The colour is the place
@@ -207,13 +196,10 @@ gathering.check(gather_whole)
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
-
-
 def all_together(rank):
     piece = lesson.my_piece(gradient, 1, rank % tp, tp)
     whole = gather(piece, 1, lesson.tp_group(dp, tp))
     return lesson.my_piece(lesson.orthogonal(whole), 1, rank % tp, tp)
-
 
 # %%
 mended = launch(all_together, dp * tp, backend=backend)[:tp]

@@ -19,20 +19,13 @@
 # %% tags=["setup"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-
 if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
     places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    wheels = [
-        str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)
-    ]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
-        raise ModuleNotFoundError(
-            "upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel"
-        )
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True
-    )
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 
 # %% tags=["parameters"]
 dp: int = 2
@@ -181,13 +174,11 @@ print(inspect.getsource(travel))
 #
 # *Medium · 5 minutes · required*
 
-
 # %% tags=["stub"]
 def way_back(x, route, at, label):
     for hop in ...:
         x = yield from take(x, hop, route.dtype, at, label)
     return x
-
 
 # %%
 back.check(way_back)
@@ -231,12 +222,10 @@ print(plan.dist_meta(plan.grid.at(0))[0])
 # %% [markdown]
 # *Easy · 3 minutes · required*
 
-
 # %% tags=["stub"]
 def unpack(flat, meta):
     start, stop = meta.global_range
     return flat[start:stop].view(...)
-
 
 # %%
 shapes.check(unpack)
@@ -270,14 +259,12 @@ print(lesson.BLUEPRINT_LOOP, lesson.blueprint_error(), sep="\n")
 #
 # *Easy · 2 minutes · required*
 
-
 # %% tags=["stub"]
 def update_loop(param_groups, update):
     for group in param_groups:
         params = ...
         for param in params:
             update(param, group)
-
 
 # %%
 loop.check(update_loop)
@@ -316,7 +303,6 @@ way_back = back.accepted_or(lesson.way_back)
 unpack = shapes.accepted_or(lesson.unpack)
 update_loop = loop.accepted_or(lesson.update_loop)
 
-
 # %%
 def my_step(job, bucket, at):
     summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
@@ -332,7 +318,6 @@ def my_step(job, bucket, at):
     fresh = yield from travel(stepped, bucket.parameter, at, job.label(7))
     job.write(bucket, fresh)
 
-
 # %% [markdown]
 # First in the stepping world, beside the package's own step. What each rank asks for is compared, bit by bit.
 # If you change something in the cell above, you see here which rank's request goes wrong first, and where.
@@ -346,11 +331,9 @@ print(lesson.first_difference(my_step, dp, tp, seed))
 # The same cell, unchanged. The ranks first send their names along your grid's routes, for the picture. Then
 # they take the step.
 
-
 # %%
 def run_mine(rank):
     return lesson.job(rank, dp, tp, seed).run(my_step)
-
 
 reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
@@ -407,10 +390,8 @@ print(lesson.say_nudge(gradients, seed))
 # %% tags=["volatile"]
 texts = range(seed + 1, seed + 1 + steps)
 
-
 def run_texts(rank):
     return [lesson.job(rank, dp, tp, text).run(my_step) for text in texts]
-
 
 runs = launch(run_texts, dp * tp, backend=backend)
 for number, text in enumerate(texts):
