@@ -181,9 +181,7 @@ def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> 
     train(model, both)
     model[0].requires_grad_(True)
     before = copies(model)
-    with pytest.raises(
-        UsageError, match=r"0\.weight was frozen when this optimizer was made"
-    ):
+    with pytest.raises(UsageError, match=r"0\.weight was frozen when this optimizer was made"):
         train(model, both)
     assert all(map(torch.equal, before, copies(model)))
 
