@@ -188,10 +188,11 @@ def declared(*extras: str) -> set[str]:
     return {re.split(r"[^\w.-]", line)[0] for group in groups for line in group}
 
 
-@pytest.mark.parametrize(("folder", "extras"), [(PACKAGE, ()), ("scripts", ("notebooks", "tests"))])
+@pytest.mark.parametrize(("folder", "extras"), [(PACKAGE, ()), ("scripts", ("notebooks", "tests", "hosts"))])
 def test_imports_of_others_are_declared(folder: str, extras: tuple[str, ...]) -> None:
     brought = {"IPython", "traitlets"}  # by ipywidgets
-    mine = {PACKAGE, "scripts", *brought, *sys.stdlib_module_names}
+    siblings = {path.stem for path in (ROOT / "scripts" / "recipes").glob("*.py")}  # of a script that is run
+    mine = {PACKAGE, "scripts", *siblings, *brought, *sys.stdlib_module_names}
     modules = [module for module in read_modules(ROOT) if module.name.split(".")[0] == folder]
     used_names = {target.split(".")[0] for module in modules for _, _, target in imported(module)}
     assert used_names - mine - declared(*extras) == set()

@@ -18,6 +18,9 @@ from ..errors import CheckpointError
 class MomentumSlice(Tensor):
     """A flat run of momentum that no other rank has. ``torch.save`` takes it as any tensor."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MomentumSlice:
+        return memo.setdefault(id(self), self.as_subclass(Tensor).clone().as_subclass(MomentumSlice))
+
     def __create_write_items__(self, name: str, _: object) -> list[Any]:
         """What ``torch.distributed.checkpoint`` asks of a tensor that lies in pieces.
 

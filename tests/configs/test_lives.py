@@ -103,7 +103,7 @@ def run_two_meshes(rank: int) -> tuple[tuple[str, str], bool]:
 @pytest.mark.live
 def test_nothing_changes_on_any_mesh_when_one_holds_a_spoilt_gradient() -> None:
     for (kind, said), stayed in launch(run_two_meshes, 2):
-        assert kind == "GradientError"
+        assert kind == "NotFiniteError"
         assert said.startswith("the gradient of group 0, parameter 1 holds NaN or infinity on 2 of 2 ranks")
         assert stayed
 
@@ -134,7 +134,7 @@ def test_a_spoilt_gradient_is_refused_on_every_rank_before_anything_changes() ->
     by_rank = launch(run_spoilt, 2)
     assert by_rank[0] == by_rank[1]
     for case, (kind, said, stayed) in by_rank[0].items():
-        assert kind == "GradientError"
+        assert kind == ("GradientError" if "missing" in case else "NotFiniteError")
         assert stayed, case
         assert "group 0, parameter 2" in said
         assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -192,7 +193,7 @@ def save_slices(rank: int, folder: str) -> str:
     model = network()
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))
     train(model, both, range(1))
-    torch.save(both.state_dict(), f"{folder}/{rank}.pt")
+    torch.save(copy.deepcopy(both.state_dict()), f"{folder}/{rank}.pt")
     both.load_state_dict(torch.load(f"{folder}/{rank}.pt", weights_only=True))
     train(model, both, range(1, 2))
     try:

@@ -390,12 +390,17 @@ def test_another_ranks_slices_are_refused_though_their_sizes_fit(giver: int) -> 
     ranks.steps(whole_gradients(case))
     sizes = [[momentum(muon, param).shape for param in params] for params, muon in pairs(ranks)]
     assert sizes[giver] == sizes[1]
-    before = ranks.muons[1].state_dict()
+    state, before = ranks.muons[1].state, copy.deepcopy(ranks.muons[1].state_dict())
     with pytest.raises(
         UsageError, match=r"parameter 0: the loaded momentum was kept by another rank.*rank 1"
     ):
         ranks.muons[1].load_state_dict(saved(ranks.muons[giver]))
-    assert ranks.muons[1].state_dict() == before
+    assert ranks.muons[1].state is state
+    now = ranks.muons[1].state_dict()
+    assert now["param_groups"] == before["param_groups"]
+    for index, entry in before["state"].items():
+        assert torch.equal(now["state"][index]["momentum_buffer"], entry["momentum_buffer"])
+        assert now["state"][index]["kept"] == entry["kept"]
 
 
 def test_momentum_keeps_a_wider_dtype_than_the_parameters() -> None:
