@@ -59,10 +59,11 @@ CASES = [
 
 
 @pytest.mark.live
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("world_size", sorted({setup.world_size for setup in SETUPS.values()}))
 def test_every_helper_equals_the_single_process(world_size: int) -> None:
     cases = [case for case in CASES if SETUPS[case[0]].world_size == world_size]
-    by_rank = launch(run_cases, world_size, args=(cases,), limit=100)
+    by_rank = launch(run_cases, world_size, args=(cases,), limit=500)
     for number, case in enumerate(cases):
         outcomes = [found[number] for found in by_rank]
         assert [differences for differences, _ in outcomes] == [[]] * world_size, case
