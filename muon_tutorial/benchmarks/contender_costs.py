@@ -30,9 +30,9 @@ PATIENCE = 2.0  # seconds until bytes that are not there will not come
 
 @dataclass(frozen=True, slots=True)
 class ContenderBytes:
-    """One step of one rank. ``learn`` and ``finish`` are what was asked for before and after backward's end.
+    """One step of one rank: ``learn`` holds the requests made before backward ended, ``finish`` the rest.
 
-    ``wire`` is what Gloo sends for both; ``tcp`` is what the kernel counted, None where it keeps no count.
+    Gloo sends ``wire`` for both; the kernel counted ``tcp``, None where it keeps no count.
     """
 
     learn: LedgerRow

@@ -1,8 +1,8 @@
 """Counts what was asked for, in bytes: an observer of any world, which never touches the engine.
 
-Three columns, because they differ: ``payload`` is what a rank hands to a collective; ``ring`` is what it
-sends when the collective runs as a ring (``ring_bytes.py``); ``gloo`` is the data it sends when Gloo runs it
-(``gloo_bytes.py``). ``received`` is what arrives in the ring's model.
+Three columns, because they differ. A rank hands ``payload`` to a collective. It sends ``ring`` where the
+collective runs as a ring (``ring_bytes.py``), and ``gloo`` where Gloo runs it (``gloo_bytes.py``). In the
+ring's model, it receives ``received``.
 """
 
 from __future__ import annotations

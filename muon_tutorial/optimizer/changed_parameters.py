@@ -43,13 +43,13 @@ def drop_replaced(before: list[Tensor], now: list[Tensor], state: dict[Tensor, A
         UsageError: momentum would be lost.
     """
     gone = set(before) - set(now)
-    if set(now) - set(before) and any(_has_moved(state.get(param, {})) for param in gone):
+    if set(now) - set(before) and any(has_moved(state.get(param, {})) for param in gone):
         raise UsageError(
             f"{len(gone)} parameters were replaced by others after they had been stepped, and their momentum "
             "belongs to the old ones: construct the optimizer over the new parameters, then load its state"
         )
     for param in gone:
-        if param in state and not _has_moved(state[param]):
+        if param in state and not has_moved(state[param]):
             del state[param]
 
 
@@ -68,7 +68,7 @@ def follow_changes(
         entry = state.get(param, {})
         if was == tensor_kind(param) or "momentum_buffer" not in entry:
             continue
-        if not _has_moved(entry):
+        if not has_moved(entry):
             del state[param]  # made anew, for the parameter as it is
         elif was[2] == tuple(param.shape):
             entry["momentum_buffer"] = widened(entry["momentum_buffer"], param)
@@ -100,7 +100,8 @@ def _say(tensor: Tensor) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {shape} on {device}"
 
 
-def _has_moved(state: Mapping[str, Any]) -> bool:
+def has_moved(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state holds momentum that is not zero."""
     return "momentum_buffer" in state and bool(local_part(state["momentum_buffer"]).any())
 
 

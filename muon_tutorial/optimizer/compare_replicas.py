@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import MismatchError
 from ..parameters.describe_matrices import named_params
+from ..parameters.dtensor_placements import dtensor_cuts
 from ..step.agreement import checksum_flags, differ
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
@@ -34,16 +35,16 @@ class Replica:
 def compare_replicas(steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer]) -> None:
     """Compare the parameters on every mesh of real processes, and those that other optimizers step.
 
-    Plain parameters of companions are taken to be the same along ``dp``. Two tiny sums an axis. All ranks
-    must call.
+    Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
+    parameters are taken to be the same along ``dp``. Two tiny sums an axis. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: a parameter is not the same where it should be.
     """
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
-            replicas = [*_planned(mesh.step), *(_beside(companions) if mesh is steps[0] else ())]
-            _compare(mesh.world, replicas)
+            beside = _beside(companions, mesh.world, plain=mesh is steps[0])
+            _compare(mesh.world, [*_planned(mesh.step), *beside])
 
 
 def _planned(step: PlanStep) -> Iterator[Replica]:
@@ -53,12 +54,15 @@ def _planned(step: PlanStep) -> Iterator[Replica]:
         yield Replica(matrix.name, shard.parameter.data, axes)
 
 
-def _beside(companions: Iterable[torch.optim.Optimizer]) -> Iterator[Replica]:
+def _beside(companions: Iterable[torch.optim.Optimizer], world: LiveWorld, plain: bool) -> Iterator[Replica]:
     for optimizer in companions:
         for number, group in enumerate(optimizer.param_groups):
             for name, param in named_params(group, number):
-                if not isinstance(param, DTensor):
-                    yield Replica(name, local_part(param.detach()), frozenset({"dp"}))
+                if isinstance(param, DTensor) and torch.equal(param.device_mesh.mesh, world.mesh.mesh):
+                    cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
+                    yield Replica(name, local_part(param.detach()), frozenset(world.grid.axes) - cut)
+                elif plain and not isinstance(param, DTensor):
+                    yield Replica(name, param.detach(), frozenset({"dp"}))
 
 
 def _compare(world: LiveWorld, replicas: Sequence[Replica]) -> None:

@@ -1,6 +1,6 @@
 """Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; alone or over a plan.
 
-With a strategy, a plan says which rank keeps and orthogonalizes what, and ``stepping`` walks it. Without one
+With a strategy, a plan says which rank keeps and orthogonalizes what, and ``step/`` walks it. Without one
 it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum while
 orthogonalizing, and loading a state never makes the momentum less precise.
 """
@@ -127,7 +127,7 @@ class Muon(torch.optim.Optimizer):
         self._steps_done = 0
         self._compared = False
         self.companions: tuple[torch.optim.Optimizer, ...] = ()
-        self.is_new = True
+        self._is_new = True
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -232,15 +232,15 @@ class Muon(torch.optim.Optimizer):
                 "gradients have changed since ready_gradients(), and would step otherwise than they were "
                 "averaged and clipped: call it once a step, after the last backward()"
             )
+        steps, stamp = self._steps(), self._stamp()
         if not self._compared:
-            compare_replicas(self._steps(), self.companions)
+            compare_replicas(steps, self.companions)
             self._compared = True
         self._warn_of_no_gradients()
-        stamp = self._stamp()
-        for mesh in self._steps():
+        for mesh in steps:
             mesh.run(mesh.step.agree(stamp))  # on all meshes before anything changes on one
-        self.is_new = False
-        for mesh in self._steps():
+        self._is_new = False
+        for mesh in steps:
             mesh.run(mesh.step.step())
         self._steps_done += 1
         self.gradients_changed()
@@ -251,8 +251,9 @@ class Muon(torch.optim.Optimizer):
         """What ``GradScaler`` asks: whether ``step()`` is to skip by itself where gradients overflowed.
 
         Where ranks step together they must skip together: a rank that left its step out would hang the rest.
+        Of DTensors the scaler asks all ranks itself, and hosts refuse to clip for an optimizer that skips.
         """
-        return self._make_steps is not alone
+        return self._make_steps is not alone and not all(isinstance(it, DTensor) for it in self._params())
 
     def skips_overflow(self, scaled: torch.optim.Optimizer) -> bool:
         """Whether this step is to be skipped, since ``GradScaler`` found infinity on all ranks.
@@ -269,10 +270,10 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
-        stamp = self._stamp()
-        for mesh in self._steps():
+        steps, stamp = self._steps(), self._stamp()
+        for mesh in steps:
             yield from mesh.step.agree(stamp)
-        for mesh in self._steps():
+        for mesh in steps:
             yield from mesh.step.step()
         self._steps_done += 1
         self.gradients_changed()
@@ -308,8 +309,8 @@ class Muon(torch.optim.Optimizer):
         Raises:
             UsageError: there is none, or one for each of several meshes.
         """
-        steps = self.plan_steps
-        if len(steps) != 1 or len(self._steps()) != 1:
+        steps = [mesh.step for mesh in self._steps()]
+        if len(steps) != 1 or not isinstance(steps[0], PlanStep):
             raise UsageError(
                 "gradients on several meshes, or behind a config's own functions, are not clipped here: "
                 "call torch.nn.utils.clip_grad_norm_ before step()"
@@ -338,7 +339,7 @@ class Muon(torch.optim.Optimizer):
 
     def _warn_of_no_gradients(self) -> None:
         """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
-        if self.is_new and self._params() and not any(param.grad is not None for param in self._params()):
+        if self._is_new and self._params() and not any(param.grad is not None for param in self._params()):
             warnings.warn(
                 "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
                 "the optimizer was made, make the optimizer afterwards, over the model's parameters of now",
@@ -381,7 +382,7 @@ class Muon(torch.optim.Optimizer):
     def warn_of_slices(self) -> None:
         """Warn, once, if what this rank would save is a slice that no other rank has."""
         slices = any(mesh.step.averages for mesh in self._made_steps or ())
-        if slices and not self.is_new and not self._warned:
+        if slices and not self._is_new and not self._warned:
             self._warned = True
             warnings.warn(
                 "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
@@ -416,7 +417,7 @@ class Muon(torch.optim.Optimizer):
         except UsageError:
             self.restore(*before)
             raise
-        self.is_new, self._steps_done, self._compared = False, 0, False
+        self._is_new, self._steps_done, self._compared = False, 0, False
 
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
         """Put back the state and the groups that were here before a load that failed."""
@@ -443,7 +444,7 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_steps_done", 0)
         self.__dict__.setdefault("_compared", False)
         self.__dict__.setdefault("companions", ())
-        self.__dict__.setdefault("is_new", not state["state"])
+        self.__dict__.setdefault("_is_new", not state["state"])
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .changed_parameters import check_moments
+from .changed_parameters import check_moments, has_moved
 from .momentum_slice import mark_slices
 from .muon import Muon
 from .parameter_split import ParameterSplit, Verdict
@@ -143,10 +143,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def state(self) -> defaultdict[Any, Any]:  # type: ignore[override]
         """The state of both, keyed by parameter, in a new dict: its entries may be written to.
 
-        Empty before the first step: by that, ``torch.distributed.checkpoint`` tells an optimizer whose state
-        has yet to be made, AdamW's here.
+        Empty while AdamW has none and all momentum is zero, also where a host has loaded such a state: by
+        that, ``torch.distributed.checkpoint`` tells an optimizer whose state has yet to be made, and makes
+        it. A state of Muon's alone would leave AdamW's moments out of what is loaded.
         """
-        if self.muon.is_new and not self.adamw.state:
+        if not self.adamw.state and not any(has_moved(entry) for entry in self.muon.state.values()):
             return defaultdict(dict)
         return defaultdict(dict, {**self.muon.state, **self.adamw.state})
 

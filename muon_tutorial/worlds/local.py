@@ -163,8 +163,7 @@ class LocalWorld:
 
     @property
     def pending(self) -> dict[int, Collective]:
-        """What each waiting rank has asked for: its ``send`` is what the rank holds now, of what is to
-        travel."""
+        """The request of each waiting rank; its ``send`` holds the rank's tensor that is about to travel."""
         return {
             number: rank.waiting.request
             for number, rank in self._ranks.items()

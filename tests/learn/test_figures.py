@@ -11,7 +11,7 @@ import pytest
 
 from muon_tutorial import Grid, Matrix, Shard, zero1
 from muon_tutorial.learn.pictures import figures, holdings, picture
-from muon_tutorial.learn.pictures.holdings import HeldBoxes, StepMoment
+from muon_tutorial.learn.pictures.holdings import RankBoxes, StepMoment
 from muon_tutorial.plan.layout import Box
 
 SHAPE = (12, 8)
@@ -80,14 +80,14 @@ def test_one_holder_is_described_alone_and_one_that_holds_nothing_is_said_to() -
     for rank in range(4):
         drawn = figures.draw_one_holder(moment(), rank, SHAPE)
         assert re.findall(r"rank (\d)", drawn.alt) == [str(rank)]
-    empty = StepMoment("Now", "here", (HeldBoxes(0, (Box((0, 0), SHAPE),)), HeldBoxes(1, ())))
+    empty = StepMoment("Now", "here", (RankBoxes(0, (Box((0, 0), SHAPE),)), RankBoxes(1, ())))
     assert figures.draw_one_holder(empty, 1, SHAPE).alt == "Now, here: rank 1 holds nothing."
     assert "rank 0 holds the whole matrix; rank 1 holds nothing" in figures.draw_holdings([empty], SHAPE).alt
 
 
 def test_what_is_held_is_said_without_rows_that_are_not_there() -> None:
     past_the_end = Box((12, 0), (0, 8))
-    assert figures.say_held(HeldBoxes(1, (past_the_end,), "L"), SHAPE) == "nothing"
-    assert figures.say_held(HeldBoxes(1, (), "L"), SHAPE) == "nothing"
-    one_row = HeldBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end), "L")
+    assert figures.say_held(RankBoxes(1, (past_the_end,), "L"), SHAPE) == "nothing"
+    assert figures.say_held(RankBoxes(1, (), "L"), SHAPE) == "nothing"
+    one_row = RankBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end), "L")
     assert figures.say_held(one_row, SHAPE) == "row 3, all columns and row 4, columns 0 to 1 (bytes L)"

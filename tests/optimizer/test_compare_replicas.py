@@ -39,7 +39,13 @@ def begun(rank: int, layout: str, other: str) -> str:
 
 @pytest.mark.parametrize(
     ("layout", "other"),
-    [("zero1", "2.weight"), ("owner", "0.weight"), ("zero1", "2.bias"), ("hsdp", "2.weight")],
+    [
+        ("zero1", "2.weight"),
+        ("owner", "0.weight"),
+        ("zero1", "2.bias"),
+        ("hsdp", "2.weight"),
+        ("hsdp", "2.bias"),
+    ],
 )
 def test_another_beginning_on_one_rank_is_named_on_all(layout: str, other: str) -> None:
     for heard in launch(begun, 4, args=(layout, other)):

@@ -135,6 +135,11 @@ def saved_and_loaded(
     set_optimizer_state_dict(other, fresh, moments, options=options)
 
 
+def as_accelerate_does(optimizer: torch.optim.Optimizer) -> None:
+    """Its wrapper loads what it has just saved, before the first step."""
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
 def resume(rank: int, layout: str, kind: str, hows: tuple[str, ...], folder: str) -> dict[str, Stages]:
     """Two steps, saved as a host does; two more; and the same two by others who load it."""
     stages: dict[str, Stages] = {}
@@ -144,6 +149,7 @@ def resume(rank: int, layout: str, kind: str, hows: tuple[str, ...], folder: str
         train(model, optimizer, range(2))
         other = on(layout, network())
         fresh = optimizer_of(other, kind)
+        as_accelerate_does(fresh)
         saved_and_loaded(how, folder, model, optimizer, (other, fresh))
         loaded = state_of(model, optimizer), state_of(other, fresh)
         train(model, optimizer, range(2, 4))

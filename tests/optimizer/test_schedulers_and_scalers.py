@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
@@ -115,8 +116,9 @@ def test_a_model_of_matrices_alone_needs_no_adamw() -> None:
 
 def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
     model = network()
-    if layout == "fsdp2":
-        fully_shard(model)
+    if layout in ("fsdp2", "hsdp"):
+        sizes, names = ((2,), ("dp",)) if layout == "fsdp2" else ((2, 1), ("copy", "shard"))
+        fully_shard(model, mesh=init_device_mesh("cpu", sizes, mesh_dim_names=names))
         return model, MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
     mesh = build_mesh({"dp": 2})
     return model, MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01, strategy=layout, mesh=mesh)
@@ -164,6 +166,7 @@ def whole(tensor: Tensor) -> Tensor:
         ("replicated", torch.amp.GradScaler, False, (0, 1)),
         ("owner", torch.amp.GradScaler, True, (0, 1)),
         ("fsdp2", torch.amp.GradScaler, False, (1,)),
+        ("hsdp", torch.amp.GradScaler, True, (1,)),
         ("fsdp2", torch.amp.GradScaler, True, (1,)),
     ],
 )
@@ -176,6 +179,17 @@ def test_all_ranks_skip_a_step_that_overflowed(
         assert all(map(torch.equal, weights[0], weights[1]))
         assert not any(map(torch.equal, weights[1], weights[2]))
     assert all(map(torch.equal, one[1][2], other[1][2]))
+
+
+def asked_of(rank: int, layout: str) -> bool:
+    return laid_out(layout)[1]._step_supports_amp_scaling
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("layout", "skips"), [("zero1", True), ("owner", True), ("fsdp2", False)])
+def test_only_plain_gradients_leave_skipping_to_the_step(layout: str, skips: bool) -> None:
+    """Of DTensors the scaler asks all ranks itself; Lightning refuses to clip for an optimizer that skips."""
+    assert launch(asked_of, 2, args=(layout,)) == [skips] * 2
 
 
 @pytest.mark.live

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ... import Coordinate, Grid, Plan
 from ..exercises.judge import Exercise, numbers
 from ..pictures import figures
-from ..pictures.holdings import HeldBoxes, holders_of, momentum_holdings, weight_holdings
+from ..pictures.holdings import RankBoxes, holders_of, momentum_holdings, weight_holdings
 from .on_ranks import SHAPE
 
 
@@ -25,7 +25,7 @@ def guess_holders(plan: Plan) -> Exercise:
     return Exercise(judge, hints, "dp copies the weight but cuts the momentum.")
 
 
-def _judge_ranks(grid: Grid, what: str, said: object, held: Sequence[HeldBoxes]) -> str | None:
+def _judge_ranks(grid: Grid, what: str, said: object, held: Sequence[RankBoxes]) -> str | None:
     if not isinstance(said, (list, tuple, set)) or not all(isinstance(rank, int) for rank in said):
         return f"{what}: give a list of ranks, such as [0, 1]."
     strangers = [rank for rank in said if rank not in grid.ranks]

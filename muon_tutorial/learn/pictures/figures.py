@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
 from ...plan.layout import Box
-from .holdings import HeldBoxes, StepMoment, layers
+from .holdings import RankBoxes, StepMoment, layers
 from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
 
 _MARGIN, _GAP, _HEADER = 28, 56, 92
@@ -49,7 +49,7 @@ def _write_header(axes: Axes, moment: StepMoment, left: float, top: float = 0.0)
 
 
 def _draw_layer(
-    axes: Axes, layer: Sequence[HeldBoxes], shape: tuple[int, int], frame: tuple[float, float, float, float]
+    axes: Axes, layer: Sequence[RankBoxes], shape: tuple[int, int], frame: tuple[float, float, float, float]
 ) -> None:
     left, top, width, height = frame
     rectangle(axes, left, top, width, height, EMPTY, linewidth=1.6, zorder=3)
@@ -89,7 +89,7 @@ def draw_strip(
 
 
 def _describe_holder(moment: StepMoment, rank: int, shape: tuple[int, int]) -> str:
-    mine = next((held for held in moment.held if held.rank == rank), HeldBoxes(rank, ()))
+    mine = next((held for held in moment.held if held.rank == rank), RankBoxes(rank, ()))
     return f"{moment.title}, {moment.what}: rank {rank} holds {say_held(mine, shape)}."
 
 
@@ -98,7 +98,7 @@ def _describe(moment: StepMoment, shape: tuple[int, int]) -> str:
     return f"{moment.title}: {moment.what.replace(chr(10), ' ')}. {'; '.join(said)}."
 
 
-def say_held(held: HeldBoxes, shape: tuple[int, int]) -> str:
+def say_held(held: RankBoxes, shape: tuple[int, int]) -> str:
     """What a rank holds, in words: rows and columns, and the name of the contents."""
     boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
     content = f" (bytes {held.content})" if held.content and boxes else ""

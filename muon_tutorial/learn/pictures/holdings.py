@@ -17,7 +17,7 @@ from ...plan.strategies import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBoxes:
+class RankBoxes:
     """The boxes of a matrix that one rank holds, and a name for what is in them."""
 
     rank: int
@@ -31,46 +31,46 @@ class StepMoment:
 
     title: str
     what: str
-    held: tuple[HeldBoxes, ...]
+    held: tuple[RankBoxes, ...]
 
 
-def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
+def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
     """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
     _, entry = _find(plan, matrix)
-    return tuple(HeldBoxes(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
+    return tuple(RankBoxes(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
 
 
-def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
+def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
     """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
     bucket, entry = _find(plan, matrix)
     held = []
     for rank, at in ((rank, plan.grid.at(rank)) for rank in plan.grid.ranks):
         mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
-        held.append(HeldBoxes(rank, matrix_boxes(mine, at)))
+        held.append(RankBoxes(rank, matrix_boxes(mine, at)))
     return tuple(held)
 
 
-def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[HeldBoxes, ...]:
+def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
     """Who holds the whole matrix at the moment of Newton–Schulz."""
     bucket, entry = _find(plan, matrix)
     whole = Box((0, 0), entry.matrix.sides)
     workers = [rank for rank in plan.grid.ranks if bucket.works_on(entry, plan.grid.at(rank))]
-    return tuple(HeldBoxes(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
+    return tuple(RankBoxes(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
 
 
 def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
     return next((b, entry) for b in plan.buckets for entry in b.entries if entry.matrix.index == matrix)
 
 
-def holders_of(held: Iterable[HeldBoxes], row: int, column: int) -> list[int]:
+def holders_of(held: Iterable[RankBoxes], row: int, column: int) -> list[int]:
     """The ranks that hold the element at ``row``, ``column``."""
     element = Box((row, column), (1, 1))
     return [item.rank for item in held if any(_overlap(box, element) for box in item.boxes)]
 
 
-def layers(held: Sequence[HeldBoxes]) -> list[list[HeldBoxes]]:
+def layers(held: Sequence[RankBoxes]) -> list[list[RankBoxes]]:
     """The fewest copies of the matrix in which no two ranks overlap: what is held twice takes two layers."""
-    stacked: list[list[HeldBoxes]] = []
+    stacked: list[list[RankBoxes]] = []
     for item in (item for item in held if item.boxes):
         free = (
             layer
@@ -100,9 +100,9 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     return [seen.setdefault(key, _letter(len(seen))) for key in keys]
 
 
-def with_letters(held: Sequence[HeldBoxes], letters: Sequence[str]) -> tuple[HeldBoxes, ...]:
+def with_letters(held: Sequence[RankBoxes], letters: Sequence[str]) -> tuple[RankBoxes, ...]:
     """The same boxes, each rank's with the letter of its contents."""
-    return tuple(HeldBoxes(item.rank, item.boxes, letter) for item, letter in zip(held, letters, strict=True))
+    return tuple(RankBoxes(item.rank, item.boxes, letter) for item, letter in zip(held, letters, strict=True))
 
 
 def _letter(number: int) -> str:
