@@ -25,5 +25,5 @@ def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequen
     if adjust_lr_fn == "match_rms_adamw":
         return lr * (0.2 * math.sqrt(max(rows, columns)))
     if adjust_lr_fn in ADJUST_LR_FNS:
-        return lr * math.sqrt(max(1, rows / columns))
+        return lr * math.sqrt(max(1, rows / max(1, columns)))
     raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {adjust_lr_fn!r}")

@@ -178,7 +178,6 @@ def our_muon(strategy: str | Builder, work: Workload, world: LiveWorld) -> Conte
         plan = both.muon.plan
         if plan is not None and plan.expects == "averaged":
             average_gradients(world, list(model.parameters()))
-        both.ready_gradients()
         both.step()
 
     return Contender(world, model, [both.muon, both.adamw], finish)

@@ -26,13 +26,14 @@ from ..plan.strategies import WIRE
 from ..step.agreement import (
     NO_STAMP,
     Stamp,
-    agreed,
     agreed_overflow,
-    differ,
-    gradient_flags,
+    find_trouble,
     overflow_flag,
-    refuse_other_stamps,
-    stamp_flags,
+    own_evidence,
+    present_gradients,
+    rank_table,
+    refuse_step,
+    step_flags,
 )
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
@@ -99,10 +100,9 @@ class CallbackStep:
         """Gradients have been used, or have changed since."""
         self.present = None
 
-    def agree(self, stamp: Stamp = NO_STAMP) -> Walk:
+    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
         """Find out which gradients there are, before anything changes. Must be walked by all ranks."""
-        if self.present is None:
-            self.present = yield Call(partial(self._agree, stamp), Label("gradients present"))
+        self.present = yield Call(partial(self._agree, stamp), Label("gradients present"))
 
     def overflowed(self, found_inf: Tensor) -> Walk:
         """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks."""
@@ -117,7 +117,8 @@ class CallbackStep:
 
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks."""
-        yield from self.agree()
+        if self.present is None:
+            yield from self.agree()
         assert self.present is not None
         yield from pipeline((self._step(index) for index in self.present), self.window, self.stride)
         self.forget()
@@ -204,11 +205,16 @@ class CallbackStep:
             MismatchError: on all of them: their stamps differ.
         """
         device = self.parameters[0].data.device if self.parameters else torch.device("cpu")
-        flags = gradient_flags([parameter.grad for parameter in self.parameters], device)
-        counts, ranks = self._sum(torch.cat([flags, stamp_flags([str(stamp)], device)]))
-        if differ(counts[-2:], ranks):
-            refuse_other_stamps(stamp, *self._sum(stamp_flags(stamp.values(), device)))
-        return [index for index, there in enumerate(agreed(counts[:-2], self.names, ranks, TORN)) if there]
+        gradients = [parameter.grad for parameter in self.parameters]
+        counts, ranks = self._sum(step_flags(gradients, stamp, device))
+        trouble = find_trouble(counts, ranks, torn_allowed=False)
+        if trouble is not None:
+            here = dist.get_rank(self._group) if dist.is_initialized() else 0
+            table = rank_table(own_evidence(trouble, gradients, stamp), here, ranks, device)
+            refuse_step(trouble, self._sum(table)[0], self.names, TORN, stamp)
+        if stamp.complaint is not None:
+            raise stamp.complaint
+        return [i for i, there in enumerate(present_gradients(counts, len(gradients))) if there]
 
     def _sum(self, counts: Tensor) -> tuple[Tensor, int]:
         """The sum over the ranks of ``state["agree_group"]``, and how many they are."""

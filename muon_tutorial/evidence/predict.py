@@ -37,17 +37,20 @@ SETTINGS = {
 }
 
 
-def predict(plan: Plan, at: Coordinate, *, rest: Rest | None = None, window: int = 1) -> Ledger:
+def predict(
+    plan: Plan, at: Coordinate, *, rest: Rest | None = None, readied: bool = False, window: int = 1
+) -> Ledger:
     """The ledger of one rank's step, as counted in a real run, without running it.
 
     Args:
-        rest: elements and dtype of each parameter that AdamW steps, where ``ready_gradients`` averages them
-            too (``MuonWithAdamW``); None where there are none and ``step`` readies gradients by itself.
+        rest: elements and dtype of each parameter that AdamW steps, where they are averaged too
+            (``MuonWithAdamW``); None where there are none.
+        readied: ``ready_gradients`` is called before ``step``, which then asks whether that still holds.
         window: how many buckets may be in flight; it changes the order, never the sums.
     """
     step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=0)  # iterations send nothing
     with torch.no_grad():
-        return Ledger([entry_of(request, at) for request in requests_of(_walk(step, rest))])
+        return Ledger([entry_of(request, at) for request in requests_of(_walk(step, rest, readied))])
 
 
 def step_over_ones(
@@ -80,8 +83,10 @@ def _with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     return param
 
 
-def _walk(step: PlanStep, rest: Rest | None) -> Walk:
-    if rest is not None:
+def _walk(step: PlanStep, rest: Rest | None, readied: bool) -> Walk:
+    if rest is not None or readied:
         meta = torch.device("meta")
-        yield from step.ready([_with_gradient((numel,), dtype, meta) for numel, dtype in rest])
+        yield from step.ready([_with_gradient((numel,), dtype, meta) for numel, dtype in rest or ()])
+    if readied:
+        yield from step.agree()
     yield from step.step()

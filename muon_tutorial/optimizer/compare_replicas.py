@@ -1,86 +1,171 @@
-"""Before the first step, ranks that hold the same part of a parameter compare what they hold.
+"""Ranks that hold the same part of a parameter compare it, and its state, before the first step and at times.
 
 Ranks that began from different seeds, or loaded different files, would step without a word: with ``zero1``
-towards one model blended from several, elsewhere as models that drift apart.
+towards one model blended from several, elsewhere as models that drift apart. So would ranks of which one has
+lost a bit. Hashes travel, one number and its square a parameter; a tensor does where it is broadcast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..engine.collective import Label, Walk
+from ..engine.travel import travel
 from ..errors import MismatchError
 from ..parameters.describe_matrices import named_params
 from ..parameters.dtensor_placements import dtensor_cuts
-from ..step.agreement import checksum_flags, differ
+from ..plan.layout import Hop, Owned, Replicate, Route
+from ..step.agreement import HASHES, checksum, differ, say_outliers
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, sum_counts
+from ..worlds.live import LiveWorld, gather_objects, sum_counts
 from .make_steps import MeshStep
+
+Axes = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replica:
-    """This rank's part of a parameter, and the axes along which every rank holds the same."""
+    """Tensors of this rank, and the axes along which every rank holds the same."""
 
     name: str
-    part: Tensor
-    axes: frozenset[str]
+    parts: tuple[Tensor, ...]
+    axes: Axes
+
+    @property
+    def hash(self) -> Tensor:
+        """One hash of all parts, [], int64."""
+        total = torch.zeros((), dtype=torch.int64)
+        for part in self.parts:
+            total = (31 * total.to(part.device) + 1 + checksum(part)) % HASHES
+        return total
 
 
-def compare_replicas(steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer]) -> None:
-    """Compare the parameters on every mesh of real processes, and those that other optimizers step.
+def compare_replicas(
+    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], steps_done: int = 0
+) -> None:
+    """Compare parameters and state on every mesh of real processes, also what other optimizers step.
 
     Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
     parameters are taken to be the same along ``dp``. Two tiny sums an axis. All ranks must call.
 
     Raises:
-        MismatchError: on all ranks: a parameter is not the same where it should be.
+        MismatchError: on all ranks: something is not the same where it should be.
     """
+    for world, replicas in _meshes(steps, companions, with_state=True):
+        wrong = _differing(world, replicas)
+        if wrong:
+            when = f"after {steps_done} steps" if steps_done else "before the first step"
+            others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
+            remedy = "load a checkpoint" if steps_done else "seed all alike, or load the same file on all"
+            raise MismatchError(
+                f"{when} {replicas[wrong[0]].name} is not the same on all ranks that should hold the same of "
+                f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
+            )
+
+
+def broadcast_parameters(steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer]) -> None:
+    """Give all ranks that should hold the same of a parameter the first one's, as DDP does when it is made.
+
+    Only what differs travels. Parameters without values, on the meta device, are left alone. All ranks must
+    call.
+    """
+    for world, replicas in _meshes(steps, companions, with_state=False):
+        for index in _differing(world, replicas):
+            world.run(_sent_anew(replicas[index], world))
+
+
+def _sent_anew(replica: Replica, world: LiveWorld) -> Walk:
+    """The first rank's part along each axis in turn, written into the parameter."""
+    [part] = replica.parts
+    for axis in world.grid.axes:
+        if axis in replica.axes and world.grid.size(axis) > 1:
+            hop = Hop(axis, Owned(0), Replicate(), tuple(part.shape))
+            mine = part.contiguous() if world.at[axis] == 0 else None
+            label = Label("initial values", replica.name)
+            part.copy_((yield from travel(mine, Route((hop,), part.dtype), world.at, label)))
+
+
+def _meshes(
+    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], with_state: bool
+) -> Iterator[tuple[LiveWorld, list[Replica]]]:
+    """What is held on each mesh of real processes, by parameter: its values and, if told to, its state."""
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
-            beside = _beside(companions, mesh.world, plain=mesh is steps[0])
-            _compare(mesh.world, [*_planned(mesh.step), *beside])
+            held = [*_planned(mesh.step), *_beside(companions, mesh.world, plain=mesh is steps[0])]
+            values, states = zip(*held, strict=True) if held else ((), ())
+            known = [it for it in values if not it.parts[0].is_meta]
+            yield mesh.world, [*known, *(states if with_state else ())]
 
 
-def _planned(step: PlanStep) -> Iterator[Replica]:
+def _planned(step: PlanStep) -> Iterator[tuple[Replica, Replica]]:
+    """Each parameter of a plan, and its momentum, which may be sliced over ``dp``."""
     for shard in step.momentum_shards.values():
         matrix = shard.shards[0].entry.matrix
         axes = frozenset(step.at.grid.axes) - {axis for axis, _ in matrix.cuts}
-        yield Replica(matrix.name, shard.parameter.data, axes)
+        sliced = frozenset({"dp"} if shard.flat else ())
+        momentum = Replica(f"the momentum of {matrix.name}", (shard.parameter.momentum,), axes - sliced)
+        yield Replica(matrix.name, (shard.parameter.data,), axes), momentum
 
 
-def _beside(companions: Iterable[torch.optim.Optimizer], world: LiveWorld, plain: bool) -> Iterator[Replica]:
+def _beside(
+    companions: Sequence[torch.optim.Optimizer], world: LiveWorld, plain: bool
+) -> Iterator[tuple[Replica, Replica]]:
+    """Each parameter of other optimizers on this mesh, and its state; plain ones where ``plain``."""
     for optimizer in companions:
         for number, group in enumerate(optimizer.param_groups):
             for name, param in named_params(group, number):
                 if isinstance(param, DTensor) and torch.equal(param.device_mesh.mesh, world.mesh.mesh):
                     cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
-                    yield Replica(name, local_part(param.detach()), frozenset(world.grid.axes) - cut)
+                    axes = frozenset(world.grid.axes) - cut
                 elif plain and not isinstance(param, DTensor):
-                    yield Replica(name, param.detach(), frozenset({"dp"}))
+                    axes = frozenset({"dp"})
+                else:
+                    continue
+                state = _state_tensors(optimizer.state.get(param, {}))
+                yield (
+                    Replica(name, (local_part(param.detach()),), axes),
+                    Replica(f"the optimizer state of {name}", state, axes),
+                )
 
 
-def _compare(world: LiveWorld, replicas: Sequence[Replica]) -> None:
-    device = replicas[0].part.device if replicas else torch.device("cpu")
-    flags = checksum_flags([replica.part for replica in replicas], device)
-    wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
+def _state_tensors(state: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    return tuple(local_part(state[key]) for key in sorted(state) if isinstance(state[key], Tensor))
+
+
+def _differing(world: LiveWorld, replicas: Sequence[Replica]) -> list[int]:
+    """Which replicas are not the same along one of their axes, the same answer on all ranks of the mesh."""
     axes = [axis for axis in world.grid.axes if world.grid.size(axis) > 1]
+    if not axes or not replicas:
+        return []
+    device = torch.device("cpu") if world.mesh.device_type == "cpu" else replicas[0].parts[0].device
+    hashes = torch.stack([replica.hash.to(device) for replica in replicas]).double()
+    flags = torch.stack([hashes, hashes.square()], dim=1)
+    wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
     for axis in axes:
         sums = sum_counts(flags.clone(), world.group((axis,)))
-        for index, (replica, pair) in enumerate(zip(replicas, sums, strict=True)):
+        for index, (replica, pair) in enumerate(zip(replicas, sums.cpu(), strict=True)):
             wrong[index] += axis in replica.axes and differ(pair, world.grid.size(axis))
     for axis in axes:  # so that all ranks learn of it
         sum_counts(wrong, world.group((axis,)))
-    names = [replica.name for replica, count in zip(replicas, wrong.tolist(), strict=True) if count]
-    if names:
-        others = f", nor are {len(names) - 1} others" if len(names) > 1 else ""
-        raise MismatchError(
-            f"before the first step {names[0]} is not the same on all ranks that should hold the same of "
-            f"it{others}: seed the ranks alike, or broadcast the model from one of them (DDP does), and load "
-            "the same file on all"
-        )
+    return [index for index, count in enumerate(wrong.tolist()) if count]
+
+
+def _who_differs(world: LiveWorld, replica: Replica) -> str:
+    """Which ranks hold something else than the rest. All ranks of the mesh must call."""
+    cut = tuple(world.at[axis] for axis in world.grid.axes if axis not in replica.axes)
+    found = [(cut, world.at.rank, int(replica.hash))]
+    for axis in reversed(world.grid.axes):
+        if world.grid.size(axis) > 1:
+            found = [told for some in gather_objects(found, world.group((axis,))) for told in some]
+    for place in dict.fromkeys(place for place, _, _ in found):
+        ranks, hashes = zip(*((rank, held) for its, rank, held in found if its == place), strict=True)
+        if len(set(hashes)) > 1:
+            return say_outliers(hashes, ranks)
+    raise AssertionError("hashes differed in their sums, and do not one by one")

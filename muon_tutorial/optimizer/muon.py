@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.optim.optimizer import ParamsT
 from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import create_dtensor_config
 from ..engine.collective import Walk
-from ..errors import GradientError, NotAMatrixError, NotFiniteError, StrategyError, UsageError
+from ..errors import GradientError, NotAMatrixError, NotFiniteError, StrategyError, TutorialError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
 from ..parameters.describe_matrices import named_params
@@ -30,7 +30,7 @@ from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
-from ..step.agreement import NO_STAMP, Stamp
+from ..step.agreement import Stamp
 from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
@@ -45,7 +45,7 @@ from .changed_parameters import (
     tensor_kind,
     widened,
 )
-from .compare_replicas import compare_replicas
+from .compare_replicas import broadcast_parameters, compare_replicas
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 from .momentum_slice import mark_slices
@@ -78,6 +78,10 @@ class Muon(torch.optim.Optimizer):
             convolutions. Best set on a parameter group.
         transposed: the weights are stored (in, out), as Hugging Face's ``Conv1D`` and some experts are. The
             learning rate goes by outputs and inputs, and ``parts`` count columns. Best set on a group.
+        initial_values: of parameters that several ranks hold alike: ``"broadcast"`` gives all of them the
+            first rank's, now, as DDP does; ``"compare"`` leaves them. The first step compares either way.
+        compare_every: how many steps lie between two comparisons of what several ranks hold alike, parameters
+            and state (a hash of each, summed over every axis of the mesh); None for never.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -112,9 +116,16 @@ class Muon(torch.optim.Optimizer):
         parts: Parts = None,
         transposed: bool = False,
         distributed_config: DistributedConfig | None = None,
+        initial_values: Literal["broadcast", "compare"] = "broadcast",
+        compare_every: int | None = 100,
     ) -> None:
         if window < 1:
             raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
+        if compare_every is not None and compare_every < 1:
+            raise UsageError(f"compare_every must be at least 1, or None for never; got {compare_every}")
+        if initial_values not in ("broadcast", "compare"):
+            raise UsageError(f"initial_values must be 'broadcast' or 'compare', got {initial_values!r}")
+        self.initial_values, self.compare_every = initial_values, compare_every
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
@@ -145,7 +156,17 @@ class Muon(torch.optim.Optimizer):
         self._readied: list[tuple[Tensor, GradientVersion]] = []
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(mark_slices)
-        self._steps()
+        self.agree_on_values()
+
+    def agree_on_values(self) -> None:
+        """Give all ranks the first one's values where they should hold the same, unless told to leave them.
+
+        Also of the companions' parameters. All ranks of the mesh must call.
+        """
+        if self.initial_values == "broadcast":
+            broadcast_parameters(self._steps(), self.companions)
+        else:
+            self._steps()
 
     @property
     def plans(self) -> list[Plan]:
@@ -171,6 +192,7 @@ class Muon(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         self._made_steps = None
+        self._compared = False
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
@@ -227,24 +249,63 @@ class Muon(torch.optim.Optimizer):
         if self.skips_overflow(self):
             self.gradients_changed()
             return loss
-        if any(gradient_version(param) != readied for param, readied in self._readied):
-            raise GradientError(
-                "gradients have changed since ready_gradients(), and would step otherwise than they were "
-                "averaged and clipped: call it once a step, after the last backward()"
-            )
-        steps, stamp = self._steps(), self._stamp()
-        if not self._compared:
-            compare_replicas(steps, self.companions)
-            self._compared = True
+        self.take_step()
+        return loss
+
+    @torch.no_grad()
+    def take_step(self, rest: list[Tensor] | None = None, complaint: TutorialError | None = None) -> None:
+        """``step()`` without its closure, and without asking a ``GradScaler``.
+
+        Gradients of ``rest`` are readied with these, if nobody did and a plan averages them. With a
+        ``complaint`` all ranks refuse the step before anything changes: this one by it, the others by saying
+        whose it was.
+
+        Raises:
+            TutorialError: as ``step()`` does.
+        """
+        steps = self._steps()
+        call = "step() after ready_gradients()" if self._gradients_ready else "step()"
+        stamp = self._stamp(call, complaint or self._complaint())
+        if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
+            steps[0].run(self._readying(None, rest, stamp))
+        else:
+            for mesh in steps:
+                mesh.run(mesh.step.agree(stamp, len(rest or ())))  # on all before anything changes on one
+        self._compare(steps)
         self._warn_of_no_gradients()
-        for mesh in steps:
-            mesh.run(mesh.step.agree(stamp))  # on all meshes before anything changes on one
         self._is_new = False
         for mesh in steps:
             mesh.run(mesh.step.step())
         self._steps_done += 1
         self.gradients_changed()
-        return loss
+
+    def _compare(self, steps: Sequence[MeshStep]) -> None:
+        """Compare what several ranks hold alike, if it is time to."""
+        if self.compare_every is None:
+            return
+        if not self._compared or self._steps_done % self.compare_every == 0:
+            compare_replicas(steps, self.companions, self._steps_done)
+            self._compared = True
+
+    def _complaint(self) -> TutorialError | None:
+        """What keeps this rank from stepping, whatever the others hold."""
+        if any(gradient_version(param) != readied for param, readied in self._readied):
+            return GradientError(
+                "gradients have changed since ready_gradients(), and would step otherwise than they were "
+                "averaged and clipped: call it once a step, after the last backward()"
+            )
+        try:
+            for group in self._all_groups():
+                check_numbers(group)
+                for param in group["params"]:
+                    _check_gradient(param)
+        except TutorialError as error:
+            return error
+        return None
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        """The groups of this optimizer, and of those beside it."""
+        return [*self.param_groups, *(group for it in self.companions for group in it.param_groups)]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -270,7 +331,7 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
-        steps, stamp = self._steps(), self._stamp()
+        steps, stamp = self._steps(), self._stamp("step()", self._complaint())
         for mesh in steps:
             yield from mesh.step.agree(stamp)
         for mesh in steps:
@@ -280,11 +341,14 @@ class Muon(torch.optim.Optimizer):
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        rest = list(rest)
+        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", self._complaint())
         try:
-            norm = yield from self.plan_step.ready(rest, max_norm, self._stamp())
+            return (yield from self._readying(max_norm, list(rest), stamp))
         except NotFiniteError:  # on all ranks alike
             return None if max_norm is None else torch.tensor(math.inf)
+
+    def _readying(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
+        norm = yield from self.plan_step.ready(rest, max_norm, stamp)
         self._gradients_ready = True
         self._readied = [(param, gradient_version(param)) for param in (*self._params(), *rest)]
         return norm
@@ -354,13 +418,14 @@ class Muon(torch.optim.Optimizer):
         if any(mesh.step.averages for mesh in self._made_steps or ()):
             self._marks = mark_gradients(self._params(), self)
 
-    def _stamp(self) -> Stamp:
+    def _stamp(self, call: str, complaint: TutorialError | None) -> Stamp:
         """What ranks must have alike in the coming step, theirs and the companions', group by group."""
         if self._make_steps is alone:
-            return NO_STAMP
-        groups = [*self.param_groups, *(group for it in self.companions for group in it.param_groups)]
+            return Stamp(complaint=complaint)
+        groups = self._all_groups()
         values = {key: ", ".join(str(_number(group.get(key))) for group in groups) for key in COMPARED}
-        return {**values, "the number of steps since it was made or loaded": str(self._steps_done)}
+        done = {"the number of steps since it was made or loaded": str(self._steps_done)}
+        return Stamp({**values, **done, "the call": call}, complaint)
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -443,6 +508,8 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("_steps_done", 0)
         self.__dict__.setdefault("_compared", False)
+        self.__dict__.setdefault("initial_values", "compare")
+        self.__dict__.setdefault("compare_every", 100)
         self.__dict__.setdefault("companions", ())
         self.__dict__.setdefault("_is_new", not state["state"])
         for param, entry in state["state"].items():
@@ -496,14 +563,33 @@ def _make_steps(
 
 
 def _check_hyperparameters(group: Mapping[str, Any]) -> None:
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
-    for name in ("lr", "momentum", "weight_decay"):
-        if not group[name] >= 0:
-            raise UsageError(f"{name} must not be negative, got {group[name]}")
+    check_numbers(group)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
     coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
+
+
+def check_numbers(group: Mapping[str, Any]) -> None:
+    """Refuse a learning rate, decay or momentum that is negative, NaN or infinite, of Muon or of AdamW.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
+    for name in ("lr", "momentum", "weight_decay"):
+        if name in group and not 0 <= group[name] < math.inf:
+            raise UsageError(f"{name} must not be negative or infinite, got {_number(group[name])}")
+
+
+def _check_gradient(param: Tensor) -> None:
+    """Refuse a gradient that was put in place behind torch's back, by ``.grad.data``."""
+    grad = param.grad
+    if grad is not None and (grad.shape != param.shape or grad.device != param.device):
+        raise GradientError(
+            f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
+            f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
+        )
 
 
 def _check_matrices(group: Mapping[str, Any], index: int) -> None:

@@ -62,6 +62,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}}
         self.__setstate__({"defaults": dict(muon.defaults), **parts})
         self.register_state_dict_post_hook(mark_slices)
+        muon.agree_on_values()
 
     @classmethod
     def from_model(
@@ -178,8 +179,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
         """Make the gradients of both ready for ``step()``, clipped together if ``max_norm`` is given."""
-        rest = [param for group in self.adamw.param_groups for param in group["params"]]
-        return self.muon.ready_gradients(max_norm, rest=rest)
+        return self.muon.ready_gradients(max_norm, rest=self._rest)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -202,14 +202,23 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if self.muon.skips_overflow(self):
             self.muon.gradients_changed()
             return loss
-        self._refuse_unfrozen()
-        check_moments(self.adamw)
-        if not self.muon.gradients_ready:
-            self.ready_gradients()
-        self.muon.step()
+        self.muon.take_step(self._rest, self._complaint())
         _take_momentum_for_beta1(self.adamw)
         self.adamw.step()
         return loss
+
+    @property
+    def _rest(self) -> list[Tensor]:
+        return [param for group in self.adamw.param_groups for param in group["params"]]
+
+    def _complaint(self) -> UsageError | None:
+        """What keeps this rank from stepping, and must be known to all before it is raised."""
+        try:
+            self._refuse_unfrozen()
+            check_moments(self.adamw)
+        except UsageError as error:
+            return error
+        return None
 
     def _refuse_unfrozen(self) -> None:
         """Refuse to leave out what trains now and did not when ``from_model`` made the pair."""

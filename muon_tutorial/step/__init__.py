@@ -1,7 +1,7 @@
 """One optimizer step, in the phases of the blueprint: generators that ask for collectives.
 
 ``step``                the heart: the seven phases of a bucket, one after the other, and the step over a plan
-``agreement``           all ranks agree on which gradients exist and are finite
+``agreement``           all ranks agree, before anything changes, on gradients, hyperparameters and calls
 ``reduce_gradients``    phase 1: from each rank's gradients to the averaged ones that it stores
 ``momentum``            momentum is updated; which part of it each rank stores
 ``orthogonalize``       phases 2 to 6: to the whole matrix, Newton–Schulz, and back

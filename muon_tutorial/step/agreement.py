@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce
-from ..errors import GradientError, MismatchError, NotFiniteError
+from ..errors import GradientError, MismatchError, NotFiniteError, TutorialError
 from ..plan.grid import Coordinate
 
-Stamp = Mapping[str, str]
-"""What ranks must have alike in a step, as text: hyperparameters, the step's number. All have these keys."""
 
-NO_STAMP: Stamp = MappingProxyType({})
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What ranks must have alike in a step, as text: hyperparameters, the step's number. All have these keys.
+
+    A ``complaint`` keeps this rank from stepping, and so all of them: it is raised once all know of it.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    complaint: TutorialError | None = None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """All there is to compare; the complaint last."""
+        return {**self.values, _COMPLAINT: str(self.complaint or "")}
+
+
+NO_STAMP = Stamp()
+_COMPLAINT = "what keeps this rank from stepping"
 
 
 def agree_on_gradients(
@@ -41,43 +58,194 @@ def agree_on_gradients(
             that is not allowed.
         MismatchError: on every rank: their stamps differ.
     """
-    counts = torch.cat([gradient_flags(gradients, device), stamp_flags([str(stamp)], device)])
+    counts = step_flags(gradients, stamp, device)
     for axis in at.grid.axes:
         counts = yield from all_reduce(counts, axis, at, Label("gradient flags"))
     ranks = at.size(*at.grid.axes)
+    trouble = find_trouble(counts, ranks, torn is None, limits)
+    if trouble is not None:
+        table = rank_table(own_evidence(trouble, gradients, stamp), at.rank, ranks, device)
+        for axis in at.grid.axes:
+            table = yield from all_reduce(table, axis, at, Label("which rank"))
+        refuse_step(trouble, table, names, torn or "", stamp)
+    if stamp.complaint is not None:
+        raise stamp.complaint
+    return present_gradients(counts, len(gradients))
+
+
+def step_flags(gradients: Sequence[Tensor | None], stamp: Stamp, device: torch.device) -> Tensor:
+    """One rank's flags of a step, to be summed over ranks: of its gradients, and of its stamp."""
+    return torch.cat([gradient_flags(gradients, device), stamp_flags([str(stamp.texts)], device)])
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a step is refused, as the summed flags tell it: of which gradient, and of how many others.
+
+    ``amount`` is the sum of the ranks' largest elements where that is too large.
+    """
+
+    kind: Literal["stamp", "spoilt", "overflow", "missing"]
+    index: int = 0
+    others: int = 0
+    amount: float = 0.0
+    limit: float = 0.0
+
+
+def find_trouble(
+    counts: Tensor, ranks: int, torn_allowed: bool, limits: Sequence[float] | None = None
+) -> Trouble | None:
+    """What is wrong with a step, from the flags summed over all ranks; the same on each of them.
+
+    On the meta device there are no values, and nothing is wrong.
+    """
+    if counts.is_meta:
+        return None
     if differ(counts[-2:], ranks):
-        yield from _refuse_other_stamps(stamp, device, at)
-    return agreed(counts[:-2], names, ranks, torn, limits)
+        return Trouble("stamp")
+    holders, spoilt, peaks = _parts(counts)
+    wrong = [i for i, found in enumerate(spoilt) if found]
+    if wrong:
+        return Trouble("spoilt", wrong[0], len(wrong) - 1)
+    for i, (peak, limit) in enumerate(zip(peaks, limits or (), strict=limits is not None)):
+        if peak > limit:
+            return Trouble("overflow", i, amount=peak, limit=limit)
+    missing = [i for i, found in enumerate(holders) if 0 < found < ranks]
+    return Trouble("missing", missing[0], len(missing) - 1) if missing and not torn_allowed else None
 
 
-def _refuse_other_stamps(stamp: Stamp, device: torch.device, at: Coordinate) -> Walk:
-    """Find out which values differ, and raise. Must be walked by all ranks of the grid."""
-    counts = stamp_flags(stamp.values(), device)
-    for axis in at.grid.axes:
-        counts = yield from all_reduce(counts, axis, at, Label("hyperparameter flags"))
-    refuse_other_stamps(stamp, counts, at.size(*at.grid.axes))
+def present_gradients(counts: Tensor, gradients: int) -> list[bool]:
+    """For each gradient whether any rank has it; on the meta device, all are taken to be there."""
+    return [True] * gradients if counts.is_meta else [found > 0 for found in _parts(counts)[0]]
 
 
-HASHES = 1 << 19
-"""How many hashes there are: so few that float64 holds the sum of their squares over 16,384 ranks exactly."""
+def _parts(counts: Tensor) -> list[list[float]]:
+    """Holders, not finite, largest elements: each a number a gradient."""
+    gradients = counts[:-2]
+    return [part.tolist() for part in gradients.split(len(gradients) // 3 or 1)] or [[], [], []]
+
+
+def own_evidence(trouble: Trouble, gradients: Sequence[Tensor | None], stamp: Stamp) -> list[float]:
+    """What this rank has to say about a trouble: numbers, as many on every rank."""
+    if trouble.kind == "stamp":
+        return [float(_hash(text)) for text in stamp.texts.values()]
+    gradient = gradients[trouble.index]
+    if trouble.kind == "missing":
+        return [float(gradient is None)]
+    peak = _peak(gradient)
+    return [peak if trouble.kind == "overflow" and math.isfinite(peak) else float(not math.isfinite(peak))]
+
+
+def rank_table(row: Sequence[float], rank: int, ranks: int, device: torch.device) -> Tensor:
+    """A row a rank, [ranks, numbers], with this rank's alone: the sum over ranks holds all."""
+    table = torch.zeros(ranks, len(row), dtype=torch.float64, device=device)
+    table[rank] = torch.tensor(row, dtype=torch.float64, device=device)
+    return table
+
+
+def refuse_step(trouble: Trouble, table: Tensor, names: Sequence[str], torn: str, stamp: Stamp) -> NoReturn:
+    """Say what is wrong and on which rank, from all ranks' evidence.
+
+    Raises:
+        GradientError: a gradient is not finite (``NotFiniteError``), or missing.
+        MismatchError: stamps differ.
+        TutorialError: this rank's own complaint.
+    """
+    if trouble.kind == "stamp":
+        _refuse_other_stamps(stamp, table)
+    name, ranks, column = names[trouble.index], len(table), table[:, 0].tolist()
+    guilty = [rank for rank, found in enumerate(column) if found]
+    where = f"on {len(guilty)} of {ranks} ranks ({_say_ranks(guilty)})"
+    if trouble.kind == "missing":
+        raise GradientError(f"the gradient of {name} is missing {where}{torn}")
+    if trouble.kind == "spoilt":
+        others = f", as do {trouble.others} others" if trouble.others else ""
+        raise NotFiniteError(
+            f"the gradient of {name} holds NaN or infinity {where}{others}; nothing was changed: skip this "
+            "step, or fix the loss"
+        )
+    raise NotFiniteError(
+        f"the gradient of {name} may overflow where the step sums it: the ranks' largest elements add up to "
+        f"{trouble.amount:.3g}, most of it on rank {column.index(max(column))}, and its dtype holds "
+        f"{trouble.limit:.3g}; nothing was changed: lower the loss scale, or skip this step"
+    )
+
+
+def _refuse_other_stamps(stamp: Stamp, table: Tensor) -> NoReturn:
+    if stamp.complaint is not None:
+        raise stamp.complaint
+    columns = dict(zip(stamp.texts, table.T.tolist(), strict=True))
+    guilty = [rank for rank, found in enumerate(columns.pop(_COMPLAINT)) if found != _hash("")]
+    if guilty:
+        raise MismatchError(
+            f"{_say_ranks(guilty)} cannot take this step, and an error of its own there says why; nothing "
+            "was changed on any rank"
+        )
+    found = [
+        f"{key} (here {stamp.values[key]}) is not the same on all {len(table)} ranks: {say_outliers(column)}"
+        for key, column in columns.items()
+        if len(set(column)) > 1
+    ]
+    raise MismatchError(
+        f"ranks would step differently: {'; '.join(found)}. Nothing was changed: set it alike on all of them"
+    )
+
+
+def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
+    """Which ranks differ from the rest, by what each of them holds; ``ranks`` are their numbers.
+
+    >>> say_outliers([7, 7, 3, 7])
+    'rank 2 differs from the others'
+    >>> say_outliers([7, 3])
+    'ranks 0 and 1 differ'
+    """
+    ranks = range(len(values)) if ranks is None else ranks
+    value, times = Counter(values).most_common(1)[0]
+    others = [rank for rank, held in zip(ranks, values, strict=True) if held != value]
+    if 2 * times > len(values):
+        return f"{_say_ranks(others)} differ{'s' if len(others) == 1 else ''} from the others"
+    first = next(rank for rank, held in zip(ranks, values, strict=True) if held == value)
+    return f"ranks {first} and {others[0]} differ"
+
+
+def _say_ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+HASHES = (1 << 19) - 1
+"""How many hashes there are: so few that float64 holds the sum of their squares over 16,384 ranks exactly.
+
+A prime: modulo a power of two, a flip of one of an element's high bits (a sign's, an exponent's) adds zero.
+"""
+
+_COLUMNS = 1021
+_WEIGHTS = 1 + torch.arange(_COLUMNS, dtype=torch.int64)
 
 
 def stamp_flags(texts: Iterable[str], device: torch.device) -> Tensor:
     """Numbers that, summed over ranks, tell whether all ranks have the same texts: a hash v, and v²."""
-    hashes = [zlib.crc32(text.encode()) % HASHES for text in texts]
+    hashes = [_hash(text) for text in texts]
     return torch.tensor([part for v in hashes for part in (v, v * v)], dtype=torch.float64, device=device)
 
 
-def checksum_flags(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The same for tensors, [tensors, 2]: the sum of their bits, read as integers, and its square."""
-    sums = [_bits(tensor).sum(dtype=torch.int64) % HASHES for tensor in tensors]
-    hashes = torch.stack(sums).to(device, torch.float64) if sums else torch.zeros(0, dtype=torch.float64)
-    return torch.stack([hashes, hashes.square()], dim=1)
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode()) % HASHES
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """A hash of a tensor's bits and where they stand, [], int64: other bits give another, but for one case in
+    half a million, and any single flipped bit does."""
+    words = _bits(tensor)
+    whole = len(words) // _COLUMNS * _COLUMNS
+    sums = words[:whole].view(-1, _COLUMNS).sum(0, dtype=torch.int64)  # [1021]: a word counts by its column
+    sums[: len(words) - whole] += words[whole:]
+    return (sums % HASHES * _WEIGHTS.to(sums.device)).sum() % HASHES
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    whole_numbers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().contiguous().reshape(-1).view(whole_numbers[tensor.element_size()])
+    words = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # of 64 bits, sums wrap
+    return tensor.detach().contiguous().reshape(-1).view(words)
 
 
 def differ(sums: Tensor, ranks: int) -> bool:
@@ -86,20 +254,6 @@ def differ(sums: Tensor, ranks: int) -> bool:
         return False
     total, squares = (int(part) for part in sums.tolist())
     return ranks * squares != total * total
-
-
-def refuse_other_stamps(stamp: Stamp, sums: Tensor, ranks: int) -> None:
-    """Say which values differ, from their flags summed over all ranks.
-
-    Raises:
-        MismatchError: always.
-    """
-    pairs = zip(stamp.items(), sums.split(2), strict=True)
-    found = [f"{key} (here {value})" for (key, value), pair in pairs if differ(pair, ranks)]
-    raise MismatchError(
-        f"ranks would step differently: {' and '.join(found)} is not the same on all {ranks} ranks, group by "
-        "group; nothing was changed: set it alike on all of them"
-    )
 
 
 def agree_on_overflow(found_inf: Tensor, at: Coordinate) -> Walk:
@@ -144,46 +298,6 @@ def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> 
     spoilt = [float(not math.isfinite(peak)) for peak in peaks]
     finite = [peak if math.isfinite(peak) else 0.0 for peak in peaks]
     return torch.tensor([*there, *spoilt, *finite], dtype=torch.float64, device=device)
-
-
-def agreed(
-    counts: Tensor,
-    names: Sequence[str],
-    ranks: int,
-    torn: str | None,
-    limits: Sequence[float] | None = None,
-) -> list[bool]:
-    """For each gradient whether any rank has it, from the flags summed over all ranks.
-
-    On the meta device there are no values, and every gradient is taken to be there and finite.
-
-    Raises:
-        GradientError: as ``agree_on_gradients`` does.
-    """
-    if counts.is_meta:
-        return [True] * len(names)
-    holders, spoilt, peaks = (part.tolist() for part in counts.split(len(names) or 1))
-    wrong = [i for i, found in enumerate(spoilt) if found]
-    if wrong:
-        others = f", as do {len(wrong) - 1} others" if len(wrong) > 1 else ""
-        raise NotFiniteError(
-            f"the gradient of {names[wrong[0]]} holds NaN or infinity on {int(spoilt[wrong[0]])} of {ranks} "
-            f"ranks{others}; nothing was changed: skip this step, or fix the loss"
-        )
-    for name, peak, limit in zip(names, peaks, limits or (), strict=limits is not None):
-        if peak > limit:
-            raise NotFiniteError(
-                f"the gradient of {name} may overflow where the step sums it: the ranks' largest elements "
-                f"add up to {peak:.3g}, and its dtype holds {limit:.3g}; nothing was changed: lower the loss "
-                "scale, or skip this step"
-            )
-    missing = [i for i, found in enumerate(holders) if 0 < found < ranks]
-    if missing and torn is not None:
-        raise GradientError(
-            f"the gradient of {names[missing[0]]} is missing on {ranks - int(holders[missing[0]])} of "
-            f"{ranks} ranks{torn}"
-        )
-    return [found > 0 for found in holders]
 
 
 def _peak(grad: Tensor | None) -> float:

@@ -31,12 +31,15 @@ class AloneStep:
     groups: Sequence[dict[str, Any]]
     state: Mapping[Tensor, dict[str, Any]]
 
-    def agree(self, stamp: Stamp = NO_STAMP) -> Walk:
+    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
         """Refuse gradients that cannot be used, before anything has changed.
 
         Raises:
             UsageError: a gradient is sparse.
+            TutorialError: the complaint.
         """
+        if stamp.complaint is not None:
+            raise stamp.complaint
         for param in (param for group in self.groups for param in group["params"]):
             if param.grad is not None and param.grad.layout is not torch.strided:
                 shape = tuple(param.grad.shape)

@@ -87,13 +87,18 @@ class PlanStep:
         self.readied.clear()
         self.present = None
 
-    def agree(self, stamp: Stamp = NO_STAMP) -> Walk:
+    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
         """Find out which gradients there are, before anything changes, if nobody did since the last step.
 
-        ``stamp`` is compared over ranks. Must be walked by all ranks of the grid.
+        ``stamp`` is compared over ranks, also where gradients were readied: a rank that has since dropped its
+        own, by ``zero_grad()``, asks for as many flags, of ``rest`` others too, and is found. Must be walked
+        by all ranks of the grid.
         """
         if self.present is None:
             yield from self._agree((), stamp)
+        else:
+            nothing = [None] * (len(self.parameters) + rest)
+            yield from agree_on_gradients(nothing, (), self._device, self.at, None, stamp=stamp)
 
     def overflowed(self, found_inf: Tensor) -> Walk:
         """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks of the grid."""
@@ -106,7 +111,8 @@ class PlanStep:
 
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks of the grid."""
-        yield from self.agree()
+        if self.present is None:
+            yield from self.agree()
         assert self.present is not None
         walks = (
             step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None))

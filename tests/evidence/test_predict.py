@@ -20,6 +20,7 @@ from muon_tutorial import (
     LiveWorld,
     LocalWorld,
     Matrix,
+    MuonWithAdamW,
     Plan,
     Shard,
     build_mesh,
@@ -94,8 +95,26 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
         muon.step()
         assert muon.plan is not None
         rest = [(param.numel(), param.dtype) for param in others] or None
-        same.append(predict(muon.plan, world.at, rest=rest).entries == ledger.entries)
+        same.append(predict(muon.plan, world.at, rest=rest, readied=bool(rest)).entries == ledger.entries)
     return same
+
+
+def a_pair_on_a_real_rank(rank: int) -> bool:
+    """Whether a pair's step, which averages AdamW's gradients too, asks for what is predicted."""
+    ledger = Ledger()
+    world = LiveWorld(build_mesh({"dp": 2}), [ledger])
+    model = torch.nn.Linear(6, 4)
+    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=world)
+    model(torch.ones(2, 6)).sum().backward()
+    ledger.clear()
+    both.step()
+    assert both.muon.plan is not None
+    return predict(both.muon.plan, world.at, rest=[(4, torch.float32)]).entries == ledger.entries
+
+
+@pytest.mark.live
+def test_a_pairs_step_is_predicted_with_what_adamw_steps() -> None:
+    assert launch(a_pair_on_a_real_rank, 2) == [True, True]
 
 
 @pytest.mark.live

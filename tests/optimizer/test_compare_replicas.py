@@ -1,32 +1,47 @@
-"""Ranks that begin with different weights are told so by the first step, before anything changes."""
+"""Ranks that should hold the same begin with the same, and are told when they do not any more."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import MuonWithAdamW, build_mesh, launch
 from muon_tutorial.errors import MismatchError
+from muon_tutorial.step.agreement import checksum
+from muon_tutorial.step.parameter_state import local_part
 
 pytestmark = pytest.mark.live
 
 
-def begun(rank: int, layout: str, other: str) -> str:
-    """What a rank hears of its first step where the last rank began with something else."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
-    if rank == 3:
-        with torch.no_grad():
-            {"nothing": nn.Linear(1, 1).weight, **dict(model.named_parameters())}[other].add_(1e-3)
+def pair_on(model: nn.Module, layout: str, **muon) -> MuonWithAdamW:
+    """On four ranks: two along dp (or of HSDP's replicas), two along another axis that cuts nothing else."""
     if layout == "hsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
-        both = MuonWithAdamW.from_model(model, lr=0.0)
-    else:
-        mesh = build_mesh({"dp": 2, "tp": 2})
-        both = MuonWithAdamW.from_model(model, lr=0.0, strategy=layout, mesh=mesh, muon={"tp_dim": None})
+        return MuonWithAdamW.from_model(model, lr=0.0, muon=muon)
+    mesh = build_mesh({"dp": 2, "tp": 2})
+    return MuonWithAdamW.from_model(model, lr=0.0, strategy=layout, mesh=mesh, muon={"tp_dim": None, **muon})
+
+
+def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+    if changed != "nothing" and by is not None:
+        by(dict(model.named_parameters())[changed].detach())
+    return model
+
+
+def turn_one_sign(tensor: Tensor) -> None:
+    """One bit of one element: the highest, whose weight is 0 modulo every power of two below it."""
+    tensor.view(-1)[-2] *= -1
+
+
+def heard_in_a_step(model: nn.Module, both: MuonWithAdamW) -> str:
+    both.zero_grad()
     model(torch.ones(2, 6)).sum().backward()
     before = [param.detach().clone() for param in model.parameters()]
     try:
@@ -37,21 +52,104 @@ def begun(rank: int, layout: str, other: str) -> str:
     return "nothing"
 
 
+def compared(rank: int, layout: str, other: str) -> str:
+    """What a rank hears of its first step where the last rank began with one bit of another sign."""
+    model = network(other if rank == 3 else "nothing", turn_one_sign)
+    return heard_in_a_step(model, pair_on(model, layout, initial_values="compare"))
+
+
 @pytest.mark.parametrize(
     ("layout", "other"),
     [
         ("zero1", "2.weight"),
         ("owner", "0.weight"),
         ("zero1", "2.bias"),
-        ("hsdp", "2.weight"),
-        ("hsdp", "2.bias"),
+        ("hsdp", "0.weight"),
+        ("hsdp", "0.bias"),
     ],
 )
 def test_another_beginning_on_one_rank_is_named_on_all(layout: str, other: str) -> None:
-    for heard in launch(begun, 4, args=(layout, other)):
+    for heard in launch(compared, 4, args=(layout, other)):
         assert f"before the first step {other} is not the same on all ranks" in heard
 
 
 @pytest.mark.parametrize("layout", ["zero1", "owner", "hsdp"])
 def test_ranks_that_begin_alike_hear_nothing(layout: str) -> None:
-    assert launch(begun, 4, args=(layout, "nothing")) == ["nothing"] * 4
+    assert launch(compared, 4, args=(layout, "nothing")) == ["nothing"] * 4
+
+
+def begun(rank: int, layout: str) -> tuple[list[Tensor], str]:
+    """A rank's parameters once the optimizer is made, where each replica's model has a seed of its own."""
+    torch.manual_seed(rank // 2 if layout == "hsdp" else rank)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+    both = pair_on(model, layout)
+    held = [local_part(param.detach()).clone() for param in model.parameters()]
+    return held, heard_in_a_step(model, both)
+
+
+@pytest.mark.parametrize("layout", ["zero1", "round_robin", "hsdp"])
+def test_ranks_begin_with_the_first_ones_values_as_under_ddp(layout: str) -> None:
+    ranks = launch(begun, 4, args=(layout,))
+    assert [heard for _, heard in ranks] == ["nothing"] * 4
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+    if layout == "hsdp":  # dimension 0 is cut between ranks 0 and 1, and again between 2 and 3
+        assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
+        assert all(map(torch.equal, ranks[1][0], ranks[3][0]))
+        halves = zip(ranks[0][0], ranks[1][0], strict=True)
+        assert all(map(torch.equal, map(torch.cat, halves), first.parameters()))
+    else:  # vectors are AdamW's, and the same along dp only: tensor parallelism may have cut them
+        for held, _ in ranks:
+            assert all(torch.equal(held[i], list(first.parameters())[i]) for i in (0, 2))
+        assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
+
+
+def drifted(rank: int, layout: str, what: str) -> list[str]:
+    """What a rank hears in six steps, of which the fourth leaves the last rank with one sign turned."""
+    model = network()
+    both, heard = pair_on(model, layout, compare_every=2), []
+    for step in range(6):
+        heard.append(heard_in_a_step(model, both))
+        if step == 3 and rank == 3:
+            turn_one_sign(_held(model, both, what))
+    return heard
+
+
+def _held(model: nn.Module, both: MuonWithAdamW, what: str) -> Tensor:
+    name, _, entry = what.partition("/")
+    param = dict(model.named_parameters())[name]
+    return local_part(both.state[param][entry] if entry else param.detach())
+
+
+@pytest.mark.parametrize(
+    ("layout", "what", "named"),
+    [
+        ("zero1", "0.weight", "0.weight"),
+        ("owner", "2.weight/momentum_buffer", "the momentum of 2.weight"),
+        ("replicated", "0.weight/momentum_buffer", "the momentum of 0.weight"),
+        ("zero1", "2.bias/exp_avg", "the optimizer state of 2.bias"),
+        ("hsdp", "0.weight", "0.weight"),
+    ],
+)
+def test_a_bit_that_turns_on_the_way_is_named_at_the_next_comparison(
+    layout: str, what: str, named: str
+) -> None:
+    for heard in launch(drifted, 4, args=(layout, what)):
+        assert heard[:4] == ["nothing"] * 4  # steps 0 to 3: compared before 0 and 2
+        assert f"after 4 steps {named} is not the same on all ranks" in heard[4]
+        assert "rank" in heard[4]
+        assert "3 differ" in heard[4]
+
+
+def test_a_checksum_knows_every_bit_and_its_place() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        tensor = torch.randn(5, 7).to(dtype)
+        known = {int(checksum(tensor)), int(checksum(tensor.T.contiguous()))}
+        assert len(known) == 2
+        flipped = tensor.clone()
+        words = flipped.view(torch.uint8).view(-1)
+        for place in range(words.numel()):
+            for bit in range(8):
+                words[place] ^= 1 << bit
+                assert int(checksum(flipped)) != int(checksum(tensor))
+                words[place] ^= 1 << bit

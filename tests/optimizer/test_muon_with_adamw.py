@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from muon_tutorial import Grid, LocalWorld
 from muon_tutorial.errors import UsageError
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 from muon_tutorial.optimizer.split_parameters import split_parameters
+from muon_tutorial.step.step import PlanStep
 
 
 def network() -> nn.Sequential:
@@ -209,16 +211,18 @@ def test_a_closure_may_clip(model: nn.Sequential, both: MuonWithAdamW) -> None:
 
 
 def test_step_readies_gradients_only_if_nobody_did(
-    model: nn.Sequential, both: MuonWithAdamW, monkeypatch: pytest.MonkeyPatch
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    original = Muon.ready_gradients
+    original = PlanStep.ready
 
-    def counted(self, max_norm=None, *, rest=()):
-        calls.append(len(list(rest)))
-        return original(self, max_norm, rest=rest)
+    def counted(self, rest, *others):
+        calls.append(len(rest))
+        return original(self, rest, *others)
 
-    monkeypatch.setattr(Muon, "ready_gradients", counted)
+    monkeypatch.setattr(PlanStep, "ready", counted)
+    mesh = LocalWorld(Grid.of(dp=1)).mesh(0)
+    both = MuonWithAdamW.from_model(model, lr=0.05, strategy="zero1", mesh=mesh)
     train(model, both, range(2))
     assert calls == [5, 5]  # AdamW's parameters: the embedding, two biases and the norm's two
     loss_of(model).backward()
