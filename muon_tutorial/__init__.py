@@ -34,7 +34,7 @@ from .callbacks.create_configs import (
     create_dtensor_config,
     create_processgroup_config,
 )
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
 from .errors import LaunchError, TutorialError, UsageError
 from .evidence.ledger import Ledger
 from .launching.launch import launch
@@ -57,6 +57,7 @@ __all__ = [
     "STRATEGIES",
     "Box",
     "Bucket",
+    "CheckpointManager",
     "Coordinate",
     "DistMeta",
     "DistributedConfig",

@@ -62,7 +62,14 @@ class TraceError(UsageError):
 
 
 class CheckpointError(UsageError):
-    """A checkpoint cannot be written or read, or does not fit the model, the optimizer or the other ranks."""
+    """A checkpoint cannot be written or read, or does not fit the model, the optimizer or the other ranks.
+
+    ``rank`` is the rank where that happened, if it was another one than the rank that raises.
+    """
+
+    def __init__(self, report: str, rank: int | None = None) -> None:
+        super().__init__(report)
+        self.rank = rank
 
 
 class RunFolderError(UsageError):

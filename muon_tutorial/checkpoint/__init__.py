@@ -27,6 +27,7 @@ holds pickled objects, load only what you trust.
 from __future__ import annotations
 
 from .loading import load_checkpoint
+from .manager import CheckpointManager
 from .saving import save_checkpoint
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["CheckpointManager", "load_checkpoint", "save_checkpoint"]

@@ -1,27 +1,20 @@
-"""Compares what the ranks are about to save, and lets them all fail together where one cannot go on.
-
-Moves no tensors: names, shapes and checksums alone.
-"""
+"""Compares what the ranks are about to save: names, shapes and checksums. It talks to no rank itself."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import CheckpointError, TutorialError
-from ..worlds.live import gather_objects
+from ..errors import CheckpointError
 
 if TYPE_CHECKING:
     from .pieces_on_disk import TensorInPieces
 
-T = TypeVar("T")
-S = TypeVar("S")
 Offset = tuple[int, ...]
 
 _REMEDY = (
@@ -46,30 +39,6 @@ class SaveSummary:
     folder: str
     groups: dict[str, dict[str, Any]]
     outlines: dict[str, TensorOutline]
-
-
-def together(make: Callable[[], tuple[T, S]]) -> tuple[T, list[S]]:
-    """Make something on every rank, and let all know everyone's second part; or fail together.
-
-    Raises:
-        TutorialError: what ``make`` raised on this rank.
-        CheckpointError: it raised on another one.
-    """
-    made: tuple[T, S] | None = None
-    error: TutorialError | None = None
-    try:
-        made = make()
-    except TutorialError as caught:
-        error = caught
-    mine = ("" if error is None else str(error), made and made[1])
-    found: list[tuple[str, Any]] = gather_objects(mine) if dist.is_initialized() else [mine]
-    if error is not None:
-        raise error
-    for rank, (complaint, _) in enumerate(found):
-        if complaint:
-            raise CheckpointError(f"rank {rank}: {complaint}")
-    assert made is not None
-    return made[0], [shared for _, shared in found]
 
 
 def outline(tensor: TensorInPieces) -> TensorOutline:

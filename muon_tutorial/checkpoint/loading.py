@@ -1,9 +1,11 @@
-"""``load_checkpoint``: reads a folder into a model and its optimizer."""
+"""``load_checkpoint``: reads a folder into a model and its optimizer, all of it or nothing."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,11 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from .compare_ranks import together
+from . import manifest
+from .folders import OpenFolder, opened
+from .manifest import Manifest
+from .meeting import Meeting, call_meeting, one_line
+from .plain_data import load_plain
 from .rank_contents import (
     RankContents,
     Rename,
@@ -23,7 +29,7 @@ from .rank_contents import (
     contents_of_rank,
     parts_of,
 )
-from .saving import FORMAT, model_entries, state_entries
+from .saving import EXTRA, model_entries, state_entries
 
 if TYPE_CHECKING:
     from .pieces_on_disk import TensorInPieces
@@ -35,62 +41,134 @@ def load_checkpoint(
     """Load what ``save_checkpoint`` saved, under any strategy and on any grid; returns its ``extra``.
 
     Must be called by all ranks of the default process group; also without one, in a single process. The
-    model's parameters are overwritten in place, the optimizer's state and hyperparameters replaced. What does
-    not fit is found before anything is changed; a file that cannot be read may leave the model half loaded.
+    model's parameters are overwritten in place, the optimizer's state and hyperparameters replaced, once
+    every rank has read and checked everything. Until then nothing is changed, on any rank. Nothing in the
+    files is executed, whoever made them.
 
     Args:
         rename: from the model's name of a parameter to the one it was saved under.
 
     Raises:
-        CheckpointError: there is no such checkpoint; it lacks an entry, or has a parameter that no rank's
-            model has; or a shape, dtype or optimizer differs. Raised on all ranks, with the name.
+        CheckpointError: there is no such checkpoint; a file of it is damaged, missing or not its own; it
+            lacks an entry, or has a parameter that no rank's model has; or a shape, dtype or optimizer
+            differs. Raised on all ranks, with the name; everything is as it was before.
     """
-    from .pieces_on_disk import read
+    return load_found(lambda: Path(path), model, optimizer, rename)
 
-    def prepare() -> tuple[tuple[SavedEntries, LoadTargets], set[str]]:
-        saved = _open(Path(path))
-        contents = contents_of_rank(model, optimizer, rename)
-        names = {*contents.tensors, *(item.name for item in contents.stepped)}
-        return (saved, _targets(saved, contents)), names
 
-    (saved, targets), names = together(prepare)
-    _check_nothing_is_left(saved, names)
-    read(saved.folder, dict(targets.entries))
-    states = {str(kind): _state_dict(part, targets) for kind, part in parts_of(optimizer).items()}
-    optimizer.load_state_dict(states if isinstance(optimizer, MuonWithAdamW) else states.popitem()[1])
-    return saved.extra
+def load_found(
+    find: Callable[[], Path], model: nn.Module, optimizer: Saveable, rename: Rename | None
+) -> dict[str, Any]:
+    """Load from the folder that rank 0 finds. Otherwise as ``load_checkpoint``."""
+    meeting = call_meeting("load_checkpoint")
+    _, path = meeting.agree(
+        "find the checkpoint",
+        lambda: (None, find() if meeting.rank == 0 else Path()),
+        lambda found: [found[0]] * len(found),
+    )
+    with ExitStack() as held:
+
+        def check() -> tuple[tuple[SavedEntries, LoadTargets], tuple[str, set[str], set[str]]]:
+            saved = open_saved(held.enter_context(opened(path)))
+            _verify_files(saved, meeting.rank, meeting.size)
+            contents = contents_of_rank(model, optimizer, rename)
+            names = {*contents.tensors, *(item.name for item in contents.stepped)}
+            return (saved, _targets(saved, contents)), (saved.digest, saved.names, names)
+
+        def compare(found: list[tuple[str, set[str], set[str]]]) -> list[None]:
+            _check_alike(path, [digest for digest, _, _ in found])
+            _check_nothing_is_left(path, found[0][1], [names for _, _, names in found])
+            return [None] * len(found)
+
+        (saved, targets), _ = meeting.agree("check the checkpoint", check, compare)
+        extra = meeting.agree_that("read its part", lambda: _read(saved, targets))
+    _take_over(meeting, optimizer, targets)
+    return extra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedEntries:
-    """What a checkpoint holds, without its tensors' data."""
+    """A checkpoint that is held open, and what its manifest says, whose hash is ``digest``."""
 
-    folder: Path
-    entries: Mapping[str, Any]
-    groups: Mapping[str, dict[str, Any]]
-    extra: dict[str, Any]
+    folder: OpenFolder
+    manifest: Manifest
+    digest: str
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters and buffers in it."""
+        models = {key.removeprefix("model.") for key in self.manifest.tensors if key.startswith("model.")}
+        return models | set(self.manifest.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadTargets:
-    """What a load fills on this rank: entries, among them each parameter's state, and hyperparameters."""
+    """What a load fills on this rank: of the model, pieces and blanks to read them to; states; settings."""
 
-    entries: dict[str, TensorInPieces]
+    model: dict[str, TensorInPieces]
+    blanks: dict[str, TensorInPieces]
     states: dict[Tensor, dict[str, Tensor]]
     hyperparameters: dict[Tensor, dict[str, Any]]
 
 
-def _open(folder: Path) -> SavedEntries:
-    from .pieces_on_disk import read, read_metadata
+def open_saved(folder: OpenFolder) -> SavedEntries:
+    """Read the manifest, and compare it with what is in the folder."""
+    sizes = folder.sizes()
+    if manifest.NAME not in sizes:
+        if ".metadata" in sizes:
+            raise CheckpointError(
+                f"{folder.path} has no {manifest.NAME}: save_checkpoint did not write it, or did so before "
+                "format 2, with pickled objects, which are not read because they can run code; if you trust "
+                "it, torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes one file of it"
+            )
+        raise CheckpointError(f"{folder.path} holds no checkpoint: its file {manifest.NAME} is missing")
+    with folder.open(manifest.NAME) as file:
+        data = file.read()
+    try:
+        found = manifest.from_bytes(data)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder.path}: {error}") from error
+    _check_files(folder, found, sizes)
+    return SavedEntries(folder, found, manifest.sha256(data))
 
-    entries = read_metadata(folder).state_dict_metadata
-    objects: dict[str, Any] = {"format": None, "groups": None, "extra": None}
-    if not objects.keys() <= entries.keys():
-        raise CheckpointError(f"{folder} was not written by save_checkpoint: it has no entry 'format'")
-    read(folder, objects, alone=True)
-    if objects["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has the format {objects['format']}; this version reads {FORMAT}")
-    return SavedEntries(folder, entries, objects["groups"], objects["extra"])
+
+def _check_files(folder: OpenFolder, found: Manifest, sizes: Mapping[str, int]) -> None:
+    """Refuse files that are missing, or not of this checkpoint, or of another size."""
+    for name in sorted({*sizes, *found.files} - {manifest.NAME}):
+        if name not in found.files:
+            raise CheckpointError(f"{folder.path} holds {name}, which is no part of the checkpoint")
+        if name not in sizes:
+            raise CheckpointError(f"{folder.path} lacks its file {name}")
+        if sizes[name] < 0:
+            raise CheckpointError(f"{folder.path / name} is no plain file")
+        if sizes[name] != found.files[name].size:
+            raise CheckpointError(
+                f"{folder.path / name} is damaged: it has {sizes[name]} bytes, and had "
+                f"{found.files[name].size} when it was saved"
+            )
+
+
+def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
+    """Compare the hashes of this rank's share of the files; each is read by one rank."""
+    files = saved.manifest.files
+    for name in sorted(files, key=lambda name: files[name].size)[rank::ranks]:
+        digest = hashlib.sha256()
+        with saved.folder.open(name) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != files[name].sha256:
+            raise CheckpointError(
+                f"{saved.folder.path / name} is damaged: its SHA-256 is not what {manifest.NAME} says"
+            )
+
+
+def _check_alike(path: Path, digests: Sequence[str]) -> None:
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise CheckpointError(
+                f"{path} is another checkpoint on rank {rank} than on rank 0: the ranks share no file "
+                "system, or it was replaced just now; load again"
+            )
 
 
 def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
@@ -100,29 +178,37 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
         dtype = _saved_dtype(saved, key, entry.shape)
         if dtype != entry.dtype:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
+    blanks = {key: _blank_like(entry) for key, entry in entries.items()}
     states = {item.param: _blank_state(saved, item) for item in contents.stepped}
     for item in contents.stepped:
-        entries |= state_entries(item, states[item.param])
+        blanks |= state_entries(item, states[item.param])
     _check_groups(saved, contents.stepped)
-    groups = {item.param: saved.groups[item.name]["group"] for item in contents.stepped}
-    return LoadTargets(entries, states, groups)
+    groups = {item.param: saved.manifest.groups[item.name]["group"] for item in contents.stepped}
+    return LoadTargets(entries, blanks, states, groups)
+
+
+def _blank_like(entry: TensorInPieces) -> TensorInPieces:
+    from .pieces_on_disk import TensorInPieces
+
+    pieces = {offset: torch.zeros_like(piece, device="cpu") for offset, piece in entry.pieces.items()}
+    return TensorInPieces(tuple(entry.shape), pieces, entry.dtype, torch.device("cpu"))
 
 
 def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.dtype:
     """The dtype of a saved tensor, whose shape must fit."""
-    found = saved.entries.get(key)
+    found = saved.manifest.tensors.get(key)
     if found is None:
-        raise CheckpointError(f"{saved.folder} has no entry {key}")
-    if tuple(found.size) != tuple(shape):
-        raise CheckpointError(f"{key} was saved with shape {tuple(found.size)} and has {tuple(shape)} here")
-    return found.properties.dtype
+        raise CheckpointError(f"{saved.folder.path} has no entry {key}")
+    if found.shape != tuple(shape):
+        raise CheckpointError(f"{key} was saved with shape {found.shape} and has {tuple(shape)} here")
+    return found.dtype
 
 
 def _blank_state(saved: SavedEntries, item: SteppedParameter) -> dict[str, Tensor]:
     """Tensors for the saved state to be read into: of its own dtype, cut as this rank keeps them."""
-    record = saved.groups.get(item.name)
+    record = saved.manifest.groups.get(item.name)
     if record is None:
-        raise CheckpointError(f"{saved.folder} has no state of {item.name}: no optimizer stepped it")
+        raise CheckpointError(f"{saved.folder.path} has no state of {item.name}: no optimizer stepped it")
     if record["optimizer"] != item.kind:
         raise CheckpointError(
             f"{item.name} was stepped by {record['optimizer']} when it was saved, by {item.kind} here"
@@ -138,7 +224,7 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
     first: dict[int, str] = {}
     for item in stepped:
         other = first.setdefault(id(item.group), item.name)
-        ours, its = (saved.groups[name]["group"] for name in (item.name, other))
+        ours, its = (saved.manifest.groups[name]["group"] for name in (item.name, other))
         wrong = [key for key in {*ours, *its} if ours.get(key) != its.get(key)]
         if wrong:
             raise CheckpointError(
@@ -147,12 +233,48 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
             )
 
 
-def _check_nothing_is_left(saved: SavedEntries, names: Sequence[set[str]]) -> None:
+def _check_nothing_is_left(path: Path, saved: Iterable[str], names: Sequence[set[str]]) -> None:
     """Refuse a checkpoint with a parameter that no rank's model has."""
-    models = [key.removeprefix("model.") for key in saved.entries if key.startswith("model.")]
-    left = sorted({*models, *saved.groups} - set().union(*names))
+    left = sorted(set(saved) - set().union(*names))
     if left:
-        raise CheckpointError(f"{saved.folder} holds {left[0]}, which no rank's model has")
+        raise CheckpointError(f"{path} holds {left[0]}, which no rank's model has")
+
+
+def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
+    """Fill the blanks; returns what the user saved."""
+    from .pieces_on_disk import read
+
+    read(saved.folder, saved.manifest, targets.blanks)
+    with saved.folder.open(EXTRA) as file:
+        data = file.read()
+    try:
+        extra = load_plain(data)
+    except Exception as error:
+        raise CheckpointError(f"{saved.folder.path / EXTRA} cannot be read: {one_line(error)}") from error
+    if type(extra) is not dict:
+        raise CheckpointError(f"{saved.folder.path / EXTRA} holds a {type(extra).__name__}, not a dict")
+    return extra
+
+
+def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> None:
+    """Put everything in its place, on all ranks; or nothing, should an optimizer not take its state."""
+    parts = parts_of(optimizer)
+    states = {str(kind): _state_dict(part, targets) for kind, part in parts.items()}
+    whole = states if isinstance(optimizer, MuonWithAdamW) else next(iter(states.values()))
+    before = [
+        (each, dict(vars(each)))
+        for each in {id(each): each for each in (optimizer, *parts.values())}.values()
+    ]
+    try:
+        meeting.agree_that("take the state over", lambda: optimizer.load_state_dict(whole))
+    except BaseException:
+        for each, attributes in before:
+            vars(each).clear()
+            vars(each).update(attributes)
+        raise
+    for key, entry in targets.model.items():
+        for offset, piece in entry.pieces.items():
+            piece.copy_(targets.blanks[key].pieces[offset])
 
 
 def _state_dict(optimizer: torch.optim.Optimizer, targets: LoadTargets) -> dict[str, Any]:

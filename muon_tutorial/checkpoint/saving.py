@@ -1,24 +1,34 @@
-"""``save_checkpoint``: writes a model and its optimizer into a folder."""
+"""``save_checkpoint``: writes a model and its optimizer into a folder, whole or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..step.parameter_state import local_part
-from .compare_ranks import SaveSummary, check_alike, outline, together
+from . import folders, manifest
+from .compare_ranks import SaveSummary, check_alike, outline
+from .folders import Existing
+from .meeting import Meeting, call_meeting
+from .plain_data import dump_plain
 from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, SteppedParameter, contents_of_rank
 
 if TYPE_CHECKING:
-    from .pieces_on_disk import TensorInPieces
+    from torch.distributed.checkpoint.planner import SavePlan
 
-FORMAT = {"name": "muon_tutorial", "version": 1}
+    from .pieces_on_disk import PieceWriter, TensorInPieces, Written
+
+EXTRA = "extra.pt"
 
 
 def save_checkpoint(
@@ -28,41 +38,159 @@ def save_checkpoint(
     *,
     extra: Mapping[str, Any] | None = None,
     rename: Rename | None = None,
+    existing: Existing = "refuse",
 ) -> None:
-    """Save a model and its optimizer into a fresh folder, each rank its own part, replicas once.
+    """Save a model and its optimizer into a folder, each rank its own part, replicas once.
 
-    Must be called by all ranks of the default process group, with the same path; also without one, in a
-    single process. What several ranks hold is compared before anything is written; buffers excepted, which
-    data-parallel ranks may hold differently (BatchNorm's): one rank's are saved.
+    Must be called by all ranks of the default process group, with the same path, which they share; also
+    without one, in a single process. What several ranks hold is compared before anything is written; buffers
+    excepted, which data-parallel ranks may hold differently (BatchNorm's): one rank's are saved.
+
+    The folder is made aside and takes its place whole. Whatever happens meanwhile, a kill as well, there is
+    then the new checkpoint or what was there before, and the call can be made again.
 
     Args:
-        extra: saved from rank 0, given back by ``load_checkpoint``: anything ``torch.save`` takes.
+        extra: saved from rank 0, given back by ``load_checkpoint``: numbers, text, tensors, and dicts, lists
+            and tuples of these, such as a step, a scheduler's ``state_dict()``, a generator's state.
         rename: from the model's name of a parameter to the one it is saved under. Ranks whose parameters
             have equal names but are not the same (experts, pipeline stages) need it.
+        existing: whether to refuse a folder that holds anything, or to replace it, if that is a checkpoint.
 
     Raises:
-        CheckpointError: the folder is not fresh or cannot be written, or ranks hold different values of what
-            should be the same. Raised on all ranks.
+        CheckpointError: the folder is not fresh or cannot be written, somebody else is saving to it, or ranks
+            hold different values of what should be the same; or a rank did not do its part within the
+            timeout of the default process group. Raised on all ranks.
     """
-    from .pieces_on_disk import write
+    target = Path(path).absolute()
+    meeting = call_meeting("save_checkpoint")
+    run_save(SaveJob(meeting, target, existing, lambda: contents_to_save(model, optimizer, extra, rename)))
 
-    folder = Path(path)
 
-    def prepare() -> tuple[dict[str, Any], SaveSummary]:
-        _check_fresh(folder)
-        contents = contents_of_rank(model, optimizer, rename)
-        entries = model_entries(contents)
-        for item in contents.stepped:
-            entries |= state_entries(item, item.tensors)
-        return dict(entries), _summary(folder, contents, entries)
+@dataclass(frozen=True, slots=True, eq=False)
+class ContentsToSave:
+    """What this rank has to save: its pieces, who steps what and how, and what the user gave, as bytes."""
 
-    entries, summaries = together(prepare)
-    check_alike(summaries)
-    entries["groups"] = {name: record for summary in summaries for name, record in summary.groups.items()}
-    entries["format"] = FORMAT
-    if _is_first():
-        entries["extra"] = dict(extra or {})
-    write(folder, entries)
+    entries: dict[str, TensorInPieces]
+    buffers: set[str]
+    groups: dict[str, dict[str, Any]]
+    extra: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SaveJob:
+    """A save that may begin: ``contents`` finds out what there is; ``finish`` is called once it is in place.
+
+    Rank 0 calls ``finish``, before anybody is told that it is saved. ``guard`` is what it locks meanwhile,
+    besides the folder.
+    """
+
+    meeting: Meeting
+    folder: Path
+    existing: Existing
+    contents: Callable[[], ContentsToSave]
+    guard: Path | None = None
+    finish: Callable[[], None] = lambda: None
+
+
+def contents_to_save(
+    model: nn.Module, optimizer: Saveable, extra: Mapping[str, Any] | None, rename: Rename | None
+) -> ContentsToSave:
+    """Find out what this rank has to save. The pieces share the memory of what they are pieces of.
+
+    Raises:
+        CheckpointError: there is something that cannot be saved.
+    """
+    contents = contents_of_rank(model, optimizer, rename)
+    entries = model_entries(contents)
+    for item in contents.stepped:
+        entries |= state_entries(item, item.tensors)
+    buffers = {f"model.{name}" for name in contents.buffers}
+    groups = {item.name: item.record for item in contents.stepped}
+    return ContentsToSave(
+        entries, buffers, groups, dump_plain("extra", dict(extra or {})) if _is_first() else b""
+    )
+
+
+def copied(contents: ContentsToSave) -> ContentsToSave:
+    """The same in memory of its own, on the CPU: what becomes of the model no longer matters."""
+    from .pieces_on_disk import TensorInPieces
+
+    entries = {}
+    for key, entry in contents.entries.items():
+        pieces = {offset: piece.detach().to("cpu", copy=True) for offset, piece in entry.pieces.items()}
+        entries[key] = TensorInPieces(tuple(entry.shape), pieces, entry.dtype, torch.device("cpu"))
+    return replace(contents, entries=entries)
+
+
+def run_save(job: SaveJob) -> None:
+    """Save, together with the other ranks of the meeting.
+
+    Raises:
+        CheckpointError: as ``save_checkpoint`` does.
+    """
+    from .pieces_on_disk import PieceWriter
+
+    def prepare() -> tuple[PieceWriter, Prepared]:
+        contents = job.contents()
+        writer = PieceWriter(contents.entries, job.meeting.id)
+        plan = writer.plan(job.meeting.rank == 0)
+        return writer, Prepared(_summary(job.folder, contents), plan, contents.extra)
+
+    with ExitStack() as held:
+        first = _FirstRank(job, held)
+        writer, (plan, draft) = job.meeting.agree("prepare its part", prepare, first.begin)
+        job.meeting.agree("write its files", lambda: (None, writer.write(plan, draft)), first.complete)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What rank 0 hears from each rank before anything is written."""
+
+    summary: SaveSummary
+    plan: SavePlan
+    extra: bytes
+
+
+class _FirstRank:
+    """What rank 0 does for all: hold the lock, make the draft, complete it, put it in its place."""
+
+    def __init__(self, job: SaveJob, held: ExitStack) -> None:
+        self._job, self._held = job, held
+
+    def begin(self, prepared: Sequence[Prepared]) -> list[tuple[SavePlan, Path]]:
+        """Compare the ranks, divide the work, and make a draft for it."""
+        from .pieces_on_disk import PieceWriter
+
+        job = self._job
+        check_alike([each.summary for each in prepared])
+        plans, self._metadata = PieceWriter({}, job.meeting.id).divide([each.plan for each in prepared])
+        self._groups = {name: its for each in prepared for name, its in each.summary.groups.items()}
+        for name, record in self._groups.items():
+            manifest.hyperparameters_to_json(name, record["group"])
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        for target in (job.guard, job.folder):
+            if target is not None:
+                self._held.enter_context(folders.locked(target))
+        self._draft = folders.make_draft(job.folder, job.meeting.id, job.existing, manifest.NAME)
+        self._held.callback(rmtree, self._draft, ignore_errors=True)
+        folders.write_file(self._draft / EXTRA, prepared[0].extra)
+        self._extra = manifest.SavedFile(len(prepared[0].extra), manifest.sha256(prepared[0].extra))
+        return [(plan, self._draft) for plan in plans]
+
+    def complete(self, written: Sequence[Written]) -> list[None]:
+        """Add what says that it is complete, and put it in its place."""
+        from .pieces_on_disk import saved_tensors, write_metadata
+
+        job = self._job
+        files = {name: file for each in written for name, file in each.files.items()}
+        files[EXTRA] = self._extra
+        files[".metadata"] = write_metadata(self._draft, job.meeting.id, self._metadata, written)
+        _check_sizes(self._draft, files)
+        found = manifest.Manifest(job.meeting.id, files, saved_tensors(self._metadata), self._groups)
+        folders.write_file(self._draft / manifest.NAME, manifest.to_bytes(found))
+        folders.commit(self._draft, job.folder)
+        job.finish()
+        return [None] * len(written)
 
 
 def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
@@ -83,16 +211,20 @@ def state_entries(item: SteppedParameter, state: Mapping[str, Tensor]) -> dict[s
     return {item.key(entry): in_pieces(tensor, item.boxes_of(entry)) for entry, tensor in state.items()}
 
 
-def _summary(folder: Path, contents: RankContents, entries: Mapping[str, TensorInPieces]) -> SaveSummary:
-    groups = {item.name: item.record for item in contents.stepped}
-    compared = (key for key in entries if key.removeprefix("model.") not in contents.buffers)
-    return SaveSummary(str(folder.absolute()), groups, {key: outline(entries[key]) for key in compared})
+def _summary(folder: Path, contents: ContentsToSave) -> SaveSummary:
+    outlines = {key: outline(entry) for key, entry in contents.entries.items() if key not in contents.buffers}
+    return SaveSummary(str(folder), contents.groups, outlines)
 
 
-def _check_fresh(folder: Path) -> None:
-    """Refuse a folder that holds anything. Rank 0 looks for all, before anybody writes."""
-    if _is_first() and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is not an empty folder: a checkpoint goes into a fresh one")
+def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:
+    """Refuse to complete a draft in which rank 0 does not see what the others wrote."""
+    for name, file in files.items():
+        path = draft / name
+        if not path.is_file() or path.stat().st_size != file.size:
+            raise CheckpointError(
+                f"rank 0 does not find the {file.size} bytes of {name} that were written to {draft}: the "
+                "ranks must share the file system of a checkpoint"
+            )
 
 
 def _is_first() -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
-from muon_tutorial.checkpoint.pieces_on_disk import TensorInPieces, write
+from muon_tutorial.checkpoint.pieces_on_disk import TensorInPieces
 from muon_tutorial.errors import CheckpointError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
@@ -262,13 +262,13 @@ def test_only_a_fresh_folder_is_written_to(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / ".metadata").write_bytes(b"no pickle")
-    write(tmp_path / "foreign", {"w": torch.ones(2)})
+    (tmp_path / "torn" / "manifest.json").write_bytes(b"no JSON")
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "foreign")
     complaints = {
         "missing": "there is no checkpoint folder",
-        "unfinished": "holds no finished checkpoint",
-        "torn": "cannot be read",
-        "foreign": "was not written by save_checkpoint",
+        "unfinished": "holds no checkpoint: its file manifest.json is missing",
+        "torn": "its manifest.json is damaged",
+        "foreign": "save_checkpoint did not write it, or did so before format 2",
     }
     for name, complaint in complaints.items():
         with pytest.raises(CheckpointError, match=complaint):
@@ -280,7 +280,7 @@ def test_a_lost_file_is_one_named_error(tmp_path: Path) -> None:
     model, both = fitted(Fit())
     for file in (tmp_path / "a").glob("*.distcp"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="could not be read: rank 0: FileNotFoundError"):
+    with pytest.raises(CheckpointError, match=r"lacks its file __0_0\.distcp"):
         load_checkpoint(tmp_path / "a", model, both)
 
 

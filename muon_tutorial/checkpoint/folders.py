@@ -1,0 +1,253 @@
+"""Checkpoint folders on disk: made aside and moved into place whole, and read as one, whoever moves them.
+
+Everything is written to a draft beside the target, ``.NAME.draft-ID``, synced, and renamed. A checkpoint
+that is to be replaced changes places with the draft in one step, where the system can do that (Linux, on
+local file systems); elsewhere it steps aside to ``.NAME.old-ID`` first, and whoever finds it there takes it
+for the target. Drafts of savers that died are removed by the next one.
+
+It assumes a file system that all ranks share, with POSIX renames and ``flock`` (of NFS: version 4). It knows
+no format, but that a folder with a manifest is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from ..errors import CheckpointError
+
+Existing = Literal["refuse", "replace"]
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]+)")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Hold the right to write to ``target``, a folder or file that need not exist. It ends with the process.
+
+    Raises:
+        CheckpointError: somebody else holds it.
+    """
+    path = target.with_name(f".{target.name}.lock")
+    descriptor = _open_lock(path, target)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked process holds the descriptor
+        os.close(descriptor)
+
+
+def _open_lock(path: Path, target: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == _inode(path):
+                return descriptor
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise CheckpointError(f"somebody else is saving to {target} right now") from None
+            raise
+        os.close(descriptor)  # its last holder removed the file in between
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) -> Path:
+    """Make an empty folder to write to, beside the target, and remove what dead savers left there.
+
+    To be called under ``locked(target)``.
+
+    Raises:
+        CheckpointError: what is at the target may not be replaced.
+    """
+    recover(target)
+    remove_leftovers(target)
+    if os.path.lexists(target) and not _is_empty_folder(target):
+        if existing == "refuse":
+            raise CheckpointError(
+                f"{target} is not an empty folder: a checkpoint goes into a fresh one, or pass "
+                'existing="replace" to put it in the place of an older checkpoint'
+            )
+        if not (target / manifest).is_file():
+            raise CheckpointError(f"{target} is no checkpoint of this format, and is not replaced")
+    draft = target.with_name(f".{target.name}.draft-{save_id}")
+    draft.mkdir()
+    return draft
+
+
+def commit(draft: Path, target: Path) -> None:
+    """Put a draft in the target's place, at once and for good. To be called under ``locked(target)``."""
+    sync_folder(draft)
+    if not os.path.lexists(target) or _is_empty_folder(target):
+        os.rename(draft, target)
+        sync_folder(target.parent)
+        return
+    try:
+        _exchange(draft, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_EXCHANGE:
+            raise
+        aside = draft.with_name(draft.name.replace(".draft-", ".old-"))
+        os.rename(target, aside)
+        os.rename(draft, target)
+        draft = aside
+    sync_folder(target.parent)
+    shutil.rmtree(draft, ignore_errors=True)  # holds the older one
+
+
+def recover(target: Path) -> None:
+    """Put back a checkpoint that stepped aside for one that never came. Under ``locked(target)``."""
+    aside = stepped_aside(target)
+    if aside is not None:
+        os.rename(aside, target)
+
+
+def stepped_aside(target: Path) -> Path | None:
+    """Where the target is, if it stepped aside and its saver died before the new one took its place."""
+    if os.path.lexists(target):
+        return None
+    kinds = _leftovers(target)
+    return next(
+        (path for (kind, its), path in kinds.items() if kind == "old" and ("draft", its) in kinds), None
+    )
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove the drafts of dead savers. To be called under ``locked(target)``: then no saver lives."""
+    for path in _leftovers(target).values():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove(target: Path, save_id: str) -> None:
+    """Remove a checkpoint so that no part of it ever passes for a whole one."""
+    aside = target.with_name(f".{target.name}.draft-{save_id}")
+    os.rename(target, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_all_leftovers(folder: Path) -> None:
+    """Remove the drafts of dead savers, whatever their targets in this folder; those of living ones stay."""
+    found = (_LEFTOVER.fullmatch(name) for name in os.listdir(folder))
+    for name in {match["name"] for match in found if match}:
+        with contextlib.suppress(CheckpointError), locked(folder / name):
+            recover(folder / name)
+            remove_leftovers(folder / name)
+
+
+def replace_file(target: Path, data: bytes, save_id: str) -> None:
+    """Put a file in another's place, at once and for good. To be called under ``locked(target)``."""
+    remove_leftovers(target)
+    draft = target.with_name(f".{target.name}.draft-{save_id}")
+    write_file(draft, data)
+    os.replace(draft, target)
+    sync_folder(target.parent)
+
+
+def _leftovers(target: Path) -> dict[tuple[str, str], Path]:
+    """By kind and save id."""
+    if not target.parent.is_dir():
+        return {}
+    found = (_LEFTOVER.fullmatch(name) for name in os.listdir(target.parent))
+    mine = [match for match in found if match and match["name"] == target.name]
+    return {(match["kind"], match["id"]): target.parent / match[0] for match in mine}
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Have two paths change places in one step.
+
+    Raises:
+        OSError: of ``_CANNOT_EXCHANGE``, where the system or the file system cannot.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(one))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file and see it onto the disk."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """See the names in a folder onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFolder:
+    """A folder held open: its files are those it had, even if another takes its place meanwhile."""
+
+    path: Path
+    descriptor: int
+
+    def sizes(self) -> dict[str, int]:
+        """The size of each entry in bytes; -1 of what is no plain file."""
+        found = {name: self._stat(name) for name in os.listdir(self.descriptor)}
+        return {name: it.st_size if stat.S_ISREG(it.st_mode) else -1 for name, it in found.items()}
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a plain file in the folder to read; never what a link points to."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.fdopen(os.open(name, flags, dir_fd=self.descriptor), "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise CheckpointError(f"{self.path / name} is no plain file")
+        return file
+
+    def _stat(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[OpenFolder]:
+    """Hold a folder open, or the one that stepped aside from there.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"there is no checkpoint folder {path}") from None
+    try:
+        yield OpenFolder(path, descriptor)
+    finally:
+        os.close(descriptor)

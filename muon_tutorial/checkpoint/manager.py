@@ -1,0 +1,243 @@
+"""``CheckpointManager``: a folder of checkpoints by step, of which the newest are kept.
+
+``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it, and the file ``latest`` holds the name of
+the newest, put in place after the checkpoint it names. It knows when to save where, and which to keep; how,
+the modules beside it know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from ..errors import CheckpointError, UsageError
+from . import folders
+from .loading import load_found, open_saved
+from .meeting import call_meeting, one_line
+from .rank_contents import Rename, Saveable
+from .saving import ContentsToSave, SaveJob, contents_to_save, copied, run_save
+
+T = TypeVar("T")
+
+LATEST = "latest"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+class CheckpointManager:
+    """Saves a model and its optimizer by step into one folder, keeps the newest, finds and loads them.
+
+    Every rank makes its own, of the same folder, on a file system that they share. One process (or group of
+    ranks) at a time saves to a folder; any may load from it meanwhile.
+
+    Args:
+        folder: made when the first checkpoint is saved.
+        keep: how many checkpoints to keep: the one saved last, and the newest before it.
+
+    Raises:
+        UsageError: ``keep`` is less than one.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        if not isinstance(keep, int) or keep < 1:
+            raise UsageError(f"keep says how many checkpoints to keep, at least 1, not {keep!r}")
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self._pending: PendingSave | None = None
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Saveable,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        rename: Rename | None = None,
+        wait: bool = True,
+    ) -> PendingSave:
+        """Save as the newest checkpoint, and remove those that are not to be kept any more.
+
+        Must be called by all ranks of the default process group, in their main thread; also without one, in
+        a single process. A checkpoint of the same step is replaced; those of later steps, which a run that
+        began again at an earlier one left behind, stay.
+
+        Args:
+            step: after how many steps this is. ``extra`` and ``rename`` are ``save_checkpoint``'s.
+            wait: until it is saved. If not, everything is copied to the CPU's memory first, so that training
+                may go on at once; a thread saves the copy. At most one such save is under way: the next one
+                waits for it.
+
+        Returns:
+            What ``wait()`` can be called on; with ``wait=True`` it is done.
+
+        Raises:
+            CheckpointError: as ``save_checkpoint`` does; or an earlier save failed in its thread, and nobody
+                has been told: then nothing was saved now. Raised on all ranks.
+            UsageError: ``step`` is no number of steps.
+        """
+        if not isinstance(step, int) or step < 0:
+            raise UsageError(f"a step is a whole number from 0 on, not {step!r}")
+        self.wait()
+        meeting = call_meeting(f"save of step {step}")
+        target = self._path(step)
+
+        def contents() -> ContentsToSave:
+            return contents_to_save(model, optimizer, extra, rename)
+
+        job = SaveJob(
+            meeting,
+            target,
+            "replace",
+            contents if wait else made_before(lambda: copied(contents())),
+            guard=self.folder / LATEST,
+            finish=lambda: self._point_to(target, meeting.id),
+        )
+        if wait:
+            run_save(job)
+            return PendingSave(None)
+        self._pending = PendingSave(job)
+        return self._pending
+
+    def wait(self) -> None:
+        """Wait until the save that is under way, if any, is done.
+
+        Raises:
+            CheckpointError: it failed, and nobody has been told.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
+    def latest_step(self) -> int | None:
+        """The step of the newest complete checkpoint; None if there is none. Asks no other rank."""
+        with contextlib.suppress(OSError, ValueError):
+            pointed_to = _step_of((self.folder / LATEST).read_text(encoding="ascii").removesuffix("\n"))
+            if pointed_to is not None and self._is_complete(pointed_to):
+                return pointed_to
+        return next((step for step in reversed(self._steps()) if self._is_complete(step)), None)
+
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: Saveable,
+        *,
+        step: int | None = None,
+        rename: Rename | None = None,
+    ) -> dict[str, Any]:
+        """Load the newest checkpoint, or that of a step; returns its ``extra``.
+
+        Must be called by all ranks of the default process group; rank 0 looks for the newest. A save that is
+        under way is waited for.
+
+        Raises:
+            CheckpointError: there is none; or as ``load_checkpoint`` does. Everything is as it was before.
+        """
+        self.wait()
+
+        def find() -> Path:
+            found = self.latest_step() if step is None else step
+            if found is None:
+                raise CheckpointError(f"{self.folder} holds no complete checkpoint")
+            return self._path(found)
+
+        return load_found(find, model, optimizer, rename)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _is_complete(self, step: int) -> bool:
+        try:
+            with folders.opened(self._path(step)) as folder:
+                open_saved(folder)
+        except (CheckpointError, OSError):
+            return False
+        return True
+
+    def _steps(self) -> list[int]:
+        """The steps of the checkpoints in the folder, rising."""
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return sorted(step for step in map(_step_of, names) if step is not None)
+
+    def _point_to(self, target: Path, save_id: str) -> None:
+        """Make a checkpoint that is in its place the newest, and remove what is not kept. For rank 0."""
+        folders.replace_file(self.folder / LATEST, f"{target.name}\n".encode(), save_id)
+        step = _step_of(target.name)
+        assert step is not None
+        older = [its for its in self._steps() if its < step]
+        try:
+            for its in older[: max(0, len(older) - self.keep + 1)]:
+                folders.remove(self._path(its), save_id)
+            folders.remove_all_leftovers(self.folder)
+        except OSError as error:
+            warnings.warn(f"an older checkpoint could not be removed: {one_line(error)}", stacklevel=2)
+
+
+class PendingSave:
+    """A save that goes on in a thread, or is done.
+
+    A failure is raised by the first call that waits for it: this object's ``wait()``, or the manager's next
+    ``save()``, ``load()`` or ``wait()``. If there is none, it is printed when the process ends.
+    """
+
+    def __init__(self, job: SaveJob | None) -> None:
+        self._failures: list[BaseException] = []
+        self._thread: threading.Thread | None = None
+        if job is not None:
+            self._thread = threading.Thread(target=_run, args=(job, self._failures), name=job.meeting.what)
+            weakref.finalize(self, _complain, self._thread, self._failures)
+            self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it is over.
+
+        Raises:
+            CheckpointError: nothing was saved. Raised once, on every rank.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._failures:
+            raise self._failures.pop()
+
+
+def made_before(make: Callable[[], T]) -> Callable[[], T]:
+    """Make something now; what is returned returns it, or raises what making it raised."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(make())
+    except Exception as error:
+        future.set_exception(error)
+    return future.result
+
+
+def _step_of(name: str) -> int | None:
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _run(job: SaveJob, failures: list[BaseException]) -> None:
+    try:
+        run_save(job)
+    except BaseException as error:
+        failures.append(error)
+
+
+def _complain(thread: threading.Thread, failures: list[BaseException]) -> None:
+    if thread is not threading.current_thread():
+        thread.join()
+    for error in failures:
+        print(f"a checkpoint was not saved: {one_line(error)}", file=sys.stderr)

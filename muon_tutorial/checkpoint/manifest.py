@@ -1,0 +1,242 @@
+"""``manifest.json``: what a checkpoint holds and which bytes it is made of, and whether that is whole.
+
+Pure data and text: it opens no file. Everything a load needs to know before it touches a tensor stands here,
+as JSON; nothing is unpickled to find out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+from .rank_contents import ADAMW_STATE
+
+NAME = "manifest.json"
+FORMAT = {"name": "muon_tutorial", "version": 2}
+STATE = ("momentum_buffer", *ADAMW_STATE)
+
+_HEAD, _BODY, _TAIL = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file beside the manifest: its size in bytes and its SHA-256, in hexadecimal digits."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBox:
+    """A box of a tensor, and the bytes of the file that hold it, as ``torch.save`` writes a tensor."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A whole tensor: its shape, its dtype, and the boxes it was cut into."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    boxes: tuple[SavedBox, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds. ``groups`` says of each stepped parameter who stepped it, and how."""
+
+    save_id: str
+    files: Mapping[str, SavedFile]
+    tensors: Mapping[str, SavedTensor]
+    groups: Mapping[str, dict[str, Any]]
+
+
+def sha256(data: bytes) -> str:
+    """In hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The file: JSON, in which the SHA-256 of the content stands before the content.
+
+    Raises:
+        CheckpointError: a hyperparameter is nothing that JSON holds.
+    """
+    files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in manifest.files.items()}
+    content = {
+        "format": FORMAT,
+        "save_id": manifest.save_id,
+        "files": files,
+        "tensors": {key: _tensor_to_json(tensor) for key, tensor in manifest.tensors.items()},
+        "groups": {name: _record_to_json(name, record) for name, record in manifest.groups.items()},
+    }
+    body = json.dumps(content, indent=1).encode()
+    return _HEAD + sha256(body).encode() + _BODY + body + _TAIL
+
+
+def from_bytes(data: bytes) -> Manifest:
+    """Read what ``to_bytes`` wrote; every byte is checked.
+
+    Raises:
+        CheckpointError: it is damaged, of another format, or says what cannot be.
+    """
+    start = len(_HEAD) + 64 + len(_BODY)
+    body = data[start : len(data) - len(_TAIL)]
+    digest = sha256(body).encode()
+    if data != _HEAD + digest + _BODY + body + _TAIL:
+        raise CheckpointError("its manifest.json is damaged: the content does not have the hash it states")
+    try:
+        content = json.loads(body)
+        if content["format"] != FORMAT:
+            raise CheckpointError(f"it has the format {content['format']}; this version reads {FORMAT}")
+        return _manifest_from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        kind = type(error).__name__
+        raise CheckpointError(f"its manifest.json does not say what it should: {kind}: {error}") from error
+
+
+def hyperparameters_to_json(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's hyperparameters as JSON takes them; tuples stay tuples.
+
+    Raises:
+        CheckpointError: one is neither number, text, truth value, None, nor made of these.
+    """
+    return {key: _value_to_json(f"{key} of {name}", value) for key, value in group.items()}
+
+
+def _value_to_json(what: str, value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tuple):
+        return {"tuple": [_value_to_json(what, part) for part in value]}
+    if isinstance(value, list):
+        return [_value_to_json(what, part) for part in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _value_to_json(what, part) for key, part in value.items()}}
+    if hasattr(value, "item"):  # numpy's numbers
+        return _value_to_json(what, value.item())
+    raise CheckpointError(
+        f"{what} is a {type(value).__name__}, which a checkpoint does not take: make it numbers or text"
+    )
+
+
+def _value_from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value_from_json(part) for part in value]
+    if isinstance(value, dict):
+        [(kind, parts)] = value.items()
+        if kind == "dict":
+            return {str(key): _value_from_json(part) for key, part in parts.items()}
+        _expect(kind == "tuple" and isinstance(parts, list), f"a value of the kind {kind!r}")
+        return tuple(_value_from_json(part) for part in parts)
+    return value
+
+
+def _tensor_to_json(tensor: SavedTensor) -> dict[str, Any]:
+    boxes = [
+        {"offset": box.offset, "shape": box.shape, "file": box.file, "start": box.start, "bytes": box.size}
+        for box in tensor.boxes
+    ]
+    return {"shape": tensor.shape, "dtype": str(tensor.dtype).removeprefix("torch."), "boxes": boxes}
+
+
+def _record_to_json(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    return {**record, "group": hyperparameters_to_json(name, record["group"])}
+
+
+def _manifest_from_json(content: Mapping[str, Any]) -> Manifest:
+    files = {
+        _file_name(name): SavedFile(_count(file["bytes"]), str(file["sha256"]))
+        for name, file in content["files"].items()
+    }
+    tensors = {
+        str(key): _tensor_from_json(str(key), tensor, files) for key, tensor in content["tensors"].items()
+    }
+    groups = {str(name): _record_from_json(record) for name, record in content["groups"].items()}
+    return Manifest(str(content["save_id"]), files, tensors, groups)
+
+
+def _file_name(name: str) -> str:
+    """A name of a file in the checkpoint's own folder, and nowhere else."""
+    _expect(
+        name not in ("", ".", "..", NAME) and not set(name) & set("/\\\0"),
+        f"{name!r} as the name of a file: it leads out of the folder",
+    )
+    return name
+
+
+def _tensor_from_json(key: str, found: Mapping[str, Any], files: Mapping[str, SavedFile]) -> SavedTensor:
+    shape = _counts(found["shape"])
+    dtype = getattr(torch, str(found["dtype"]), None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"its manifest.json says {found['dtype']!r} as the dtype of {key}")
+    boxes = tuple(
+        SavedBox(
+            _counts(box["offset"]),
+            _counts(box["shape"]),
+            _file_name(box["file"]),
+            _count(box["start"]),
+            _count(box["bytes"]),
+        )
+        for box in found["boxes"]
+    )
+    for box in boxes:
+        _check_box(key, box, shape, dtype, files)
+    _expect(
+        sum(math.prod(box.shape) for box in boxes) == math.prod(shape),
+        f"boxes of {key} that do not make up its shape {shape}",
+    )
+    return SavedTensor(shape, dtype, boxes)
+
+
+def _check_box(
+    key: str, box: SavedBox, shape: tuple[int, ...], dtype: torch.dtype, files: Mapping[str, SavedFile]
+) -> None:
+    """Refuse a box outside its tensor, outside its file, or with more elements than its bytes can hold."""
+    fits = len(box.offset) == len(box.shape) == len(shape) and all(
+        first + length <= whole for first, length, whole in zip(box.offset, box.shape, shape, strict=True)
+    )
+    _expect(fits, f"a box of {key} outside its shape {shape}")
+    _expect(box.file in files, f"a box of {key} in {box.file!r}, which it does not list")
+    _expect(
+        box.start + box.size <= files[box.file].size and math.prod(box.shape) * dtype.itemsize <= box.size,
+        f"a box of {key} of shape {box.shape} in {box.size} bytes of {box.file}, which cannot hold it",
+    )
+
+
+def _record_from_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    group = {key: _value_from_json(value) for key, value in record["group"].items()}
+    wrong = [key for key in group if key.startswith("param")]
+    _expect(not wrong, f"{wrong} among hyperparameters")
+    state = tuple(record["state"])
+    _expect(set(state) <= set(STATE) and record["optimizer"] in ("muon", "adamw"), f"a state {state}")
+    return {"optimizer": record["optimizer"], "state": state, "group": group}
+
+
+def _count(value: Any) -> int:
+    _expect(type(value) is int and value >= 0, f"{value!r} as a number of bytes or elements")
+    return int(value)
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    _expect(isinstance(values, list), f"{values!r} as a shape")
+    return tuple(_count(value) for value in values)
+
+
+def _expect(is_so: bool, what: str) -> None:
+    if not is_so:
+        raise CheckpointError(f"its manifest.json has {what}")

@@ -1,0 +1,227 @@
+"""How ranks decide something together: each brings its part, rank 0 decides once, all hear the same.
+
+It goes through the store of the default process group (the one that ``init_process_group`` was given), not
+through collectives. So it may run in a thread beside training, a rank that does not come is named by its
+number, and the process groups are whole afterwards, whatever happened. It moves small objects only, and knows
+nothing of checkpoints.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ..errors import CheckpointError, TutorialError
+from ..launching.phase import report_phase
+from ..launching.timeouts import group_timeout
+from ..worlds.live import gather_objects
+
+K = TypeVar("K")
+T = TypeVar("T")
+A = TypeVar("A")
+
+_CLAIMED, _ANSWERED, _REFUSED = b"claimed", b"answered", b"refused "
+_NAMES_A_RANK = re.compile(r"ranks? (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Ranks that have begun one thing together. ``id`` is the same on all of them, and never used again.
+
+    ``timeout``, in seconds, is that of the default process group. ``store`` is None in a single process.
+    """
+
+    id: str
+    what: str
+    rank: int = 0
+    size: int = 1
+    timeout: float = 0.0
+    store: Any = None
+
+    def agree(
+        self, stage: str, make: Callable[[], tuple[K, T]], decide: Callable[[list[T]], Sequence[A]]
+    ) -> tuple[K, A]:
+        """Make something on every rank, decide on rank 0 with all of it, and return this rank's answer.
+
+        All ranks of the meeting must call, with the same ``stage``, once. ``make`` returns what this rank
+        keeps, and its part for rank 0. ``decide`` is called when every rank has made its part, and never
+        after one has given up waiting: either all ranks get an answer, or none does (but for a rank 0 that
+        is lost while it decides).
+
+        Raises:
+            TutorialError: what ``make`` raised on this rank, or ``decide``.
+            CheckpointError: it raised on another rank, or something else did; or a rank did not come within
+                the timeout. Says which rank, and why. Raised on all ranks.
+        """
+        if threading.current_thread() is threading.main_thread():
+            report_phase(f"{self.what} · {stage}")
+        made, own = _attempt(make)
+        if self.store is None:
+            answers, own = _attempt(lambda: decide([made[1]])) if made is not None else (None, own)
+            if own is not None:
+                raise self._named(own, self._line(own))
+            assert made is not None
+            assert answers is not None
+            return made[0], answers[0]
+        self.store.set(f"{stage}/{self.rank}", _packed((own and self._line(own), made and made[1])))
+        if own is not None and not isinstance(own, Exception):
+            raise own
+        if self.rank == 0:
+            own = self._preside(stage, decide) or own
+        verdict = self._wait_for_verdict(stage)
+        if verdict != _ANSWERED:
+            raise self._refusal(verdict.removeprefix(_REFUSED).decode(), own)
+        answer = _unpacked(self.store.get(f"{stage}/answer/{self.rank}"))
+        self._leave(stage)
+        assert made is not None
+        return made[0], answer
+
+    def agree_that(self, stage: str, make: Callable[[], K]) -> K:
+        """Make something on every rank, or on none. Otherwise as ``agree``."""
+        return self.agree(stage, lambda: (make(), None), lambda found: found)[0]
+
+    def _preside(self, stage: str, decide: Callable[[list[Any]], Sequence[Any]]) -> BaseException | None:
+        """Collect, decide and publish; returns what went wrong in deciding."""
+        deadline = time.monotonic() + self.timeout
+        posts = [f"{stage}/{rank}" for rank in range(self.size)]
+        if not _poll(lambda: self.store.check(posts), deadline):
+            self._give_up(stage, self._absent(stage))
+            return None
+        found = [_unpacked(self.store.get(post)) for post in posts]
+        failed = next((rank for rank, (complaint, _) in enumerate(found) if complaint), None)
+        if failed is not None:
+            self._give_up(stage, f"rank {failed}: {found[failed][0]}")
+            return None
+        if self.store.compare_set(f"{stage}/verdict", "", _CLAIMED) != _CLAIMED:
+            return None  # another rank gave up waiting
+        answers, error = _attempt(lambda: decide([made for _, made in found]))
+        if error is None:
+            for rank, answer in enumerate(answers or ()):
+                self.store.set(f"{stage}/answer/{rank}", _packed(answer))
+        self.store.set(f"{stage}/verdict", _ANSWERED if error is None else _refused(self._line(error)))
+        return error
+
+    def _wait_for_verdict(self, stage: str) -> bytes:
+        key = f"{stage}/verdict"
+
+        def is_there() -> bool:
+            return self.store.check([key]) and self.store.get(key) != _CLAIMED
+
+        if not _poll(is_there, time.monotonic() + self.timeout):
+            self._give_up(stage, self._absent(stage))
+        verdict: bytes = self.store.get(key)
+        if verdict == _CLAIMED:
+            return _refused(f"rank 0 {self._too_late(stage)}, as the last one; it may do so yet")
+        return verdict
+
+    def _give_up(self, stage: str, complaint: str) -> None:
+        """Refuse for all ranks, unless a verdict stands."""
+        self.store.compare_set(f"{stage}/verdict", "", _refused(complaint))
+
+    def _absent(self, stage: str) -> str:
+        absent = [str(rank) for rank in range(self.size) if not self.store.check([f"{stage}/{rank}"])]
+        return f"rank{'s' * (len(absent) > 1)} {', '.join(absent) or '0'} {self._too_late(stage)}"
+
+    def _too_late(self, stage: str) -> str:
+        return f"did not {stage} within {self.timeout:g} s ({self.what})"
+
+    def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
+        """What this rank raises: its own error, if that is why, else what it was told."""
+        if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
+            return self._named(own, complaint)
+        named = _NAMES_A_RANK.match(complaint)
+        return CheckpointError(complaint, int(named[1]) if named else None)
+
+    def _line(self, error: BaseException) -> str:
+        """An error in one line; what this package did not raise itself says also where it came from."""
+        return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
+
+    def _named(self, error: BaseException, line: str) -> TutorialError:
+        """The error as one of this package's. Interrupts are none."""
+        if isinstance(error, TutorialError):
+            return error
+        if not isinstance(error, Exception):
+            raise error
+        named = CheckpointError(line)
+        named.__cause__ = error
+        return named
+
+    def _leave(self, stage: str) -> None:
+        """Have the last rank remove what the store holds of this stage."""
+        if self.store.add(f"{stage}/left", 1) == self.size:
+            ranks = [
+                key for rank in range(self.size) for key in (f"{stage}/{rank}", f"{stage}/answer/{rank}")
+            ]
+            for key in (*ranks, f"{stage}/verdict", f"{stage}/left"):
+                self.store.delete_key(key)
+
+
+def call_meeting(what: str) -> Meeting:
+    """Begin something together. All ranks of the default process group must call, in their main thread.
+
+    Raises:
+        CheckpointError: a rank did not come, or came for something else.
+    """
+    fresh = uuid.uuid4().hex
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return Meeting(fresh, what)
+    try:
+        found = gather_objects((fresh, what))
+    except RuntimeError as error:
+        raise CheckpointError(f"{what}: not all ranks came to it: {one_line(error)}") from error
+    for rank, (_, its) in enumerate(found):
+        if its != found[0][1]:
+            raise CheckpointError(f"rank 0 came to {found[0][1]}, and rank {rank} to {its}")
+    name = found[0][0]
+    c10d = dist.distributed_c10d
+    store = dist.PrefixStore(f"muon_tutorial/{name}", c10d._get_default_store())
+    return Meeting(
+        name, what, dist.get_rank(), dist.get_world_size(), group_timeout(c10d._get_default_group()), store
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, in one line: of the system's errors their cause and file, of others also the class."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    text = " ".join(str(error).split())
+    return text if isinstance(error, TutorialError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _attempt(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return make(), None
+    except BaseException as error:
+        return None, error
+
+
+def _poll(is_there: Callable[[], bool], deadline: float) -> bool:
+    """Ask again and again, ever more slowly, until it is there; returns whether it was in time."""
+    pause = 0.0005
+    while not is_there():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)
+    return True
+
+
+def _packed(value: Any) -> bytes:
+    return zlib.compress(pickle.dumps(value), 1)
+
+
+def _unpacked(data: bytes) -> Any:
+    return pickle.loads(zlib.decompress(data))
+
+
+def _refused(complaint: str) -> bytes:
+    return _REFUSED + complaint.encode()

@@ -1,0 +1,71 @@
+"""What a checkpoint takes from the user as ``extra``: numbers, text, tensors, and containers of these.
+
+``torch.save`` writes it and ``torch.load(weights_only=True)`` reads it. What that would not read back is
+refused when it is saved, by name.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from pickle import PicklingError, UnpicklingError
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+
+
+def dump_plain(name: str, value: Any) -> bytes:
+    """As the bytes of a file.
+
+    Raises:
+        CheckpointError: a part is neither number, text, tensor nor a container of these; says which.
+    """
+    data = _dumped(value)
+    if data is None:
+        where, culprit = _culprit(name, value)
+        kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
+        raise CheckpointError(
+            f"{where} is a {kind}, which could run code when it is read: a checkpoint takes numbers, text, "
+            "tensors, and dicts, lists and tuples of these"
+        )
+    return data
+
+
+def load_plain(data: bytes) -> Any:
+    """From the bytes of a file, onto the CPU; runs nothing that they say.
+
+    Raises:
+        CheckpointError: they are compressed, and may be far larger than they look.
+        Exception: of many kinds, where they are not what ``torch.save`` writes.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise CheckpointError("it is compressed, as torch.save leaves nothing")
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _dumped(value: Any) -> bytes | None:
+    """The bytes, if they can be read back."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        load_plain(buffer.getvalue())
+    except (UnpicklingError, TypeError, AttributeError, RuntimeError, ValueError, PicklingError):
+        return None
+    return buffer.getvalue()
+
+
+def _culprit(name: str, value: Any) -> tuple[str, Any]:
+    """The innermost part that cannot be saved, and where it is."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        parts = [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    for where, part in parts:
+        if _dumped(part) is None:
+            return _culprit(where, part)
+    return name, value

@@ -1,0 +1,62 @@
+"""A small model with a matrix for Muon and a vector for AdamW, as tests of checkpoints save and load it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+
+Pair = tuple[nn.Module, MuonWithAdamW]
+
+
+class Small(nn.Module):
+    """Two matrices and a vector, from a seed."""
+
+    def __init__(self, seed: int, width: int = 4) -> None:
+        super().__init__()
+        made = torch.Generator().manual_seed(seed)
+        for name, shape in {"one": (width, 3), "two": (3, width), "bias": (width,)}.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=made)))
+
+
+def pair_of(model: nn.Module) -> Pair:
+    params = dict(model.named_parameters())
+    muon = Muon([(name, params[name]) for name in ("one", "two")], lr=0.02)
+    return model, MuonWithAdamW(muon, torch.optim.AdamW([("bias", params["bias"])], lr=0.01))
+
+
+def trained(steps: int, width: int = 4) -> Pair:
+    """After some steps of a training that is the same every time."""
+    model, both = pair_of(Small(1, width))
+    for step in range(steps):
+        made = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=made)
+        both.step()
+    return model, both
+
+
+def fresh(width: int = 4) -> Pair:
+    """Of other numbers."""
+    return pair_of(Small(9, width))
+
+
+def bits(model: nn.Module, both: MuonWithAdamW) -> dict[str, torch.Tensor]:
+    """Everything that a checkpoint of it holds, copied."""
+    found = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, param in model.named_parameters():
+        found |= {f"{name}.{key}": value.clone() for key, value in both.state.get(param, {}).items()}
+    for index, group in enumerate(both.param_groups):
+        found[f"lr {index}"] = torch.tensor(group["lr"])
+    return found
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
+    for (name, tensor), its in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(tensor, its), name

@@ -1,0 +1,113 @@
+"""Checkpoints by step: the newest is found, the newest few are kept, and one may be saved in a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint
+from muon_tutorial.errors import CheckpointError, UsageError
+
+from .models import Pair, assert_same_bits, fresh, trained
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_are_kept_and_the_last_is_found(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "run", keep=2)
+    assert manager.latest_step() is None
+    pairs: dict[int, Pair] = {}
+    for step in (10, 20, 30):
+        pairs[step] = trained(steps=step // 10)
+        manager.save(step, *pairs[step], extra={"step": step})
+        assert manager.latest_step() == step
+    assert names(tmp_path / "run") == ["latest", "step-00000020", "step-00000030"]
+    asked: list[tuple[int | None, int]] = [(None, 30), (20, 20)]
+    for step, wanted in asked:
+        model, both = fresh()
+        assert CheckpointManager(tmp_path / "run").load(model, both, step=step) == {"step": wanted}
+        assert_same_bits(model, pairs[wanted][0])
+
+
+def test_a_run_that_begins_again_replaces_its_steps_and_spares_later_ones(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=2)
+    for step in (10, 20, 30):
+        manager.save(step, *trained(1))
+    again = trained(2)
+    manager.save(20, *again)
+    assert manager.latest_step() == 20
+    assert names(tmp_path) == ["latest", "step-00000020", "step-00000030"]
+    model, both = fresh()
+    manager.load(model, both)
+    assert_same_bits(model, again[0])
+    manager.save(30, *again)
+    assert manager.latest_step() == 30
+
+
+@pytest.mark.parametrize(
+    "pointer", [None, b"step-00000007\n", b"\xff", b"step-00000020", b"../step-00000010\n"]
+)
+def test_without_a_true_pointer_the_newest_that_is_complete_is_found(
+    tmp_path: Path, pointer: bytes | None
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (10, 20):
+        manager.save(step, *trained(1))
+    (tmp_path / "step-00000030").mkdir()
+    (tmp_path / "latest").unlink()
+    if pointer is not None:
+        (tmp_path / "latest").write_bytes(pointer)
+    assert manager.latest_step() == 20
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keep says how many checkpoints to keep, at least 1, not 0"):
+        CheckpointManager(tmp_path, keep=0)
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(UsageError, match="a step is a whole number from 0 on, not -1"):
+        manager.save(-1, *trained(0))
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        manager.load(*fresh())
+    with pytest.raises(CheckpointError, match="there is no checkpoint folder"):
+        manager.load(*fresh(), step=5)
+
+
+def test_what_is_saved_in_a_thread_is_as_it_was_when_asked(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    model, both = trained(2)
+    before, _ = trained(2)
+    pending = manager.save(2, model, both, extra={"noise": torch.ones(3)}, wait=False)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(9.0)
+    pending.wait()
+    assert pending.done
+    other, its = fresh()
+    assert torch.equal(manager.load(other, its)["noise"], torch.ones(3))
+    assert_same_bits(other, before)
+    load_checkpoint(tmp_path / "step-00000002", *fresh())
+
+
+def test_a_failure_in_the_thread_is_raised_once_by_whoever_comes_next(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, *trained(1))
+    (tmp_path / "step-00000002").mkdir()
+    (tmp_path / "step-00000002" / "mine").touch()
+    pending = manager.save(2, *trained(2), wait=False)
+    with pytest.raises(CheckpointError, match="step-00000002 is no checkpoint of this format"):
+        manager.save(3, *trained(2))
+    assert manager.latest_step() == 1
+    pending.wait()
+    manager.save(3, *trained(2))
+    assert manager.latest_step() == 3
+
+
+def test_what_cannot_be_saved_is_told_by_the_thread_too(tmp_path: Path) -> None:
+    pending = CheckpointManager(tmp_path).save(1, *trained(1), extra={"act": print}, wait=False)
+    with pytest.raises(CheckpointError, match=r"extra\['act'\] is a builtin_function_or_method"):
+        pending.wait()
+    assert not any(tmp_path.iterdir())
