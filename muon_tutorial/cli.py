@@ -16,19 +16,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from rich.console import Console
 
 from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
-from .launching.torchrun import join_torchrun, joined_by_torchrun, leave_torchrun
+from .launching.torchrun import TorchrunEnvironment, join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
+from .training.checkpoints import Saving, StoppedRun, stopping_on_interrupt
 from .training.records import RunResult
 from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
+from .training.resume import (
+    NEWEST,
+    RUN_ID,
+    RUNS,
+    SAVE_EVERY,
+    find_restarted,
+    find_run,
+    resumed_settings,
+    saving_of,
+)
 from .training.run_folder import RunFolder, unused
 from .training.settings import Backend, TrainSettings, check_numbers
+from .worlds.live import gather_objects
 
+STOPPING = "stopping after this step and saving; Ctrl-C again to stop at once"
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
@@ -62,6 +75,8 @@ examples:
   python -m muon_tutorial train --dp 4 --tp 2            8 processes
   python -m muon_tutorial train --dp 1 --tp 1            one process, the same global batches
   python -m muon_tutorial train --text book.txt --compare
+  python -m muon_tutorial train --save-every 10          save after every tenth step
+  python -m muon_tutorial train --resume                 go on with the newest run that has saved
   torchrun --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl
 """
 
@@ -82,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_on_any_terminal()
     try:
         options = build_parser().parse_args(arguments)
+        options.given = _given(sys.argv[1:] if arguments is None else arguments)
         check_numbers(options)
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
     except TutorialError as error:
@@ -95,13 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(options: argparse.Namespace) -> int:
     """The ``train`` command, starting its own processes."""
-    settings = _settings(options, dp=options.dp or DEFAULTS["dp"])
-    job.check_inputs(settings, settings.world_size)
-    folder = _make_folder(options, settings)
+    settings, folder, saving = _place_run(options, options.dp or DEFAULTS["dp"])
     console = Console(stderr=True, soft_wrap=True)
     with _terminable():
         try:
-            result = job.run_launched(settings, folder, console)
+            with stopping_on_interrupt(saving, STOPPING):
+                result = job.run_launched(settings, folder, console, saving)
+            if isinstance(result, StoppedRun):
+                return _say_stopped(result, folder)
             beside = job.run_beside(result, folder, console) if options.compare else None
             return _finish(options, folder, result, beside)
         except LaunchError as error:
@@ -112,21 +129,85 @@ def train(options: argparse.Namespace) -> int:
             return _say(f"terminated; the steps so far are in {folder.path}", TERMINATED)
 
 
+def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, RunFolder, Saving]:
+    """The run that is asked for: a new one in its own folder, or one that goes on from where it saved."""
+    if options.resume is None:
+        settings = _settings(options, dp)
+        job.check_inputs(settings, settings.world_size)
+        folder = _make_folder(options, settings)
+        return settings, folder, Saving(folder.path, options.save_every)
+    if options.out is not None:
+        raise UsageError("--resume goes on in the run's own folder: leave out --out")
+    folder, said = RunFolder.reopen(find_run(options.resume))
+    settings = resumed_settings(said, vars(options), options.given)
+    job.check_inputs(settings, settings.world_size)
+    saving = saving_of(folder, said, options.save_every)
+    if saving.begin is None:
+        raise UsageError(f"{folder.path} holds no complete checkpoint: start the run anew")
+    if saving.begin >= settings.steps:
+        raise UsageError(f"the run in {folder.path} has taken all of its {settings.steps} steps")
+    print(f"going on after step {saving.begin} of {settings.steps}, in {folder.path}", file=sys.stderr)
+    return settings, folder, saving
+
+
 def train_under_torchrun(options: argparse.Namespace) -> int:
     """The ``train`` command as one of torchrun's processes. Rank 0 speaks for all."""
     if options.compare:
         raise UsageError("--compare starts processes of its own: leave out torchrun, or --compare")
     seat = join_torchrun(options.backend, options.timeout)
     try:
-        settings = _settings(options, _dp_under_torchrun(options.dp, options.tp, seat.world_size))
-        job.check_inputs(settings, processes_here=1)
-        folder = _make_folder(options, settings) if seat.rank == 0 else None
-        result = job.run_seated(seat.rank, settings, folder, Console(stderr=True, soft_wrap=True))
+        settings, folder, saving = _agree_on_run(options, seat)
+        with stopping_on_interrupt(saving, STOPPING if seat.rank == 0 else None):
+            result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
+        if isinstance(result, StoppedRun):
+            return _say_stopped(result, folder) if folder is not None else INTERRUPTED
         return _finish(options, folder, result, None) if folder is not None else 0
     except (UsageError, TrainingError) as error:
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
     finally:
         leave_torchrun()
+
+
+def _agree_on_run(
+    options: argparse.Namespace, seat: TorchrunEnvironment
+) -> tuple[TrainSettings, RunFolder | None, Saving]:
+    """What rank 0 finds to be asked for, on all ranks; the folder on rank 0 alone.
+
+    Raises:
+        TutorialError: on all ranks, as rank 0 met it.
+    """
+    mine: Any = None
+    if seat.rank == 0:
+        try:
+            mine = _place_run_under_torchrun(options, seat.world_size)
+        except TutorialError as error:
+            mine = error
+    found = gather_objects(mine)[0]
+    if isinstance(found, TutorialError):
+        raise found
+    settings, folder, saving = found
+    return settings, folder if seat.rank == 0 else None, saving
+
+
+def _place_run_under_torchrun(
+    options: argparse.Namespace, started: int
+) -> tuple[TrainSettings, RunFolder, Saving]:
+    """As ``_place_run``; ranks that torchrun has restarted go on with their run, if it has saved."""
+    folder = options.out
+    if options.resume is None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        folder = folder or find_restarted(os.environ.get("TORCHELASTIC_RUN_ID", ""))
+        if folder is not None and (folder / "settings.json").exists():
+            known, said = RunFolder.reopen(folder)
+            settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
+            return settings, known, saving_of(known, said, options.save_every)
+    if options.resume is not None:
+        _, said = RunFolder.reopen(find_run(options.resume))
+        tp = options.tp if "tp" in options.given else said.get("tp", options.tp)
+        options.tp, options.dp = tp, _dp_under_torchrun(options.dp, tp, started)
+        options.given = {*options.given, "dp", "tp"}
+    else:
+        options.dp = _dp_under_torchrun(options.dp, options.tp, started)
+    return _place_run(options, options.dp)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -162,6 +243,20 @@ def build_parser() -> argparse.ArgumentParser:
         help="run folder, new or empty (default: runs/TIME-STRATEGY-GRID)",
     )
     group.add_argument(
+        "--save-every",
+        type=int,
+        metavar="N",
+        help="save after every N steps, and at the end, into the run folder (default: only on Ctrl-C)",
+    )
+    group.add_argument(
+        "--resume",
+        type=Path,
+        nargs="?",
+        const=NEWEST,
+        metavar="FOLDER",
+        help="go on with the run in this run folder, on any grid (without FOLDER: the newest one that saved)",
+    )
+    group.add_argument(
         "--json", action="store_true", help="print one JSON object to standard output, nothing else"
     )
     group.add_argument(
@@ -180,6 +275,12 @@ def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:
     return TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
 
 
+def _given(arguments: Sequence[str]) -> set[str]:
+    """The settings that somebody typed."""
+    typed = {argument.partition("=")[0].replace("--no-", "--") for argument in arguments}
+    return {name for name in DEFAULTS if f"--{name}" in typed}
+
+
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
     """The dp that was asked for, or what fills the processes that torchrun started."""
     if dp is None and started % tp:
@@ -192,7 +293,13 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
 
 def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFolder:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    return RunFolder.create(options.out or unused(Path("runs") / name), asdict(settings))
+    beside = {SAVE_EVERY: options.save_every, RUN_ID: os.environ.get("TORCHELASTIC_RUN_ID")}
+    return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
+
+
+def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
+    where = f"saved after step {run.step} in {run.checkpoints}"
+    return _say(f"interrupted; {where}; go on with: train --resume {folder.path}", INTERRUPTED)
 
 
 def _finish(

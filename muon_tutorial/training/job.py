@@ -19,6 +19,7 @@ from rich.console import Console
 from ..errors import UsageError
 from ..launching.launch import launch
 from ..plan.strategies import find_builder
+from .checkpoints import Saving, StoppedRun
 from .loop import train_rank
 from .progress import showing_progress
 from .records import RunResult, StepRecord
@@ -27,6 +28,7 @@ from .settings import TrainSettings
 from .text import load_text
 
 RECORD = "@step "
+METRICS = "metrics.jsonl"
 SPARE_LINES = 200
 
 
@@ -55,13 +57,18 @@ def check_inputs(settings: TrainSettings, processes_here: int) -> None:
 
 
 def run_launched(
-    settings: TrainSettings, folder: RunFolder, console: Console, name: str = "metrics.jsonl"
-) -> RunResult:
+    settings: TrainSettings,
+    folder: RunFolder,
+    console: Console,
+    saving: Saving | None = None,
+    name: str = METRICS,
+) -> RunResult | StoppedRun:
     """Start the ranks on this machine, train, and return what rank 0 reports.
 
     Raises:
         LaunchError: a rank failed; the message names the first.
     """
+    earlier = _earlier_records(folder, saving, name)
     with _recording(settings, folder, console, name) as record:
 
         def listen(rank: int, line: str) -> None:
@@ -73,26 +80,45 @@ def run_launched(
         results = launch(
             train_rank,
             settings.world_size,
-            args=(settings, print_record),
+            args=(settings, print_record, saving),
             backend=settings.backend,
             timeout=settings.timeout,
             output=listen,
             max_lines=settings.steps + SPARE_LINES,
         )
-    return results[0]
+    return _with_earlier(results[0], earlier)
 
 
-def run_seated(rank: int, settings: TrainSettings, folder: RunFolder | None, console: Console) -> RunResult:
+def run_seated(
+    rank: int, settings: TrainSettings, folder: RunFolder | None, saving: Saving, console: Console
+) -> RunResult | StoppedRun:
     """Train as one rank of a group that is already joined. Rank 0 has the folder."""
     if folder is None:
-        return train_rank(rank, settings, lambda record: None)
-    with _recording(settings, folder, console, "metrics.jsonl") as record:
-        return train_rank(rank, settings, record)
+        return train_rank(rank, settings, lambda record: None, saving)
+    earlier = _earlier_records(folder, saving, METRICS)
+    with _recording(settings, folder, console, METRICS) as record:
+        return _with_earlier(train_rank(rank, settings, record, saving), earlier)
+
+
+def _earlier_records(folder: RunFolder, saving: Saving | None, name: str) -> list[StepRecord]:
+    """The records of the steps before the one that a run goes on from; the file keeps no others."""
+    begin = 0 if saving is None else saving.begin or 0
+    found = folder.records(name)
+    kept = [record for record in found if record["step"] < begin]
+    if found:
+        folder.rewrite(name, kept)
+    return [StepRecord(**record) for record in kept]
+
+
+def _with_earlier(result: RunResult | StoppedRun, earlier: list[StepRecord]) -> RunResult | StoppedRun:
+    return replace(result, records=(*earlier, *result.records)) if isinstance(result, RunResult) else result
 
 
 def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OneProcessRun:
     """Run the same job on one process, on the same global batches, and compare the loss curves."""
-    alone = run_launched(replace(result.settings, dp=1, tp=1), folder, console, "metrics_one_process.jsonl")
+    settings = replace(result.settings, dp=1, tp=1)
+    alone = run_launched(settings, folder, console, name="metrics_one_process.jsonl")
+    assert isinstance(alone, RunResult)
     gaps = [abs(a.loss - b.loss) for a, b in zip(result.records, alone.records, strict=True)]
     return OneProcessRun(alone, max(gaps))
 

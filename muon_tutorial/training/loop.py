@@ -25,6 +25,7 @@ from ..optimizer.split_parameters import split_parameters
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, build_mesh, gather_objects
 from .check import Snapshot, compare
+from .checkpoints import Saver, Saving, StoppedRun
 from .exchange import average_gradients, sum_over
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
@@ -59,30 +60,46 @@ class Trainer:
     ledger: Ledger
 
 
-def train_rank(rank: int, settings: TrainSettings, tell: Callable[[StepRecord], None]) -> RunResult:
+def train_rank(
+    rank: int, settings: TrainSettings, tell: Callable[[StepRecord], None], saving: Saving | None = None
+) -> RunResult | StoppedRun:
     """Run the whole job on this rank; must be called by all ranks of an initialised default group.
 
-    ``tell`` is called on rank 0 after every step.
+    ``tell`` is called on rank 0 after every step. With ``saving`` the run saves, goes on from where it was
+    saved, and can be stopped; its records are those of the steps taken now.
 
     Raises:
         TextError: the ranks read different texts.
         TrainingError: the loss is not finite any more.
+        CheckpointError: a checkpoint could not be saved or loaded.
     """
     trainer = build_trainer(settings)
-    before = held_out_loss(trainer)
+    saver, begin = None, 0
+    if saving is not None:
+        saver = Saver.of(saving, trainer.model, trainer.optimizer, trainer.scheduler)
+        begin = saving.begin or 0
+    run = saver.resume() if saver and begin else {"loss_before": held_out_loss(trainer)}
     records, verdict = [], None
-    for step in range(settings.steps):
+    for step in range(begin, settings.steps):
         record, verdict = train_step(trainer, step, settings.check and step == settings.steps - 1)
         records.append(record)
         if rank == 0:
             tell(record)
+        if saver is not None:
+            stop = _any_rank(trainer, saver.stop_requested) and step + 1 < settings.steps
+            if stop or saver.due(step + 1, settings.steps):
+                saver.save(step + 1, run, wait=stop)
+            if stop:
+                return StoppedRun(step + 1, saver.saving.checkpoints)
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
+    if saver is not None:
+        saver.wait()
     text = trainer.text
     return RunResult(
         settings=settings,
         text=TextFacts(text.source, text.size, text.sha256),
         parameters=trainer.parameters,
-        loss_before=before,
+        loss_before=run["loss_before"],
         loss_after=after,
         records=tuple(records),
         traffic=_traffic(trainer),
@@ -191,6 +208,14 @@ def _local_loss(trainer: Trainer, batch: Batch) -> Tensor:
 
 def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
     return sum_over(trainer.world, "dp", loss.double(), "loss").item() / trainer.settings.dp
+
+
+def _any_rank(trainer: Trainer, flag: bool) -> bool:
+    """Whether any rank says so, the same answer on all of them."""
+    count = torch.tensor([float(flag)], device=trainer.device)
+    for axis in trainer.world.grid.axes:
+        count = sum_over(trainer.world, axis, count, "stop?")
+    return bool(count)
 
 
 def _timed(trainer: Trainer, do: Callable[[], T]) -> tuple[T, float]:

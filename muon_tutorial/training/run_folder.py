@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,36 @@ class RunFolder:
                 shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
+    @classmethod
+    def reopen(cls, path: Path) -> tuple[RunFolder, dict[str, Any]]:
+        """A folder that a run made, and its settings.
+
+        Raises:
+            RunFolderError: it is none.
+        """
+        try:
+            settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            settings = None
+        if not isinstance(settings, dict):
+            raise RunFolderError(f"{path} is no run folder: it has no settings.json that can be read")
+        return cls(path), settings
+
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one record to a file of JSON lines."""
         with _unwritable(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """The records of a file of JSON lines; a last line that was cut off is left out."""
+        with _unwritable(self.path):
+            path = self.path / name
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def rewrite(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write a file of JSON lines anew: whole, or not at all."""
+        self.write(name, "".join(json.dumps(record) + "\n" for record in records))
 
     def write(self, name: str, content: Mapping[str, Any] | str) -> None:
         """Write a file, data as JSON: whole, or not at all."""

@@ -63,6 +63,9 @@ def check_numbers(options: object) -> None:
         count = getattr(options, name)
         if count is not None and count < 1:
             raise UsageError(f"--{name} must be at least 1, got {count}")
+    save_every = getattr(options, "save_every", None)
+    if save_every is not None and save_every < 1:
+        raise UsageError(f"--save-every must be at least 1, got {save_every}")
     for name in ("lr", "timeout"):
         value = getattr(options, name)
         if not (math.isfinite(value) and value > 0):

@@ -1,0 +1,80 @@
+"""Which run to go on with: found in run folders on disk, before any rank trains. Knows no ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunFolderError, UsageError
+from .checkpoints import Saving
+from .run_folder import RunFolder
+from .settings import TrainSettings
+
+RUNS = Path("runs")
+NEWEST = Path()
+"""What ``--resume`` without a folder stands for."""
+
+MAY_CHANGE = ("dp", "tp", "strategy", "backend", "timeout", "check")
+"""What may differ when a run goes on; everything else would make it another run."""
+
+SAVE_EVERY, RUN_ID = "save_every", "torchrun_run_id"
+"""What ``settings.json`` says beside the settings."""
+
+
+def find_run(folder: Path) -> Path:
+    """The folder of the run to go on with: the one given, or that of the newest checkpoint under ``runs/``.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    if folder != NEWEST:
+        return folder
+    pointers = sorted(RUNS.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
+    if not pointers:
+        raise RunFolderError(
+            f"no run under {RUNS}/ has a checkpoint: give the folder, or start one with --save-every N"
+        )
+    return pointers[-1].parents[1]
+
+
+def find_restarted(run_id: str) -> Path | None:
+    """The newest folder under ``runs/`` of a run that torchrun started under this id."""
+    found = []
+    for path in RUNS.glob("*/settings.json"):
+        try:
+            _, said = RunFolder.reopen(path.parent)
+        except RunFolderError:
+            continue
+        if said.get(RUN_ID) == run_id:
+            found.append(path.parent)
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def resumed_settings(
+    said: Mapping[str, Any], options: Mapping[str, Any], given: Collection[str]
+) -> TrainSettings:
+    """The settings of a run that goes on: its own, but for those of ``MAY_CHANGE`` that were given anew.
+
+    Args:
+        said: the run's ``settings.json``.
+        options: all settings by the command line, ``given`` those that somebody typed.
+
+    Raises:
+        UsageError: another setting was given, and differs; or the settings do not fit one another.
+    """
+    own = {name: said[name] for name in asdict(TrainSettings()) if name in said}
+    for name in given:
+        if name in own and name not in MAY_CHANGE and options[name] != own[name]:
+            raise UsageError(
+                f"--{name} {options[name]} is not the run's {own[name]}: a run goes on with its own settings "
+                f"(but for {', '.join(MAY_CHANGE)}); leave it out, or start another run"
+            )
+    return TrainSettings(**{**own, **{name: options[name] for name in given if name in MAY_CHANGE}})
+
+
+def saving_of(folder: RunFolder, said: Mapping[str, Any], every: int | None) -> Saving:
+    """How a run that goes on saves, and from where it begins: its newest complete checkpoint, if any."""
+    saving = Saving(folder.path, every or said.get(SAVE_EVERY))
+    return Saving(saving.folder, saving.every, saving.latest_step())
