@@ -24,7 +24,7 @@ from .errors import GridError, LaunchError, RankFailedError, TrainingError, Tuto
 from .launching.torchrun import TorchrunEnvironment, join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
-from .training.checkpoints import Saving, StoppedRun, stopping_on_interrupt
+from .training.checkpoints import TORCHRUN_ECHO, Saving, StoppedRun, stopping_on_interrupt
 from .training.records import RunResult
 from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
 from .training.resume import (
@@ -157,7 +157,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
     seat = join_torchrun(options.backend, options.timeout)
     try:
         settings, folder, saving = _agree_on_run(options, seat)
-        with stopping_on_interrupt(saving, STOPPING if seat.rank == 0 else None):
+        with stopping_on_interrupt(saving, STOPPING if seat.rank == 0 else None, TORCHRUN_ECHO):
             result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
         if isinstance(result, StoppedRun):
             return _say_stopped(result, folder) if folder is not None else INTERRUPTED

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,6 +22,8 @@ import pytest
 import torch
 
 from muon_tutorial import cli
+from muon_tutorial.training.run_folder import RunFolder
+from muon_tutorial.training.settings import TrainSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4"]
@@ -178,7 +181,11 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
 @pytest.mark.parametrize(
     ("sent", "code", "says"),
     [
-        (signal.SIGINT, cli.INTERRUPTED, r"interrupted; the steps so far are in {}"),
+        (
+            signal.SIGINT,
+            cli.INTERRUPTED,
+            r"interrupted; saved after step \d+ in {0}/checkpoints; go on with: train --resume {0}",
+        ),
         (signal.SIGTERM, cli.TERMINATED, r"terminated; the steps so far are in {}"),
         (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank, the others to the whole run
     ],
@@ -191,10 +198,48 @@ def test_a_stopped_run_says_so_in_one_line_and_leaves_no_process(
         (ranks[-1] if sent == signal.SIGKILL else process).send_signal(sent)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (code, "")
-        (line,) = spoken(err)
+        *before, line = spoken(err)
+        assert before == ([cli.STOPPING] if sent == signal.SIGINT else [])
         assert re.fullmatch(says.format(re.escape(str(folder))), line)
         assert code != cli.FAILED or "SIGKILL" in (folder / "error.txt").read_text()
         wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+@pytest.mark.live
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_second_interrupt_ends_a_run_at_once_that_cannot_save(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with running(folder) as (process, ranks):
+        ranks[-1].suspend()  # no step ends any more
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: (folder / "stop").exists())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == cli.INTERRUPTED
+        assert spoken(err) == [cli.STOPPING, f"interrupted; the steps so far are in {folder}"]
+        assert not (folder / "stop").exists()
+        wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--resume", "{0}/none"], "{0}/none is no run folder"),
+        (["--resume", "{0}/run"], "{0}/run holds no complete checkpoint"),
+        (["--resume", "{0}/run", "--out", "{0}/other"], "leave out --out"),
+        (["--resume", "{0}/run", "--lr", "0.5"], "--lr 0.5 is not the run's 0.02"),
+        (["--resume", "{0}/run", "--dp", "3"], "--dp 3 cuts --batch 4 unevenly"),
+        (["--save-every", "0"], "--save-every must be at least 1"),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    RunFolder.create(tmp_path / "run", asdict(TrainSettings(batch=4)))
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(["train", *(option.format(tmp_path) for option in options)]) == cli.BAD_INPUT
+    assert_one_line(capsys, says.format(tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @contextlib.contextmanager

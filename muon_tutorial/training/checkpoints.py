@@ -23,8 +23,8 @@ from ..checkpoint import CheckpointManager
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 
 KEPT = 2
-SECOND_SIGNAL = 1.0
-"""Seconds before another Ctrl-C counts as a second one: torchrun passes on what the terminal sent already."""
+TORCHRUN_ECHO = 1.0
+"""Seconds in which torchrun passes on to its ranks the Ctrl-C that the terminal has sent them already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +112,16 @@ class Saver:
 
 
 @contextmanager
-def stopping_on_interrupt(saving: Saving, say: str | None) -> Iterator[None]:
+def stopping_on_interrupt(saving: Saving, say: str | None, echo: float = 0.0) -> Iterator[None]:
     """Let the first Ctrl-C ask the run to save and stop, and a second one interrupt at once.
 
-    ``say`` is printed at the first; None where another process says it. For the main thread.
+    ``say`` is printed at the first; None where another process says it. Another one within ``echo`` seconds
+    of the first is the same. For the main thread.
     """
     asked: list[float] = []
 
     def ask(*_: object) -> None:
-        if asked and time.monotonic() - asked[0] > SECOND_SIGNAL:
+        if asked and time.monotonic() - asked[0] > echo:
             raise KeyboardInterrupt
         if not asked:
             asked.append(time.monotonic())

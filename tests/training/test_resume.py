@@ -1,0 +1,103 @@
+"""A run that saved goes on: to the same bits on the same grid, and on any other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from muon_tutorial.errors import RankFailedError, RunFolderError
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.training import resume
+from muon_tutorial.training.checkpoints import Saving, StoppedRun
+from muon_tutorial.training.loop import train_rank
+from muon_tutorial.training.records import RunResult, StepRecord
+from muon_tutorial.training.run_folder import RunFolder
+from muon_tutorial.training.settings import TrainSettings
+
+SETTINGS = TrainSettings(dp=2, tp=1, layers=1, width=16, heads=2, context=16, batch=4, steps=5)
+
+
+def drop(record: StepRecord) -> None:
+    """Tell nobody of a step."""
+
+
+def run(settings: TrainSettings, saving: Saving) -> list[RunResult | StoppedRun]:
+    return launch(train_rank, settings.world_size, args=(settings, drop, saving))
+
+
+def losses(result: RunResult | StoppedRun) -> list[float]:
+    assert isinstance(result, RunResult)
+    return [*(record.loss for record in result.records), result.loss_before, result.loss_after]
+
+
+@pytest.mark.live
+def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
+    whole = losses(run(SETTINGS, Saving(tmp_path, every=3))[0])
+    assert Saving(tmp_path).latest_step() == 5
+    again = run(SETTINGS, Saving(tmp_path, begin=3))[0]
+    assert losses(again) == whole[3:]
+    assert isinstance(again, RunResult)
+    assert again.check is not None
+    assert again.check.passed
+    elsewhere = replace(SETTINGS, dp=1, tp=2, strategy="owner")
+    moved = losses(run(elsewhere, Saving(tmp_path, begin=3))[0])
+    assert moved == pytest.approx(whole[3:], abs=1e-3)  # sums in another order
+    with pytest.raises(
+        RankFailedError, match=r"CheckpointError: there is no checkpoint folder .*step-00000004"
+    ):
+        run(SETTINGS, Saving(tmp_path, begin=4))
+
+
+@pytest.mark.live
+def test_a_run_that_is_asked_to_stop_saves_after_the_step_it_is_in(tmp_path: Path) -> None:
+    saving = Saving(tmp_path)
+    saving.stop_file.touch()
+    assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints)] * 2
+    assert saving.latest_step() == 1
+
+
+def test_the_newest_run_with_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFolderError, match="no run under runs/ has a checkpoint"):
+        resume.find_run(resume.NEWEST)
+    for name in ("b", "a"):
+        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / name / "checkpoints" / "latest").touch()
+    (tmp_path / "runs" / "c").mkdir()
+    assert resume.find_run(resume.NEWEST) == Path("runs/a")
+    assert resume.find_run(Path("runs/c")) == Path("runs/c")
+
+
+def test_a_restarted_run_is_found_by_torchruns_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, run_id in (("a", "one"), ("b", "two"), ("c", None)):
+        RunFolder.create(Path("runs") / name, {**asdict(SETTINGS), resume.RUN_ID: run_id})
+    (Path("runs") / "c" / "settings.json").write_text("no JSON")
+    assert resume.find_restarted("one") == Path("runs/a")
+    assert resume.find_restarted("three") is None
+
+
+def test_a_run_goes_on_with_its_own_settings_but_for_the_grid() -> None:
+    said = {**asdict(replace(SETTINGS, lr=0.5)), resume.SAVE_EVERY: 7}
+    options = {**asdict(TrainSettings()), "dp": 1, "lr": 0.1}
+    own = resume.resumed_settings(said, options, {"dp"})
+    assert own == replace(SETTINGS, lr=0.5, dp=1)
+
+
+def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
+    from muon_tutorial.training.job import _earlier_records
+
+    folder = RunFolder.create(tmp_path / "run", {})
+    records = [StepRecord(step, 5.0 - step, 0.1, 1.0, 0.5) for step in range(4)]
+    for record in records:
+        folder.append("metrics.jsonl", asdict(record))
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "lo')  # cut off by a kill
+    assert _earlier_records(folder, Saving(folder.path, begin=3), "metrics.jsonl") == records[:3]
+    left = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in left] == [0, 1, 2]
+    assert _earlier_records(folder, Saving(folder.path), "metrics.jsonl") == []
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
