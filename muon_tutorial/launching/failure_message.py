@@ -7,12 +7,11 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
+from .echo import in_one_line
 from .messages import RankRaised
 from .ship_functions import cell_labels
 from .watch import WatchedRank
 
-_LONGEST_ECHO = 200  # characters
-_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\("
     r"SequenceNumber=\d+, OpType=(\w+)(?:, TensorShape=(\[.*?\]), TensorDtypes=(\w+))?"
@@ -137,8 +136,7 @@ def _summary(raised: RankRaised) -> str:
     if len(requests) > 1:
         asked = ", ".join(f"rank {rank} asked for {request}" for rank, request in requests.items())
         return f"{raised.summary.split(':')[0]}: requests do not match: {asked}"
-    line = _NOISE.sub("", " ".join(raised.summary.split()))
-    return line if len(line) <= _LONGEST_ECHO else line[: _LONGEST_ECHO - 1] + "…"
+    return in_one_line(raised.summary)
 
 
 def _in_phase(rank: WatchedRank) -> str:

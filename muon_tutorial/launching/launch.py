@@ -21,6 +21,7 @@ from .output import RankOutput, print_line
 from .run_files import RunFiles, run_files
 from .ship_functions import cell_sources, pack, unpack_error
 from .spawn import SpawnedRanks
+from .timeouts import check_timeout
 from .watch import RankWatcher, WatchedRank
 
 Method = Literal["fork", "spawn"]
@@ -62,7 +63,7 @@ def launch(
         LaunchTimeoutError: `limit` passed.
         UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
     """
-    _check(fn, world_size, backend, timeout, threads)
+    _check(fn, world_size, backend, timeout, limit, threads)
     spec = LaunchSpec(
         world_size=world_size,
         backend=backend,
@@ -132,7 +133,9 @@ def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
     raise RankFailedError(describe_failure(ranks, watcher.timeout), first.rank, original)
 
 
-def _check(fn: object, world_size: object, backend: str, timeout: float, threads: int) -> None:
+def _check(
+    fn: object, world_size: object, backend: str, timeout: float, limit: float | None, threads: int
+) -> None:
     if not callable(fn):
         raise UsageError(f"launch() needs a function to run on every rank, not {fn!r}")
     if not isinstance(world_size, int) or world_size < 1:
@@ -144,8 +147,9 @@ def _check(fn: object, world_size: object, backend: str, timeout: float, threads
             f"NCCL needs a GPU for each rank: {world_size} ranks, {torch.cuda.device_count()} GPUs; "
             'launch fewer ranks, or use backend="gloo"'
         )
-    if timeout <= 0:
-        raise UsageError(f"the timeout is a positive number of seconds, not {timeout!r}")
+    check_timeout(timeout)
+    if limit is not None:
+        check_timeout(limit, "the limit")
     if threads < 1:
         raise UsageError(f"a rank needs at least 1 thread, not {threads!r}")
 

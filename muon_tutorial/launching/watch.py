@@ -111,6 +111,7 @@ class RankWatcher:
 
     def hear_out(self) -> list[WatchedRank]:
         """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
+        self.processes.wake()
         self._pump(lambda: all(rank.is_done for rank in self.ranks), _GRACE)
         self._tell(WHERE)
         self._pump(lambda: all(rank.is_done or rank.location for rank in self.ranks), _ANSWER)
@@ -159,6 +160,7 @@ class RankWatcher:
                 rank.location = record
         if rank.messages.at_end_of_file:
             self._forget(rank.messages.end)
+            self.processes.wake()  # to tell of its end
 
     def _read_output(self, rank: WatchedRank) -> None:
         data = read_now(rank.output_end, 1 << 16)
