@@ -70,6 +70,8 @@ class ForkServer:
             env=_NO_CACHE_FOLDER | dict(os.environ) | _ONE_THREAD,
         )
         theirs.close()
+        self._burying = threading.Lock()
+        self._last_error_line: str | None = None
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._control.close)
 
@@ -95,10 +97,14 @@ class ForkServer:
 
     def last_error_line(self) -> str:
         """Return the last line the server wrote to its standard error before it ended."""
-        self._child.kill()
-        _, errors = self._child.communicate()
-        lines = errors.decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), f"exit code {self._child.returncode}")
+        with self._burying:
+            if self._last_error_line is None:
+                self._child.kill()
+                _, errors = self._child.communicate()  # once: it closes what it reads
+                lines = errors.decode(errors="replace").split("\n")
+                said = (line for line in reversed(lines) if line.strip())
+                self._last_error_line = next(said, f"exit code {self._child.returncode}")
+        return self._last_error_line
 
     def wake(self) -> None:
         """Let the server go on, should somebody have stopped it."""
@@ -129,14 +135,24 @@ def warm_server() -> ForkServer:
         return server
 
 
+def _asked_server(ends: list[RankEnds], files: RunFiles) -> tuple[ForkServer, socket.socket]:
+    """Return a server that was asked for ranks, and its line; another if the first ended meanwhile."""
+    server = warm_server()
+    try:
+        return server, server.ask_for(ends, files)
+    except ConnectionError:
+        server.last_error_line()  # waits for its end, so that the next is a new one
+        server = warm_server()
+        return server, server.ask_for(ends, files)
+
+
 class ForkedRanks:
     """The rank processes of one launch, forked by the server; this process is not their parent."""
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
-        self._server = warm_server()
         self._pids: dict[int, int] = {}  # rank → process id, of those that run
         self._is_lost = False
-        self._line = self._server.ask_for(ends, files)
+        self._server, self._line = _asked_server(ends, files)
         self._server.wake()
         self.waitables = [self._line]  # what becomes readable when there is news
 

@@ -29,7 +29,8 @@ def check_timeout(timeout: object, what: str = "the timeout") -> None:
     Raises:
         UsageError: it is one of these.
     """
-    if not (isinstance(timeout, Real) and math.isfinite(timeout) and 0 < timeout <= _LONGEST):
+    seconds = float(timeout) if isinstance(timeout, Real) else math.nan
+    if not 0 < seconds <= _LONGEST:  # NaN is neither
         raise UsageError(f"{what} is a positive number of seconds, {_LONGEST:,} at most, not {timeout!r}")
 
 
