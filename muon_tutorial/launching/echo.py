@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import re
 
-# What torch.distributed says when another rank failed, or did not come.
-_ECHO = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Timed out waiting|Application timeout|Socket [Tt]imeout|"
-    r"[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
+from torch.distributed import DistError
+
+# What torch.distributed says when another rank did not come; and when its connection is gone, which a data
+# loader or a download may say as well: then it must come from Gloo, or be of torch.distributed's own kind.
+_LATE = re.compile(
+    r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
 )
-_CLOSED = re.compile(r"Connection (closed|reset)|Broken pipe")
+_GONE = re.compile(r"Connection (closed|reset|refused)|Broken pipe")
+_FROM_GLOO = re.compile(r"\bgloo\b|\bGloo")
 _NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
 _LONGEST = 200  # characters
 
 
 def is_echo(error: BaseException) -> bool:
     """Return whether an error is about another rank."""
-    return isinstance(error, RuntimeError) and bool(_ECHO.search(str(error)))
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    if _LATE.search(text):
+        return True
+    return bool(_GONE.search(text)) and (isinstance(error, DistError) or bool(_FROM_GLOO.search(text)))
 
 
-def says_closed(text: str) -> bool:
-    """Return whether an echo says that the other rank's process is gone, not only late."""
-    return bool(_CLOSED.search(text))
+def says_gone(text: str) -> bool:
+    """Return whether an echo says that a connection is gone, not only that another rank is late."""
+    return bool(_GONE.search(text)) and not _LATE.search(text)
 
 
 def in_one_line(text: str) -> str:

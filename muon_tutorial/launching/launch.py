@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import socket
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
+from .descriptors import fill_standard_descriptors
 from .environment import rank_environment
 from .failure_message import describe_failure, describe_unfinished, first_failure
 from .fork_server import ForkedRanks
@@ -64,6 +66,8 @@ def launch(
         UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
     """
     _check(fn, world_size, backend, timeout, limit, threads)
+    fill_standard_descriptors()
+    folder = _working_folder()
     spec = LaunchSpec(
         world_size=world_size,
         backend=backend,
@@ -72,7 +76,7 @@ def launch(
         call=pack(fn, args, kwargs or {}),
         sources=cell_sources(),
         environ=rank_environment(threads),
-        folder=os.getcwd(),
+        folder=folder,
         import_path=[os.path.abspath(entry) for entry in sys.path],
         argv=list(sys.argv),
     )
@@ -85,6 +89,13 @@ def launch(
             return _outcome(watcher, limit)
     except LaunchError as error:
         raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise LaunchError(
+            f"{world_size} ranks need more files open at once than this process may have ({error.strerror}); "
+            "raise the limit with ulimit -n 1024"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -152,6 +163,15 @@ def _check(
         check_timeout(limit, "the limit")
     if threads < 1:
         raise UsageError(f"a rank needs at least 1 thread, not {threads!r}")
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the working directory does not exist any more; change to one that does, then launch"
+        ) from None
 
 
 def _shown(output: Output) -> Callable[[int, str], None]:

@@ -51,7 +51,13 @@ def python(*arguments: str, folder: Path) -> subprocess.Popen[str]:
         text=True,
         env=environment,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
+
+
+def heed_interrupts() -> None:
+    """In a child: be interrupted by SIGINT, which a shell's background job ignores and hands down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def said_by(*arguments: str, folder: Path, typed: str | None = None, code: int = 0) -> str:
