@@ -9,7 +9,8 @@ from torch.distributed import DistError
 # What torch.distributed says when another rank did not come; and when its connection is gone, which a data
 # loader or a download may say as well: then it must come from Gloo, or be of torch.distributed's own kind.
 _LATE = re.compile(
-    r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
+    r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|"
+    r"connectFullMesh failed"
 )
 _GONE = re.compile(r"Connection (closed|reset|refused)|Broken pipe")
 _FROM_GLOO = re.compile(r"\bgloo\b|\bGloo")

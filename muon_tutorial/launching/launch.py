@@ -48,7 +48,8 @@ def launch(
     """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return what each returned, by rank.
 
     In each rank torch.distributed is initialised over loopback; its default group, and any that `fn` makes
-    without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too.
+    without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too. Other users of this
+    machine can reach Gloo's ports on loopback, and time a launch out; in a network namespace they cannot.
 
     Args:
         fn: importable, or from a cell, a script or a prompt; there it takes the globals it uses along.
@@ -67,28 +68,48 @@ def launch(
     """
     _check(fn, world_size, backend, timeout, limit, threads)
     fill_standard_descriptors()
-    folder = _working_folder()
-    spec = LaunchSpec(
+    outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
+    try:
+        with _enough_descriptors(world_size):
+            spec = pickle.dumps(_spec(fn, world_size, args, kwargs or {}, backend, timeout, threads))
+            with (
+                run_files(spec, world_size) as files,
+                _started_ranks(files, outputs, method, timeout) as watcher,
+            ):
+                return _outcome(watcher, limit)
+    except LaunchError as error:
+        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+
+
+def _spec(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    backend: str,
+    timeout: float,
+    threads: int,
+) -> LaunchSpec:
+    """Return what every rank is to know: the call, and this process' surroundings."""
+    return LaunchSpec(
         world_size=world_size,
         backend=backend,
         timeout=timeout,
         threads=threads,
-        call=pack(fn, args, kwargs or {}),
+        call=pack(fn, args, kwargs),
         sources=cell_sources(),
         environ=rank_environment(threads),
-        folder=folder,
+        folder=_working_folder(),
         import_path=[os.path.abspath(entry) for entry in sys.path],
         argv=list(sys.argv),
     )
-    outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
+
+
+@contextlib.contextmanager
+def _enough_descriptors(world_size: int) -> Iterator[None]:
+    """Say what to do where a launch may not open the files and sockets it needs."""
     try:
-        with (
-            run_files(pickle.dumps(spec), world_size) as files,
-            _started_ranks(files, outputs, method, timeout) as watcher,
-        ):
-            return _outcome(watcher, limit)
-    except LaunchError as error:
-        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+        yield
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from muon_tutorial.launching.fork_server import warm_server
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.messages import ProcessState
 from muon_tutorial.launching.watch import RankWatcher, WatchedRank
+from tests.launching.launch_ranks import total
 from tests.launching.launch_traces import still_running
 
 RANKS = 4
@@ -51,8 +53,15 @@ KINDS: dict[str, Callable[[], None]] = {
     "raise": _raise(ValueError("planted")),
     "MemoryError": _raise(MemoryError("planted")),
     "sys.exit": lambda: sys.exit("planted"),
-    "torch's own words": _raise(RuntimeError("Connection reset by peer, of a data loader")),
+    "torch's own words": _raise(RuntimeError("planted: Connection reset by peer")),
 }
+KINDS |= {
+    "spins": lambda: time.sleep(1000),
+    "holds the GIL": lambda: print(re.match(r"(a+)+$", "a" * 64 + "b")),
+    "returns early": lambda: None,
+    "asks once more": lambda: None,
+}
+LATE = ("spins", "holds the GIL", "returns early", "asks once more")
 RAISING = ("raise", "MemoryError", "sys.exit", "torch's own words")
 PHASES = ("before init", "import", "first", "in a collective", "between", "returning", "teardown")
 
@@ -65,9 +74,12 @@ class Fault:
     kind: str
     phase: str
     delay: float
+    second: Fault | None = None
 
     def happens(self, phase: str) -> None:
         """Break this process, if it is this rank and phase."""
+        if self.second:
+            self.second.happens(phase)
         if phase == self.phase and dist.is_initialized() and dist.get_rank() == self.rank:
             time.sleep(self.delay)
             KINDS[self.kind]()
@@ -95,6 +107,8 @@ def work(rank: int, tripwire: Tripwire) -> Tripwire:
     x = torch.ones(1000)
     dist.all_reduce(x)
     fault.happens("between")
+    if fault.phase == "between" and rank == fault.rank and fault.kind == "returns early":
+        return tripwire
     if fault.phase == "in a collective":
         if rank == fault.rank and fault.kind not in RAISING:
             threading.Thread(target=fault.happens, args=(fault.phase,), daemon=True).start()
@@ -105,6 +119,8 @@ def work(rank: int, tripwire: Tripwire) -> Tripwire:
             fault.happens(fault.phase)
         waiting.wait()
     dist.all_reduce(x)
+    if rank == fault.rank and fault.kind == "asks once more":
+        dist.all_reduce(x)
     if fault.phase == "teardown" and rank == fault.rank:
         threading.Thread(target=fault.happens, args=("teardown",), daemon=True).start()
     return Tripwire(fault, "returning")
@@ -114,9 +130,15 @@ def draw(randomly: random.Random) -> Fault:
     """Return a fault at random, of those that can be."""
     while True:
         phase, kind = randomly.choice(PHASES), randomly.choice(list(KINDS))
-        outside = phase in ("before init", "teardown")  # where only another thread or process can act
-        if not (outside and kind in RAISING) and not (phase == "before init" and kind == "os._exit"):
-            return Fault(randomly.randrange(RANKS), kind, phase, randomly.random() * 0.06)
+        rank, delay = randomly.randrange(RANKS), randomly.random() * 0.06
+        if kind in LATE:
+            phase = "between"
+        if phase in ("before init", "teardown") and kind not in SIGNALS:
+            continue  # only another thread or process can act there
+        second = None
+        if phase == "between" and kind not in LATE and randomly.random() < 0.5:
+            second = Fault((rank + 1) % RANKS, randomly.choice([*SIGNALS, "raise"]), phase, delay + 0.1)
+        return Fault(rank, kind, phase, delay, second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +159,8 @@ class Outcome:
         if self.seconds > TIMEOUT + SLACK:
             return "hung"
         if self.named == self.fault.rank:
-            return "named"
+            raised = self.fault.kind in RAISING
+            return "unsaid" if raised and "planted" not in self.headline.split("\n")[0] else "named"
         return "went well" if self.named is None and self.fault.phase == "teardown" else "misnamed"
 
 
@@ -182,7 +205,7 @@ def table(outcomes: list[Outcome]) -> str:
 def main(seed: int, count: int) -> None:
     """Run, print the table, and each launch that did not end as it should."""
     randomly = random.Random(seed)
-    warm_server()
+    launch(total, RANKS)  # the server has imported what it will
     outcomes = [outcome_of(draw(randomly)) for _ in range(count)]
     print(table(outcomes))
     print("longest:", f"{max(each.seconds for each in outcomes):.2f} s")
