@@ -28,6 +28,13 @@ The words, one a thing, in the package as in the lessons:
 
 from __future__ import annotations
 
+import sys
+
+from .launching.command import begin_command
+
+if sys.argv[:1] == ["-m"]:  # python -m muon_tutorial: Python looks for __main__, and comes here first
+    begin_command()
+
 from .callbacks.config import DistributedConfig
 from .callbacks.create_configs import (
     create_devicemesh_config,

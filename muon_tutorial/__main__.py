@@ -1,14 +1,13 @@
-"""``python -m muon_tutorial``."""
+"""``python -m muon_tutorial``. The package, imported before this, has taken care of Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130
-
 if __name__ == "__main__":
-    try:
-        from muon_tutorial.cli import main
-    except KeyboardInterrupt:  # importing torch takes a second
-        sys.exit(INTERRUPTED)
-    sys.exit(main())
+    from muon_tutorial.cli import main
+    from muon_tutorial.launching.command import end_on_interrupt
+
+    code = main()
+    end_on_interrupt()  # what is left is to leave
+    sys.exit(code)

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a run failed, or its check did; 2 bad input; 130 interrupt
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -21,6 +22,8 @@ from typing import Any, NoReturn, get_args
 from rich.console import Console
 
 from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
+from .launching.command import BAD_INPUT, INTERRUPTED, raise_on_interrupt
+from .launching.descriptors import fill_standard_descriptors
 from .launching.torchrun import TorchrunEnvironment, join_torchrun, joined_by_torchrun, leave_torchrun
 from .plan.strategies import STRATEGIES
 from .training import job
@@ -42,7 +45,7 @@ from .training.settings import Backend, TrainSettings, check_numbers
 from .worlds.live import gather_objects
 
 STOPPING = "stopping after this step and saving; Ctrl-C again to stop at once"
-FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+FAILED, TERMINATED = 1, 143
 DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
 SETTINGS = {
@@ -94,17 +97,26 @@ class Terminated(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    _print_on_any_terminal()
     try:
+        raise_on_interrupt()
+        has_output = sys.stdout is not None
+        fill_standard_descriptors()
+        _print_on_any_terminal()
         options = build_parser().parse_args(arguments)
         options.given = _given(sys.argv[1:] if arguments is None else arguments)
         check_numbers(options)
+        if options.json and not has_output:
+            raise UsageError("--json prints to standard output, which is closed")
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
     except TutorialError as error:
         return _complain(str(error), _exit_code(error))
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return _complain(f"{error.strerror}: raise the limit with ulimit -n 1024", FAILED)
+        if not isinstance(error, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _complain("standard output was closed before the result was written", FAILED)
 
@@ -164,6 +176,10 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return _finish(options, folder, result, None) if folder is not None else 0
     except (UsageError, TrainingError) as error:
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
+    except RuntimeError as error:
+        if not seat.report_lost_rank(error):
+            raise
+        return FAILED
     finally:
         leave_torchrun()
 

@@ -107,6 +107,8 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machi
         ("--lr inf", "positive"),
         ("--timeout 0", "positive"),
         ("--timeout -1", "positive"),
+        ("--timeout nan", "positive"),
+        ("--timeout inf", "positive"),
         ("--seed -1", "--seed"),
         ("--backend smoke", "invalid choice"),
         ("--what", "unrecognized arguments"),
@@ -242,12 +244,74 @@ def test_a_run_that_cannot_go_on_is_refused(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def heed_interrupts() -> None:
+    """In a child: be interrupted by SIGINT, which a shell's background job ignores and hands down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("started", [["-m", "muon_tutorial", "train"], ["scripts/distributed_muon.py"]])
+def test_an_interrupt_before_the_imports_are_done_is_one_line(started: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", *started]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes) as process:
+        assert process.stderr is not None
+        while " torch." not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    said = [line for line in err.splitlines() if not line.startswith("import time:")]
+    assert (process.returncode, out, said) == (cli.INTERRUPTED, "", ["interrupted"])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("shell", "code", "says"),
+    [
+        (
+            "exec {} train --json >&-",
+            cli.BAD_INPUT,
+            "error: --json prints to standard output, which is closed",
+        ),
+        ("mkdir gone; cd gone; rmdir ../gone; exec {} train", cli.BAD_INPUT, "error: the working directory"),
+        ("ulimit -n 16; exec {} train --dp 2 --tp 1", cli.FAILED, "error: 2 ranks need more files"),
+    ],
+)
+def test_a_place_that_cannot_run_is_one_line(shell: str, code: int, says: str, tmp_path: Path) -> None:
+    done = in_shell(shell, tmp_path)
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(says)
+
+
+@pytest.mark.live
+def test_a_run_needs_no_standard_output(tmp_path: Path) -> None:
+    done = in_shell(f"exec {{}} train {' '.join(TINY)} --dp 2 --tp 1 --out run >&- <&-", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run a shell's line in a folder; braces stand for the command line."""
+    return subprocess.run(
+        ["bash", "-c", command.format(f"{sys.executable} -m muon_tutorial")],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+
+
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
     """A long run on 2 ranks, with its steps coming, and the processes it started."""
     command = [sys.executable, "-m", "muon_tutorial", "train", *LONG, "--dp", "2", "--tp", "1"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "--out", str(folder)], cwd=ROOT, **pipes) as process:
+    command += ["--out", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes) as process:
         try:
             wait_until(lambda: (folder / "metrics.jsonl").exists() or process.poll() is not None)
             assert process.poll() is None, process.communicate()[1]

@@ -7,12 +7,11 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
+from .echo import in_one_line
 from .messages import RankRaised
 from .ship_functions import cell_labels
 from .watch import WatchedRank
 
-_LONGEST_ECHO = 200  # characters
-_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\("
     r"SequenceNumber=\d+, OpType=(\w+)(?:, TensorShape=(\[.*?\]), TensorDtypes=(\w+))?"
@@ -25,11 +24,14 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     Of ranks whose requests did not match it is one that stands alone; else the earliest.
     """
     odd = _odd_ones_out(ranks)
-    own = [rank for rank in ranks if _failed_itself(rank)]
+    own = [rank for rank in ranks if rank.failed_itself]
     stopped = [rank for rank in ranks if rank.stopped_at is not None]
     elsewhere = [rank for rank in ranks if _kept_others_waiting(rank)]
     echoes = [rank for rank in ranks if rank.raised]
-    candidates = next(filter(None, (odd, own, stopped, elsewhere, echoes)), ranks)
+    left = [rank for rank in ranks if rank.returned is not None]
+    if 2 * len(left) >= len(ranks):  # then rather those who still wait asked for something too many
+        left = []
+    candidates = next(filter(None, (odd, own, stopped, elsewhere, left, echoes)), ranks)
     return min(candidates, key=_failed_at)
 
 
@@ -52,13 +54,6 @@ def describe_unfinished(ranks: Sequence[WatchedRank], what: str) -> str:
     return _with_cell_names("\n".join([what, *map(_state_line, ranks)]))
 
 
-def _failed_itself(rank: WatchedRank) -> bool:
-    """Return whether it died, or raised something that is not about another rank."""
-    if rank.raised is None:
-        return rank.exit_code is not None
-    return not rank.raised.is_echo
-
-
 def _failed_at(rank: WatchedRank) -> float:
     """Return when it failed, as far as known."""
     times = (rank.raised.when if rank.raised else None, rank.ended_at, rank.stopped_at)
@@ -72,7 +67,7 @@ def _kept_others_waiting(rank: WatchedRank) -> bool:
 
 def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
     """Return the ranks with the rarest request, if every failure is that requests did not match."""
-    failed = [rank for rank in ranks if _failed_itself(rank)]
+    failed = [rank for rank in ranks if rank.failed_itself]
     # What each asked of the others, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused that.
     asked = [_requests(rank.raised.summary).get(rank.rank) if rank.raised else None for rank in failed]
     if not all(asked):
@@ -101,6 +96,8 @@ def _headline(rank: WatchedRank, world_size: int, timeout: float) -> str:
         return f"{subject} {_death(rank.exit_code, rank.returned is not None)}"
     if rank.stopped_at is not None:
         return f"{subject} was stopped (SIGSTOP) and did not go on within {timeout:g} s"
+    if rank.returned is not None:
+        return f"{subject} returned while the others still waited for it"
     return f"{subject} did not answer the others within {timeout:g} s"
 
 
@@ -137,8 +134,7 @@ def _summary(raised: RankRaised) -> str:
     if len(requests) > 1:
         asked = ", ".join(f"rank {rank} asked for {request}" for rank, request in requests.items())
         return f"{raised.summary.split(':')[0]}: requests do not match: {asked}"
-    line = _NOISE.sub("", " ".join(raised.summary.split()))
-    return line if len(line) <= _LONGEST_ECHO else line[: _LONGEST_ECHO - 1] + "…"
+    return in_one_line(raised.summary)
 
 
 def _in_phase(rank: WatchedRank) -> str:

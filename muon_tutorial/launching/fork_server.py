@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from ..errors import LaunchError
 from .messages import ProcessState, RankEnds
+from .parent_watch import go_on_when_parent_ends
 from .rank_process import be_rank
 from .run_files import RunFiles
 
@@ -50,6 +51,7 @@ _LATER = (
     "matplotlib.backends.backend_svg",
     "ipywidgets",
 )
+_ENDING = 5.0  # seconds for the server to end its ranks and itself
 _KILL = b"K"  # launching process to server: end the ranks of this launch
 
 
@@ -68,6 +70,8 @@ class ForkServer:
             env=_NO_CACHE_FOLDER | dict(os.environ) | _ONE_THREAD,
         )
         theirs.close()
+        self._burying = threading.Lock()
+        self._last_error_line: str | None = None
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._control.close)
 
@@ -93,16 +97,29 @@ class ForkServer:
 
     def last_error_line(self) -> str:
         """Return the last line the server wrote to its standard error before it ended."""
-        self._child.kill()
-        _, errors = self._child.communicate()
-        lines = errors.decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), f"exit code {self._child.returncode}")
+        with self._burying:
+            if self._last_error_line is None:
+                self._child.kill()
+                _, errors = self._child.communicate()  # once: it closes what it reads
+                lines = errors.decode(errors="replace").split("\n")
+                said = (line for line in reversed(lines) if line.strip())
+                self._last_error_line = next(said, f"exit code {self._child.returncode}")
+        return self._last_error_line
+
+    def wake(self) -> None:
+        """Let the server go on, should somebody have stopped it."""
+        self._child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the server, and whatever ranks it has, at once; in a fork of this process, leave it be."""
+        """End the server, and whatever ranks it has, at once, though somebody may have stopped it."""
         self._control.close()
         self._child.terminate()
-        self._child.wait()
+        self.wake()
+        try:
+            self._child.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
 
 _SERVERS: dict[int, ForkServer] = {}  # by the process that started it: a forked child starts its own
@@ -118,14 +135,25 @@ def warm_server() -> ForkServer:
         return server
 
 
+def _asked_server(ends: list[RankEnds], files: RunFiles) -> tuple[ForkServer, socket.socket]:
+    """Return a server that was asked for ranks, and its line; another if the first ended meanwhile."""
+    server = warm_server()
+    try:
+        return server, server.ask_for(ends, files)
+    except ConnectionError:
+        server.last_error_line()  # waits for its end, so that the next is a new one
+        server = warm_server()
+        return server, server.ask_for(ends, files)
+
+
 class ForkedRanks:
     """The rank processes of one launch, forked by the server; this process is not their parent."""
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
-        self._server = warm_server()
         self._pids: dict[int, int] = {}  # rank → process id, of those that run
         self._is_lost = False
-        self._line = self._server.ask_for(ends, files)
+        self._server, self._line = _asked_server(ends, files)
+        self._server.wake()
         self.waitables = [self._line]  # what becomes readable when there is news
 
     def news(self) -> list[ProcessState]:
@@ -144,10 +172,15 @@ class ForkedRanks:
                 del self._pids[state.rank]
         return news
 
+    def wake(self) -> None:
+        """Let the server tell what it knows, should somebody have stopped it."""
+        self._server.wake()
+
     def kill(self) -> None:
         """End every process that still runs, stopped ones too."""
         with contextlib.suppress(OSError):
             self._line.send(_KILL)
+        self.wake()
 
     def close(self) -> None:
         """Give the line back; the server ends what is left, if anything is."""
@@ -305,6 +338,7 @@ class _Server:
 
 def serve(control: int) -> NoReturn:
     """Serve the launching process at the other end of `control`, until it ends or SIGTERM comes."""
+    go_on_when_parent_ends()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     gc.disable()

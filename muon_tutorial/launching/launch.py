@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import socket
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
+from .descriptors import fill_standard_descriptors
 from .environment import rank_environment
 from .failure_message import describe_failure, describe_unfinished, first_failure
 from .fork_server import ForkedRanks
@@ -21,6 +23,7 @@ from .output import RankOutput, print_line
 from .run_files import RunFiles, run_files
 from .ship_functions import cell_sources, pack, unpack_error
 from .spawn import SpawnedRanks
+from .timeouts import check_timeout
 from .watch import RankWatcher, WatchedRank
 
 Method = Literal["fork", "spawn"]
@@ -45,7 +48,8 @@ def launch(
     """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return what each returned, by rank.
 
     In each rank torch.distributed is initialised over loopback; its default group, and any that `fn` makes
-    without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too.
+    without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too. Other users of this
+    machine can reach Gloo's ports on loopback, and time a launch out; in a network namespace they cannot.
 
     Args:
         fn: importable, or from a cell, a script or a prompt; there it takes the globals it uses along.
@@ -62,28 +66,57 @@ def launch(
         LaunchTimeoutError: `limit` passed.
         UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
     """
-    _check(fn, world_size, backend, timeout, threads)
-    spec = LaunchSpec(
+    _check(fn, world_size, backend, timeout, limit, threads)
+    fill_standard_descriptors()
+    outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
+    try:
+        with _enough_descriptors(world_size):
+            spec = pickle.dumps(_spec(fn, world_size, args, kwargs or {}, backend, timeout, threads))
+            with (
+                run_files(spec, world_size) as files,
+                _started_ranks(files, outputs, method, timeout) as watcher,
+            ):
+                return _outcome(watcher, limit)
+    except LaunchError as error:
+        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+
+
+def _spec(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    backend: str,
+    timeout: float,
+    threads: int,
+) -> LaunchSpec:
+    """Return what every rank is to know: the call, and this process' surroundings."""
+    return LaunchSpec(
         world_size=world_size,
         backend=backend,
         timeout=timeout,
         threads=threads,
-        call=pack(fn, args, kwargs or {}),
+        call=pack(fn, args, kwargs),
         sources=cell_sources(),
         environ=rank_environment(threads),
-        folder=os.getcwd(),
+        folder=_working_folder(),
         import_path=[os.path.abspath(entry) for entry in sys.path],
         argv=list(sys.argv),
     )
-    outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
+
+
+@contextlib.contextmanager
+def _enough_descriptors(world_size: int) -> Iterator[None]:
+    """Say what to do where a launch may not open the files and sockets it needs."""
     try:
-        with (
-            run_files(pickle.dumps(spec), world_size) as files,
-            _started_ranks(files, outputs, method, timeout) as watcher,
-        ):
-            return _outcome(watcher, limit)
-    except LaunchError as error:
-        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise LaunchError(
+            f"{world_size} ranks need more files open at once than this process may have ({error.strerror}); "
+            "raise the limit with ulimit -n 1024"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -132,7 +165,9 @@ def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
     raise RankFailedError(describe_failure(ranks, watcher.timeout), first.rank, original)
 
 
-def _check(fn: object, world_size: object, backend: str, timeout: float, threads: int) -> None:
+def _check(
+    fn: object, world_size: object, backend: str, timeout: float, limit: float | None, threads: int
+) -> None:
     if not callable(fn):
         raise UsageError(f"launch() needs a function to run on every rank, not {fn!r}")
     if not isinstance(world_size, int) or world_size < 1:
@@ -144,10 +179,20 @@ def _check(fn: object, world_size: object, backend: str, timeout: float, threads
             f"NCCL needs a GPU for each rank: {world_size} ranks, {torch.cuda.device_count()} GPUs; "
             'launch fewer ranks, or use backend="gloo"'
         )
-    if timeout <= 0:
-        raise UsageError(f"the timeout is a positive number of seconds, not {timeout!r}")
+    check_timeout(timeout)
+    if limit is not None:
+        check_timeout(limit, "the limit")
     if threads < 1:
         raise UsageError(f"a rank needs at least 1 thread, not {threads!r}")
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the working directory does not exist any more; change to one that does, then launch"
+        ) from None
 
 
 def _shown(output: Output) -> Callable[[int, str], None]:

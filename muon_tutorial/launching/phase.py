@@ -1,7 +1,8 @@
 """What each rank is about to do, kept where it can be read even when the rank was killed or stopped.
 
 Every rank of a launch has a slot of shared memory. It writes a short label there before a request; the
-launching process reads the slots when something broke. Outside a launch nothing is written.
+launching process reads the slots when something broke. A rank that torchrun started keeps a slot of its own.
+Elsewhere nothing is written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def report_phase(label: str) -> None:
     """Note what this rank is about to do, such as ``"dp gather · bucket 0"``.
 
     A failure report quotes the last label of each rank. Any thread of a rank may call it; it costs about
-    half a microsecond, and does nothing outside a launch.
+    half a microsecond, and does nothing where no ranks were started.
     """
     if _own_slot is not None:
         _own_slot[:] = label.encode()[:SLOT].ljust(SLOT, b"\0")
@@ -31,8 +32,23 @@ def take_slot(path: str, rank: int) -> None:
         _own_slot = memoryview(mmap.mmap(file.fileno(), 0))[rank * SLOT : (rank + 1) * SLOT]
 
 
+def keep_slot() -> None:
+    """Give this process a slot that ``own_phase`` reads. Called once, by a rank that torchrun started."""
+    global _own_slot
+    _own_slot = memoryview(bytearray(SLOT))
+
+
+def own_phase() -> str:
+    """Return the last label this process noted; empty where it noted none, or keeps none."""
+    return _read(bytes(_own_slot)) if _own_slot is not None else ""
+
+
 def read_phases(path: str, world_size: int) -> list[str]:
     """Return the last label of each rank, empty where none was reported."""
     with open(path, "rb") as file:
         slots = [file.read(SLOT) for _ in range(world_size)]
-    return [slot.rstrip(b"\0").decode(errors="ignore") for slot in slots]
+    return [_read(slot) for slot in slots]
+
+
+def _read(slot: bytes) -> str:
+    return slot.rstrip(b"\0").decode(errors="ignore")

@@ -12,11 +12,9 @@ import io
 import linecache
 import os
 import pickle
-import re
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -27,6 +25,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from .echo import is_echo
+from .location import is_communicating, own_line
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
 from .phase import report_phase, take_slot
 from .run_files import RunFiles
@@ -34,13 +34,6 @@ from .ship_functions import dumps, loads
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
-_LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), _OWN_FOLDER)
-_COMMUNICATION = os.path.join(os.path.dirname(torch.__file__), "distributed")
-# What torch.distributed says when another rank failed, or did not come.
-_ECHO = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Timed out waiting|Application timeout|Socket [Tt]imeout|"
-    r"[Ww]ait timeout|monitoredBarrier|connectFullMesh failed"
-)
 
 
 def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
@@ -110,7 +103,7 @@ def _raised(error: BaseException, when: float) -> RankRaised:
         when,
         "".join(traceback.format_exception_only(type(error), error)).strip(),
         "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip(),
-        isinstance(error, RuntimeError) and bool(_ECHO.search(str(error))),
+        is_echo(error),
         _packed_error(error),
     )
 
@@ -149,14 +142,8 @@ def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) 
 def _location() -> RankLocation:
     """Return where the main thread is: the innermost line of its stack that is not a library's."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
-    stack = [(each.f_code, number) for each, number in traceback.walk_stack(frame)]
-    communicating = any(code.co_filename.startswith(_COMMUNICATION) for code, _ in stack)
-    for code, number in stack:
-        if not code.co_filename.startswith(_LIBRARIES):
-            source = linecache.getline(code.co_filename, number).strip()
-            place = f'File "{code.co_filename}", line {number}, in {code.co_name}'
-            return RankLocation(f"{place}: {source}" if source else place, communicating)
-    return RankLocation("", communicating)
+    stack = list(traceback.walk_stack(frame))
+    return RankLocation(own_line(stack), is_communicating(stack))
 
 
 def _redirect_output(output: socket.socket) -> None:

@@ -43,6 +43,9 @@ class SpawnedRanks:
         ]
         return [new for new, old in zip(self._states, before, strict=True) if new is not None and new != old]
 
+    def wake(self) -> None:
+        """Nothing stands between the ranks and this process that might have been stopped."""
+
     def kill(self) -> None:
         """End every process that still runs, stopped ones too."""
         for child in self._children:

@@ -7,13 +7,31 @@ timeout of one later under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``. Its default is re
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from datetime import timedelta
+from numbers import Real
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ..errors import UsageError
+
 _DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
+
+
+_LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, 292 years
+
+
+def check_timeout(timeout: object, what: str = "the timeout") -> None:
+    """Refuse what is no time to wait: not a number, NaN, infinity, nothing, or less.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    seconds = float(timeout) if isinstance(timeout, Real) else math.nan
+    if not 0 < seconds <= _LONGEST:  # NaN is neither
+        raise UsageError(f"{what} is a positive number of seconds, {_LONGEST:,} at most, not {timeout!r}")
 
 
 @contextlib.contextmanager

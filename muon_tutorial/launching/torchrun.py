@@ -1,29 +1,72 @@
-"""Ranks that torchrun started: told by the environment, joined with an explicit timeout."""
+"""Ranks that torchrun started: told by the environment, joined with an explicit timeout, ended with torchrun.
+
+Beside torch's own ``env://`` rendezvous, three things that it leaves open. Ranks outlive a killed agent, for
+minutes: here they end with it. Ranks that the agent restarts find in its store the addresses that their dead
+predecessors left: here each attempt has keys of its own. And a rank that misses another says so on one line.
+"""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import os
+import socket
+import sys
+import time
+import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
-from ..errors import UsageError
+from ..errors import LaunchError, UsageError
+from .echo import in_one_line, is_echo
 from .environment import TORCHRUN_NEEDS, loopback_variables
-from .timeouts import let_new_groups_time_out
+from .location import own_line
+from .parent_watch import end_with_parent
+from .peers import Peers
+from .phase import keep_slot, own_phase
+from .timeouts import check_timeout, let_new_groups_time_out
+
+_UNTIL_ENDED = 1.0  # seconds for torchrun to find the rank that broke before those that only noticed
+_UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """What torchrun told this process about itself; ``device`` is its own, such as ``"cuda:1"``."""
+    """What torchrun told this process about itself; ``device`` is its own, such as ``"cuda:1"``.
+
+    ``peers`` are the other ranks, where all are on this machine.
+    """
 
     rank: int
     local_rank: int
     world_size: int
     device: str
+    peers: Peers
+
+    def report_lost_rank(self, error: BaseException) -> bool:
+        """Say on one line of standard error that another rank is missed, if that is all `error` says.
+
+        Then waits a moment, so that torchrun finds the rank that broke first, and ends this one with it.
+        Returns whether there was something to say.
+        """
+        if not is_echo(error):
+            return False
+        print(f"error: {self._describe(error)}", file=sys.stderr, flush=True)
+        time.sleep(_UNTIL_ENDED)
+        self.peers.wake()  # torchrun's SIGTERM does not end a stopped rank, and it waits 30 s for that
+        return True
+
+    def _describe(self, error: BaseException) -> str:
+        """Return who noticed, who is missed, what torch says, and where this rank was."""
+        missing = self.peers.missing()
+        who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or "the others"
+        line = f"rank {self.rank} of {self.world_size} waited in vain for {who}: {in_one_line(str(error))}"
+        phase, place = own_phase(), own_line(reversed(list(traceback.walk_tb(error.__traceback__))))
+        return line + (f" [in phase: {phase}]" if phase else "") + (f" at {place}" if place else "")
 
 
 def joined_by_torchrun() -> bool:
@@ -35,22 +78,36 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     """Initialise the default group from torchrun's environment; must be called by all its ranks.
 
     `timeout` is in seconds; groups made later have it too. With ``"nccl"`` every local rank takes the GPU of
-    its own number. Where all ranks are on one machine, they listen on loopback only.
+    its own number. Where all ranks are on one machine, they listen on loopback only, and meet again after
+    ``--max-restarts`` whatever the ranks before them left in the agent's store. (On several machines, start
+    torchrun with ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` for that.)
+
+    From here on the process ends when the one that started it does. An error that is only about another rank,
+    and that nobody caught, is one line instead of a traceback.
 
     Raises:
-        UsageError: torchrun did not start this process, or it has no GPU for this local rank.
+        UsageError: torchrun did not start this process, it has no GPU for this local rank, or the timeout is
+            no positive number of seconds.
+        LaunchError: torchrun's agent has ended.
     """
+    check_timeout(timeout)
     if not joined_by_torchrun():
         raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
     rank, local_rank, world_size = (int(os.environ[name]) for name in TORCHRUN_NEEDS[:3])
+    end_with_parent(f"rank {rank} of {world_size}: torchrun's agent ended, and this rank with it")
     device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+    if _on_one_machine():
         for name, value in loopback_variables().items():
             os.environ.setdefault(name, value)
     let_new_groups_time_out(timeout)
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    patience = timedelta(seconds=timeout)
+    store = _store_of_attempt(patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+    joined = TorchrunEnvironment(rank, local_rank, world_size, device, _meet(store, rank, world_size))
+    keep_slot()
+    _shorten_lost_ranks(joined)
     atexit.register(leave_torchrun)
-    return TorchrunEnvironment(rank, local_rank, world_size, device)
+    return joined
 
 
 def leave_torchrun() -> None:
@@ -72,3 +129,56 @@ def _take_gpu(local_rank: int) -> str:
         )
     torch.cuda.set_device(local_rank)
     return f"cuda:{local_rank}"
+
+
+def _on_one_machine() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+
+
+def _store_of_attempt(patience: timedelta) -> dist.Store:
+    """Return the store where the ranks meet, with keys that no attempt before this one has used.
+
+    An agent counts its own restarts, so that on several machines the counts differ: the keys are torch's.
+    """
+    _check_agent_listens()
+    store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+    store.set_timeout(patience)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    return dist.PrefixStore(f"attempt {attempt}", store) if attempt and _on_one_machine() else store
+
+
+def _check_agent_listens() -> None:
+    """Refuse at once what a store's client would try for its whole timeout.
+
+    Raises:
+        LaunchError: torchrun's agent ended before this rank asked for it.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return  # rank 0 will listen, and need not do so yet
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(address, _UNTIL_REFUSED).close()
+    except ConnectionRefusedError:
+        raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
+    except OSError:
+        return  # not an answer; torch tries for longer, and knows more
+
+
+def _meet(store: dist.Store, rank: int, world_size: int) -> Peers:
+    """Return the other ranks' processes, where all ranks are on this machine."""
+    if not _on_one_machine():
+        return Peers({})
+    store.set(f"process {rank}", str(os.getpid()))
+    others = (other for other in range(world_size) if other != rank)
+    return Peers({other: int(store.get(f"process {other}")) for other in others})
+
+
+def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:
+    """Show an uncaught error that is only about another rank as one line."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        if not joined.report_lost_rank(error):
+            before(kind, error, frames)
+
+    sys.excepthook = show

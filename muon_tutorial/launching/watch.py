@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import LaunchError
+from .echo import says_gone
 from .fork_server import ForkedRanks
 from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
 from .output import RankOutput
@@ -21,6 +22,7 @@ from .spawn import SpawnedRanks
 
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed
+_DYING = 1.0  # more seconds for the end of a rank whose connections are gone: they close first
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to be there: torch may have to come from a slow disk
@@ -50,6 +52,11 @@ class WatchedRank:
     def is_done(self) -> bool:
         """Whether nothing more is to come from its function."""
         return self.returned is not None or self.raised is not None or self.exit_code is not None
+
+    @property
+    def failed_itself(self) -> bool:
+        """Whether it died, or raised something that is not about another rank."""
+        return self.exit_code is not None if self.raised is None else not self.raised.is_echo
 
     def has_failed(self, now: float, timeout: float) -> bool:
         """Whether it raised, died, or has been stopped for longer than `timeout` seconds."""
@@ -111,7 +118,9 @@ class RankWatcher:
 
     def hear_out(self) -> list[WatchedRank]:
         """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
+        self.processes.wake()
         self._pump(lambda: all(rank.is_done for rank in self.ranks), _GRACE)
+        self._pump(lambda: not self._awaits_a_death(), _DYING)
         self._tell(WHERE)
         self._pump(lambda: all(rank.is_done or rank.location for rank in self.ranks), _ANSWER)
         for rank, phase in zip(self.ranks, read_phases(self.phases, len(self.ranks)), strict=True):
@@ -127,6 +136,13 @@ class RankWatcher:
             while data := read_now(rank.output_end, 1 << 16):
                 rank.output.feed(data)
             rank.output.finish()
+
+    def _awaits_a_death(self) -> bool:
+        """Whether a rank lost its connection to another, and none is known to have died yet."""
+        losses = [rank.raised for rank in self.ranks if rank.raised is not None and rank.raised.is_echo]
+        return any(says_gone(loss.summary) for loss in losses) and not any(
+            rank.failed_itself for rank in self.ranks
+        )
 
     def _all_ended(self) -> bool:
         return all(rank.exit_code is not None for rank in self.ranks)
@@ -159,6 +175,7 @@ class RankWatcher:
                 rank.location = record
         if rank.messages.at_end_of_file:
             self._forget(rank.messages.end)
+            self.processes.wake()  # to tell of its end
 
     def _read_output(self, rank: WatchedRank) -> None:
         data = read_now(rank.output_end, 1 << 16)

@@ -20,7 +20,7 @@ from torch.profiler import record_function
 from ..engine.collective import Call, Collective, Idle, Start, Wait, Walk
 from ..errors import GridError, PlanMismatchError, RequestError, TutorialError
 from ..launching.phase import report_phase
-from ..launching.timeouts import group_timeout, new_groups_time_out
+from ..launching.timeouts import check_timeout, group_timeout, new_groups_time_out
 from ..plan.grid import Coordinate, Grid
 from .compare import check_lines
 
@@ -50,12 +50,14 @@ def build_mesh(
 
     Raises:
         GridError: there is no default group, or the grid does not hold as many ranks as there are processes.
+        UsageError: the timeout is no positive number of seconds.
     """
     if not dist.is_initialized():
         raise GridError(
             "build_mesh needs processes that know each other: call init_process_group, or launch()"
         )
     timeout = group_timeout(dist.distributed_c10d._get_default_group()) if timeout is None else timeout
+    check_timeout(timeout)
     device_type = _device_type_of_group() if device_type is None else device_type
     grid = grid if isinstance(grid, Grid) else Grid.of(**grid)
     if grid.world_size != dist.get_world_size():

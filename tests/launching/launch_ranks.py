@@ -59,6 +59,10 @@ def _raise() -> None:
     raise ZeroDivisionError("a planted fault")
 
 
+def _fail_in_a_download() -> None:
+    raise RuntimeError("Connection reset by peer")
+
+
 def _spin() -> None:
     while True:
         time.sleep(0.01)
@@ -71,8 +75,14 @@ _FAULTS = {
     "spin": _spin,
     "sys.exit": lambda: sys.exit("leaving"),
     "os._exit": lambda: os._exit(0),
+    "download": _fail_in_a_download,
     "memory": lambda: torch.empty(1 << 60, dtype=torch.uint8),
 }
+
+
+def return_early(rank: int) -> float:
+    """Do one all_reduce, and on all ranks but one another."""
+    return total(rank) if rank == FAULTY else total(rank) + total(rank)
 
 
 def ask_differently(rank: int, how: str) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from muon_tutorial.errors import RankFailedError, UsageError
+from muon_tutorial.errors import LaunchError, RankFailedError, UsageError
 from muon_tutorial.launching.fork_server import warm_server
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.phase import report_phase
@@ -153,7 +153,10 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
         ({"world_size": 2.0}, "at least 1 rank"),
         ({"backend": "mpi"}, '"gloo" or "nccl"'),
         ({"backend": "nccl", "world_size": 1000}, "a GPU for each rank"),
-        ({"timeout": 0}, "positive number of seconds"),
+        ({"timeout": 0}, "the timeout is a positive number of seconds"),
+        ({"timeout": float("nan")}, "the timeout is a positive number of seconds"),
+        ({"timeout": float("inf")}, "the timeout is a positive number of seconds"),
+        ({"limit": float("nan")}, "the limit is a positive number of seconds"),
         ({"threads": 0}, "at least 1 thread"),
         ({"output": "loud"}, "a function of"),
     ],
@@ -161,6 +164,27 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
 def test_a_call_that_cannot_work_is_refused(call, says) -> None:
     with pytest.raises(UsageError, match=says):
         launch(**{"fn": ranks.total, "world_size": 2, **call})
+
+
+def test_a_working_directory_that_is_gone_is_refused(tmp_path, monkeypatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="working directory does not exist any more"):
+        launch(ranks.total, 1)
+
+
+def test_too_few_descriptors_are_told() -> None:
+    resource = pytest.importorskip("resource")
+    launch(ranks.total, 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay so
+    try:
+        with pytest.raises(LaunchError, match="4 ranks need more files open at once"):
+            launch(ranks.total, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert launch(ranks.total, 2) == [1.0, 1.0]
 
 
 def test_what_cannot_be_sent_is_named() -> None:

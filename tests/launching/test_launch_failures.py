@@ -35,6 +35,7 @@ def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, floa
         ("kill", "rank 2 of 4 was killed by SIGKILL"),
         ("sys.exit", "rank 2 of 4 raised SystemExit: leaving"),
         ("os._exit", "rank 2 of 4 ended with exit code 0 before its function returned"),
+        ("download", "rank 2 of 4 raised RuntimeError: Connection reset by peer"),
         ("memory", "rank 2 of 4 raised RuntimeError: .*can't allocate memory"),
     ],
 )
@@ -67,6 +68,13 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:
     assert seconds < 1.0 + WITHIN
     if fault == "spin":
         assert re.search(r"It was at File .*launch_ranks.py\", line \d+, in _spin: time.sleep", str(error))
+
+
+def test_a_rank_that_returned_while_the_others_waited_is_named() -> None:
+    with nothing_is_left(), pytest.raises(RankFailedError) as caught:
+        launch(ranks.return_early, 4, timeout=1.0)
+    assert str(caught.value).startswith("rank 2 of 4 returned while the others still waited for it")
+    assert caught.value.rank == ranks.FAULTY
 
 
 @pytest.mark.parametrize(

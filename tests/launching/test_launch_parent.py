@@ -51,7 +51,13 @@ def python(*arguments: str, folder: Path) -> subprocess.Popen[str]:
         text=True,
         env=environment,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
+
+
+def heed_interrupts() -> None:
+    """In a child: be interrupted by SIGINT, which a shell's background job ignores and hands down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def said_by(*arguments: str, folder: Path, typed: str | None = None, code: int = 0) -> str:
@@ -123,6 +129,54 @@ def test_a_killed_server_is_told_and_takes_its_ranks_along(hanging) -> None:
     assert "the process that forks ranks ended" in said
     assert parent.returncode == 1
     assert not still_running(family, WITHIN)
+
+
+SERVER = """
+import os, signal
+from concurrent.futures import ThreadPoolExecutor
+from muon_tutorial.errors import LaunchError
+from muon_tutorial.launching import fork_server
+from muon_tutorial.launching.launch import launch
+from tests.launching import launch_ranks as ranks
+
+def server():
+    return fork_server.warm_server()._child.pid
+
+def failure(_):
+    try:
+        launch(ranks.hang, 2, timeout=60.0, output=lambda rank, line: os.kill(server(), signal.SIGKILL))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+launch(ranks.total, 2)
+"""
+
+
+def test_a_stopped_server_serves_tells_and_ends_all_the_same(tmp_path) -> None:
+    script = SERVER + (
+        "os.kill(server(), signal.SIGSTOP)\n"
+        "print(launch(ranks.total, 2))\n"
+        "def stop(rank, line):\n"
+        "    os.kill(server(), signal.SIGSTOP)\n"
+        "try:\n"
+        "    launch(ranks.fail_with, 3, args=('kill',), timeout=60.0, output=stop)\n"
+        "except LaunchError as error:\n"
+        "    print(str(error).splitlines()[0])\n"
+        "os.kill(server(), signal.SIGSTOP)\n"
+    )
+    said = said_by("-c", script, folder=tmp_path)
+    assert said.startswith("[1.0, 1.0]\nrank 2 of 3 was killed by SIGKILL")
+    assert said.count("\n") == 2
+
+
+def test_launches_in_several_threads_are_told_alike_of_a_killed_server(tmp_path) -> None:
+    script = SERVER + (
+        "with ThreadPoolExecutor(3) as threads:\n    print(*threads.map(failure, range(3)), sep='\\n')\n"
+    )
+    said = said_by("-c", script, folder=tmp_path)
+    assert set(said.splitlines()) == {
+        "LaunchError: the process that forks ranks ended (exit code -9); launch again"
+    }
 
 
 def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, build_mesh, launch
 from muon_tutorial.engine.collective import Collective, Label, Walk
-from muon_tutorial.errors import GridError, RequestError
+from muon_tutorial.errors import GridError, RequestError, UsageError
 from muon_tutorial.launching.timeouts import group_timeout
 
 from .requests import PARTS, PROGRAMS, asks
@@ -44,6 +44,8 @@ def on_one_of_three(rank: int) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
         build_mesh(DP2_TP2)
     with pytest.raises(GridError, match=r"^a grid of dp=2 needs 2 processes; there are 3$"):
         build_mesh({"dp": 2})
+    with pytest.raises(UsageError, match=r"the timeout is a positive number of seconds, .* not nan"):
+        build_mesh({"dp": 3}, timeout=float("nan"))
     with pytest.raises(GridError, match="the mesh has no axis names; pass mesh_dim_names"):
         LiveWorld(init_device_mesh("cpu", (3,)))
     pair, turned = (DeviceMesh("cpu", ranks, mesh_dim_names=("dp",)) for ranks in ([0, 1], [2, 0, 1]))

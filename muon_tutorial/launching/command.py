@@ -1,0 +1,52 @@
+"""How a command begins and ends: what it sees to before torch, whose import takes seconds, and after.
+
+An interrupt inside an import is a long traceback, or an error of a C extension that lost it; in a folder that
+is gone, torch's math library ends the process. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType
+from typing import NoReturn
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def begin_command() -> None:
+    """See to Ctrl-C while torch is imported, and end here, in one line, if that cannot go well."""
+    end_on_interrupt()
+    try:
+        os.getcwd()
+    except OSError as error:
+        _end(f"error: the working directory cannot be used: {error.strerror}; change to another", BAD_INPUT)
+
+
+def end_on_interrupt() -> None:
+    """Let Ctrl-C end this process at once, saying so in one line, until ``raise_on_interrupt``.
+
+    For a command before it has anything to lose, and after. Where SIGINT is ignored (a shell's background
+    job) or somebody else handles it, that stays.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def raise_on_interrupt() -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` again, where ``end_on_interrupt`` had changed that."""
+    if signal.getsignal(signal.SIGINT) is _interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    _end("interrupted", INTERRUPTED)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+    os._exit(code)

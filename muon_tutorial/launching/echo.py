@@ -1,0 +1,39 @@
+"""Errors that only say that another rank was lost, or kept this one waiting: known by torch's words."""
+
+from __future__ import annotations
+
+import re
+
+from torch.distributed import DistError
+
+# What torch.distributed says when another rank did not come; and when its connection is gone, which a data
+# loader or a download may say as well: then it must come from Gloo, or be of torch.distributed's own kind.
+_LATE = re.compile(
+    r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|"
+    r"connectFullMesh failed"
+)
+_GONE = re.compile(r"Connection (closed|reset|refused)|Broken pipe")
+_FROM_GLOO = re.compile(r"\bgloo\b|\bGloo")
+_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
+_LONGEST = 200  # characters
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether an error is about another rank."""
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    if _LATE.search(text):
+        return True
+    return bool(_GONE.search(text)) and (isinstance(error, DistError) or bool(_FROM_GLOO.search(text)))
+
+
+def says_gone(text: str) -> bool:
+    """Return whether an echo says that a connection is gone, not only that another rank is late."""
+    return bool(_GONE.search(text)) and not _LATE.search(text)
+
+
+def in_one_line(text: str) -> str:
+    """Return an error's text on one line of bounded length, without Gloo's own file names."""
+    line = _NOISE.sub("", " ".join(text.split()))
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

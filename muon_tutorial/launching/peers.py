@@ -1,0 +1,59 @@
+"""The other ranks on this machine, as processes: which of them has ended, or is stopped, when one is missed.
+
+Reads the kernel's process table (Linux). Elsewhere a stopped rank looks like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["has ended", "is stopped (SIGSTOP)"]
+
+_PATIENCE = 0.5  # seconds for a process that died to be seen as dead: its connections close first
+_TICK = 0.02  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The process ids of the other ranks, by rank."""
+
+    pids: Mapping[int, int]
+
+    def missing(self) -> dict[int, State]:
+        """Return the ranks that have ended or are stopped; waits a moment until there is one."""
+        deadline = time.monotonic() + _PATIENCE
+        while not (found := self._missing_now()) and time.monotonic() < deadline:
+            time.sleep(_TICK)
+        return found
+
+    def wake(self) -> None:
+        """Let stopped ranks go on, so that the signal that ends them reaches them."""
+        for rank, state in self._missing_now().items():
+            if state == "is stopped (SIGSTOP)":
+                with contextlib.suppress(OSError):
+                    os.kill(self.pids[rank], signal.SIGCONT)
+
+    def _missing_now(self) -> dict[int, State]:
+        states = {rank: _state(pid) for rank, pid in self.pids.items()}
+        return {rank: state for rank, state in states.items() if state is not None}
+
+
+def _state(pid: int) -> State | None:
+    """Return what keeps a process from answering, if something does."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            letter = file.read().rpartition(b")")[2].split()[0]
+    except ProcessLookupError:
+        return "has ended"
+    except OSError:  # no /proc here
+        return None
+    if letter in (b"Z", b"X"):
+        return "has ended"
+    return "is stopped (SIGSTOP)" if letter == b"T" else None

@@ -1,0 +1,133 @@
+"""Ranks that torchrun started: they end with it, meet again after a restart, and say whom they miss."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muon_tutorial.errors import LaunchError, UsageError
+from muon_tutorial.launching import torchrun
+from muon_tutorial.launching.peers import Peers
+from tests.launching.launch_traces import still_running
+
+pytestmark = pytest.mark.live
+
+WITHIN = 2.0  # seconds
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(Path(__file__).with_name("torchrun_rank.py"))
+
+
+@contextmanager
+def started(fault: str, timeout: float, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Yield a torchrun of two ranks, of which one breaks."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    with subprocess.Popen(
+        [*start, SCRIPT, fault, str(timeout)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    ) as agent:
+        try:
+            yield agent
+        finally:
+            agent.kill()
+
+
+def pids_of(agent: subprocess.Popen[str]) -> list[int]:
+    """Return both ranks' process ids, once they have said them."""
+    assert agent.stdout is not None
+    pids: list[int] = []
+    for line in agent.stdout:
+        pids += [int(found) for found in re.findall(r"attempt 0 sum 2 pid (\d+)", line)]
+        if len(pids) == 2:
+            return pids
+    raise AssertionError("torchrun ended before its ranks spoke")
+
+
+def wait_until_one_is_stopped(pids: list[int]) -> None:
+    while not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids):
+        time.sleep(0.02)
+
+
+def test_restarted_ranks_meet_and_a_killed_one_was_named_in_one_line() -> None:
+    with started("kill", 20.0, "--max-restarts=1") as agent:
+        said, _ = agent.communicate(timeout=100)
+    assert agent.returncode == 0, said
+    assert said.count("attempt 0 sum 2") == said.count("attempt 1 sum 2") == 2
+    assert "exitcode: -9) local_rank: 1" in said  # by torchrun's own report
+    assert "Traceback" not in said
+
+
+def test_a_stopped_rank_is_named_and_does_not_hold_torchrun() -> None:
+    with started("stop", 1.0) as agent:
+        pids = pids_of(agent)
+        said, _ = agent.communicate(timeout=100)
+    assert "error: rank 0 of 2 waited in vain for rank 1, which is stopped (SIGSTOP): " in said
+    assert "SIGKILL" not in said  # which torchrun resorts to after 30 seconds
+    assert not still_running(pids, WITHIN)
+
+
+def test_ranks_end_with_their_agent_the_stopped_ones_too() -> None:
+    with started("stop", 60.0) as agent:
+        pids = pids_of(agent)
+        wait_until_one_is_stopped(pids)
+        agent.kill()
+        left = still_running(pids, WITHIN)
+        assert agent.stdout is not None
+        said = agent.stdout.read()
+    assert not left
+    assert "rank 0 of 2: torchrun's agent ended, and this rank with it" in said
+
+
+def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(monkeypatch) -> None:
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        own = {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        for name, value in {**own, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(LaunchError, match="torchrun's agent ended before rank 1 joined it"):
+            torchrun._check_agent_listens()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 0.0, -1.0, "30"])
+def test_what_is_no_timeout_is_refused(timeout) -> None:
+    with pytest.raises(UsageError, match="positive number of seconds"):
+        torchrun.join_torchrun(timeout=timeout)
+
+
+def test_a_rank_that_misses_another_says_which_and_where_and_keeps_other_errors(capfd) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    joined = torchrun.TorchrunEnvironment(0, 0, 2, "cpu", Peers({1: ended.pid}))
+    assert not joined.report_lost_rank(RuntimeError("a bug"))
+    assert joined.report_lost_rank(RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:5"))
+    assert capfd.readouterr().err == (
+        "error: rank 0 of 2 waited in vain for rank 1, which has ended: Connection closed by peer [::1]:5\n"
+    )
+
+
+def test_peers_are_missed_when_stopped_or_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        peers = Peers({3: process.pid})
+        process.send_signal(signal.SIGSTOP)
+        while not peers.missing():
+            pass
+        assert peers.missing() == {3: "is stopped (SIGSTOP)"}
+        peers.wake()
+        while peers.missing():
+            pass
+        process.kill()
+    assert peers.missing() == {3: "has ended"}

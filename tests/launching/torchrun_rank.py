@@ -1,0 +1,32 @@
+"""A script for torchrun in tests: joins, uses a group of a mesh, and breaks as its first argument says.
+
+Rank 1 breaks, in the first attempt only; what is left waits in an all_reduce.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from muon_tutorial.launching.phase import report_phase
+from muon_tutorial.launching.torchrun import join_torchrun
+from muon_tutorial.worlds.live import build_mesh
+
+fault, patience = sys.argv[1], float(sys.argv[2])  # seconds that it waits for the rank that breaks
+seat = join_torchrun("gloo", 60.0)
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+group = build_mesh({"dp": seat.world_size}).get_group("dp")
+report_phase("dp gather · bucket 0")
+x = torch.ones(1)
+dist.all_reduce(x, group=group)
+sys.stdout.write(f"attempt {attempt} sum {x.item():g} pid {os.getpid()}\n")
+sys.stdout.flush()
+if attempt == 0 and seat.rank == 1:
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault])
+work = dist.all_reduce(x, group=group, async_op=True)
+work.wait(timedelta(seconds=patience))
