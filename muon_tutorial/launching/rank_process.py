@@ -27,6 +27,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from ..errors import CheckpointError
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
 from .phase import report_phase, take_slot
 from .run_files import RunFiles
@@ -110,9 +111,16 @@ def _raised(error: BaseException, when: float) -> RankRaised:
         when,
         "".join(traceback.format_exception_only(type(error), error)).strip(),
         "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip(),
-        isinstance(error, RuntimeError) and bool(_ECHO.search(str(error))),
+        _is_echo(error),
         _packed_error(error),
     )
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Return whether an error only says that another rank was lost, failed, or kept this one waiting."""
+    if isinstance(error, CheckpointError):
+        return error.rank is not None
+    return isinstance(error, RuntimeError) and bool(_ECHO.search(str(error)))
 
 
 def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
