@@ -26,7 +26,7 @@ from . import folders
 from .loading import load_found, open_saved
 from .meeting import call_meeting, one_line
 from .rank_contents import Rename, Saveable
-from .saving import ContentsToSave, SaveJob, contents_to_save, copied, run_save
+from .saving import ContentsToSave, SaveJob, StagingMemory, contents_to_save, run_save
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class CheckpointManager:
             raise UsageError(f"keep says how many checkpoints to keep, at least 1, not {keep!r}")
         self.folder = Path(folder).absolute()
         self.keep = keep
+        self._staging = StagingMemory()
         self._pending: PendingSave | None = None
 
     def save(
@@ -75,7 +76,7 @@ class CheckpointManager:
             step: after how many steps this is. ``extra`` and ``rename`` are ``save_checkpoint``'s.
             wait: until it is saved. If not, everything is copied to the CPU's memory first, so that training
                 may go on at once; a thread saves the copy. At most one such save is under way: the next one
-                waits for it.
+                waits for it. The manager keeps the memory of the copy for the next one.
 
         Returns:
             What ``wait()`` can be called on; with ``wait=True`` it is done.
@@ -92,13 +93,14 @@ class CheckpointManager:
         target = self._path(step)
 
         def contents() -> ContentsToSave:
-            return contents_to_save(model, optimizer, extra, rename)
+            found = contents_to_save(model, optimizer, extra, rename)
+            return found if wait else self._staging.copy(found)
 
         job = SaveJob(
             meeting,
             target,
             "replace",
-            contents if wait else made_before(lambda: copied(contents())),
+            contents if wait else made_before(contents),
             guard=self.folder / LATEST,
             finish=lambda: self._point_to(target, meeting.id),
         )
@@ -193,9 +195,13 @@ class PendingSave:
         self._failures: list[BaseException] = []
         self._thread: threading.Thread | None = None
         if job is not None:
-            self._thread = threading.Thread(target=_run, args=(job, self._failures), name=job.meeting.what)
+            begin = threading.Event()
+            self._thread = threading.Thread(
+                target=_run, args=(job, self._failures, begin), name=job.meeting.what
+            )
             weakref.finalize(self, _complain, self._thread, self._failures)
-            self._thread.start()
+            self._thread.start()  # returns when the thread runs, which shall not keep the interpreter then
+            begin.set()
 
     @property
     def done(self) -> bool:
@@ -229,7 +235,8 @@ def _step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _run(job: SaveJob, failures: list[BaseException]) -> None:
+def _run(job: SaveJob, failures: list[BaseException], begin: threading.Event) -> None:
+    begin.wait()
     try:
         run_save(job)
     except BaseException as error:

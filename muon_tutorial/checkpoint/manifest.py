@@ -82,6 +82,11 @@ def to_bytes(manifest: Manifest) -> bytes:
         "tensors": {key: _tensor_to_json(tensor) for key, tensor in manifest.tensors.items()},
         "groups": {name: _record_to_json(name, record) for name, record in manifest.groups.items()},
     }
+    return sealed(content)
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """Content as JSON, behind its hash."""
     body = json.dumps(content, indent=1).encode()
     return _HEAD + sha256(body).encode() + _BODY + body + _TAIL
 

@@ -72,7 +72,16 @@ class Meeting:
             assert made is not None
             assert answers is not None
             return made[0], answers[0]
-        self.store.set(f"{stage}/{self.rank}", _packed((own and self._line(own), made and made[1])))
+        try:
+            answer = self._exchange(stage, made and made[1], own, decide)
+        except dist.DistError as error:
+            raise CheckpointError(f"{self.what}: the ranks' store failed: {one_line(error)}") from error
+        assert made is not None
+        return made[0], answer
+
+    def _exchange(self, stage: str, part: Any, own: BaseException | None, decide: Callable[..., Any]) -> Any:
+        """Bring this rank's part, or what went wrong with it, and hear the answer."""
+        self.store.set(f"{stage}/{self.rank}", _packed((own and self._line(own), part)))
         if own is not None and not isinstance(own, Exception):
             raise own
         if self.rank == 0:
@@ -82,8 +91,7 @@ class Meeting:
             raise self._refusal(verdict.removeprefix(_REFUSED).decode(), own)
         answer = _unpacked(self.store.get(f"{stage}/answer/{self.rank}"))
         self._leave(stage)
-        assert made is not None
-        return made[0], answer
+        return answer
 
     def agree_that(self, stage: str, make: Callable[[], K]) -> K:
         """Make something on every rank, or on none. Otherwise as ``agree``."""

@@ -264,6 +264,10 @@ def _saved_box(folder: OpenFolder, file: IO[bytes], box: SavedBox, dtype: torch.
         tensor = load_plain(file.read(box.size))
     except Exception as error:
         raise CheckpointError(f"{folder.path / box.file} cannot be read: {one_line(error)}") from error
-    if type(tensor) is not Tensor or tensor.shape != box.shape or tensor.dtype != dtype:
+    if not _is_plain(tensor) or tensor.shape != box.shape or tensor.dtype != dtype:
         raise CheckpointError(f"{folder.path / box.file} holds something else than manifest.json says")
     return tensor
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"

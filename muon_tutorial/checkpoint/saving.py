@@ -68,9 +68,9 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContentsToSave:
-    """What this rank has to save: its pieces, who steps what and how, and what the user gave, as bytes."""
+    """What this rank has to save: tensors with their places, who steps what and how, the user's as bytes."""
 
-    entries: dict[str, TensorInPieces]
+    tensors: dict[str, tuple[Tensor, HeldBoxes]]
     buffers: set[str]
     groups: dict[str, dict[str, Any]]
     extra: bytes
@@ -95,31 +95,42 @@ class SaveJob:
 def contents_to_save(
     model: nn.Module, optimizer: Saveable, extra: Mapping[str, Any] | None, rename: Rename | None
 ) -> ContentsToSave:
-    """Find out what this rank has to save. The pieces share the memory of what they are pieces of.
+    """Find out what this rank has to save, in the model's own memory.
 
     Raises:
         CheckpointError: there is something that cannot be saved.
     """
     contents = contents_of_rank(model, optimizer, rename)
-    entries = model_entries(contents)
+    tensors = {f"model.{name}": placed for name, placed in contents.tensors.items()}
     for item in contents.stepped:
-        entries |= state_entries(item, item.tensors)
+        tensors |= {item.key(entry): (its, item.boxes_of(entry)) for entry, its in item.tensors.items()}
     buffers = {f"model.{name}" for name in contents.buffers}
     groups = {item.name: item.record for item in contents.stepped}
-    return ContentsToSave(
-        entries, buffers, groups, dump_plain("extra", dict(extra or {})) if _is_first() else b""
-    )
+    saved_extra = dump_plain("extra", dict(extra or {})) if _is_first() else b""
+    return ContentsToSave(tensors, buffers, groups, saved_extra)
 
 
-def copied(contents: ContentsToSave) -> ContentsToSave:
-    """The same in memory of its own, on the CPU: what becomes of the model no longer matters."""
-    from .pieces_on_disk import TensorInPieces
+class StagingMemory:
+    """Memory on the CPU for a copy of what this rank has to save, used again by the next save.
 
-    entries = {}
-    for key, entry in contents.entries.items():
-        pieces = {offset: piece.detach().to("cpu", copy=True) for offset, piece in entry.pieces.items()}
-        entries[key] = TensorInPieces(tuple(entry.shape), pieces, entry.dtype, torch.device("cpu"))
-    return replace(contents, entries=entries)
+    Getting fresh memory from the system takes longer than the copying. One copy at a time lies in it.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def copy(self, contents: ContentsToSave) -> ContentsToSave:
+        """The same, over the copy before: what becomes of the model and its optimizer no longer matters."""
+        tensors = {key: (self._copy(key, its), place) for key, (its, place) in contents.tensors.items()}
+        self._buffers = {key: its for key, (its, _) in tensors.items()}
+        return replace(contents, tensors=tensors)
+
+    def _copy(self, key: str, tensor: Tensor) -> Tensor:
+        local = local_part(tensor).detach()
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
+            buffer = torch.empty_like(local, device="cpu")
+        return buffer.copy_(local)
 
 
 def run_save(job: SaveJob) -> None:
@@ -132,9 +143,11 @@ def run_save(job: SaveJob) -> None:
 
     def prepare() -> tuple[PieceWriter, Prepared]:
         contents = job.contents()
-        writer = PieceWriter(contents.entries, job.meeting.id)
-        plan = writer.plan(job.meeting.rank == 0)
-        return writer, Prepared(_summary(job.folder, contents), plan, contents.extra)
+        entries = {key: in_pieces(*placed) for key, placed in contents.tensors.items()}
+        compared = {key: outline(entry) for key, entry in entries.items() if key not in contents.buffers}
+        writer = PieceWriter(entries, job.meeting.id)
+        summary = SaveSummary(str(job.folder), contents.groups, compared)
+        return writer, Prepared(summary, writer.plan(job.meeting.rank == 0), contents.extra)
 
     with ExitStack() as held:
         first = _FirstRank(job, held)
@@ -209,11 +222,6 @@ def model_entries(contents: RankContents) -> dict[str, TensorInPieces]:
 def state_entries(item: SteppedParameter, state: Mapping[str, Tensor]) -> dict[str, TensorInPieces]:
     """One parameter's optimizer state by its names in a checkpoint."""
     return {item.key(entry): in_pieces(tensor, item.boxes_of(entry)) for entry, tensor in state.items()}
-
-
-def _summary(folder: Path, contents: ContentsToSave) -> SaveSummary:
-    outlines = {key: outline(entry) for key, entry in contents.entries.items() if key not in contents.buffers}
-    return SaveSummary(str(folder), contents.groups, outlines)
 
 
 def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:

@@ -1,10 +1,12 @@
-"""Errors that only say that another rank was lost, or kept this one waiting: known by torch's words."""
+"""Errors that only say that another rank was lost, or kept this one waiting: known by torch's words, or by ours."""
 
 from __future__ import annotations
 
 import re
 
 from torch.distributed import DistError
+
+from ..errors import CheckpointError
 
 # What torch.distributed says when another rank did not come; and when its connection is gone, which a data
 # loader or a download may say as well: then it must come from Gloo, or be of torch.distributed's own kind.
@@ -20,6 +22,8 @@ _LONGEST = 200  # characters
 
 def is_echo(error: BaseException) -> bool:
     """Return whether an error is about another rank."""
+    if isinstance(error, CheckpointError):
+        return error.rank is not None
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)

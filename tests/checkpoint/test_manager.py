@@ -27,9 +27,9 @@ def test_the_newest_are_kept_and_the_last_is_found(tmp_path: Path) -> None:
         assert manager.latest_step() == step
     assert names(tmp_path / "run") == ["latest", "step-00000020", "step-00000030"]
     asked: list[tuple[int | None, int]] = [(None, 30), (20, 20)]
-    for step, wanted in asked:
+    for which, wanted in asked:
         model, both = fresh()
-        assert CheckpointManager(tmp_path / "run").load(model, both, step=step) == {"step": wanted}
+        assert CheckpointManager(tmp_path / "run").load(model, both, step=which) == {"step": wanted}
         assert_same_bits(model, pairs[wanted][0])
 
 

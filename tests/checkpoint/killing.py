@@ -1,0 +1,113 @@
+"""Savers that are killed at the n-th thing they ask of the file system, or at any time.
+
+A saver is forked from the test's own process, so that a hundred of them take seconds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import fcntl
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from muon_tutorial.checkpoint import folders, pieces_on_disk
+from muon_tutorial.errors import CheckpointError
+
+SAVED, REFUSED, BROKEN = 0, 3, 4
+"""How a saver ends that is not killed: told that it saved, told why not, or by another error."""
+
+# What a save asks of the file system, each call one point. Writes have a second one, half way through.
+_CALLS: tuple[tuple[Any, str], ...] = (
+    *((os, name) for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "close")),
+    (builtins, "open"),
+    (fcntl, "flock"),
+    (folders, "_exchange"),
+)
+
+
+@contextlib.contextmanager
+def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
+    """Call ``act`` with its number at each point that is passed; yields a list of them: what, and of what."""
+    passed: list[tuple[str, str]] = []
+
+    def point(name: str, what: Any) -> None:
+        passed.append((name, str(what)))
+        act(len(passed))
+
+    def counting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            point(name, args[0])
+            return real(*args, **kwargs)
+
+        return call
+
+    def write(file: Any, data: Any) -> int:
+        half = memoryview(data).nbytes // 2
+        for part in (memoryview(data)[:half], memoryview(data)[half:]):
+            point("write", "")
+            real_write(file, part)
+            file.flush()
+        return memoryview(data).nbytes
+
+    real_write = pieces_on_disk._HashedFile.write
+    before = [(where, name, getattr(where, name)) for where, name in _CALLS]
+    try:
+        for where, name, real in before:
+            setattr(where, name, counting(name, real))
+        setattr(pieces_on_disk._HashedFile, "write", write)  # noqa: B010
+        yield passed
+    finally:
+        setattr(pieces_on_disk._HashedFile, "write", real_write)  # noqa: B010
+        for where, name, real in before:
+            setattr(where, name, real)
+
+
+def count_points(save: Callable[[], object]) -> int:
+    """How many points a save passes."""
+    with counted(lambda number: None) as passed:
+        save()
+    return len(passed)
+
+
+def forked(save: Callable[[], object], signal_at: int | None = None, signum: int = signal.SIGKILL) -> int:
+    """Start a saver; it sends itself a signal at a point, if told so. Returns its process id."""
+
+    def act(number: int) -> None:
+        if number == signal_at:
+            os.kill(os.getpid(), signum)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+        child = os.fork()
+    if child:
+        return child
+    code = BROKEN
+    try:
+        with counted(act):
+            save()
+        code = SAVED
+    except CheckpointError:
+        code = REFUSED
+    finally:
+        os._exit(code)
+
+
+def end_of(child: int) -> int:
+    """How a saver ended: one of the codes above, or the signal that killed it, negative."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_after(save: Callable[[], object], seconds: float) -> int:
+    """Have a saver killed by a timer of its own; returns how it ended."""
+
+    def timed() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        save()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return end_of(forked(timed))

@@ -1,0 +1,122 @@
+"""Damage is found, whatever it hits: every byte of every file stands under a hash."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.errors import CheckpointError
+
+from .models import Pair, bits, fresh, same, trained
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "a"
+    save_checkpoint(folder, *trained(2), extra={"step": 2})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return fresh()
+
+
+def refusal(folder: Path, pair: Pair) -> str:
+    """The one line with which a folder is refused; nothing is changed."""
+    before = bits(*pair)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder, *pair)
+    assert same(before, bits(*pair))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def check_damage(
+    folder: Path, pair: Pair, count: int, seed: int, damage: Callable[[bytes, random.Random], bytes]
+) -> None:
+    """Damage one file after another, at places drawn from the seed; each is refused by its name."""
+    draw = random.Random(seed)
+    files = sorted(folder.iterdir())
+    for number in range(count):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        damaged = damage(whole, draw)
+        try:
+            path.write_bytes(damaged)
+            assert path.name in refusal(folder, pair), (path.name, number)
+        finally:
+            path.write_bytes(whole)
+
+
+def with_one_bit_flipped(data: bytes, draw: random.Random) -> bytes:
+    place = draw.randrange(len(data) * 8)
+    flipped = bytearray(data)
+    flipped[place // 8] ^= 1 << place % 8
+    return bytes(flipped)
+
+
+def cut_off(data: bytes, draw: random.Random) -> bytes:
+    return data[: draw.randrange(len(data))]
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.exhaustive)])
+def test_every_flipped_bit_is_found(saved: Path, pair: Pair, count: int) -> None:
+    check_damage(saved, pair, count, 0, with_one_bit_flipped)
+    load_checkpoint(saved, *fresh())
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_every_file_cut_off_is_found(saved: Path, pair: Pair, count: int) -> None:
+    check_damage(saved, pair, count, 1, cut_off)
+    load_checkpoint(saved, *fresh())
+
+
+def test_files_of_another_save_are_found(saved: Path, pair: Pair, tmp_path: Path) -> None:
+    """Of the same shapes and sizes, as a later save of the same training writes them."""
+    save_checkpoint(tmp_path / "later", *trained(3), extra={"step": 3})
+    for name in sorted(path.name for path in saved.iterdir()):
+        shutil.copytree(saved, tmp_path / "mixed")
+        shutil.copy(tmp_path / "later" / name, tmp_path / "mixed" / name)
+        found = refusal(tmp_path / "mixed", pair)
+        assert "is damaged" in found, name
+        shutil.rmtree(tmp_path / "mixed")
+
+
+def test_a_file_more_or_less_is_found(saved: Path, pair: Pair, tmp_path: Path) -> None:
+    for name in sorted(path.name for path in saved.iterdir()):
+        shutil.copytree(saved, tmp_path / "less")
+        (tmp_path / "less" / name).unlink()
+        assert name in refusal(tmp_path / "less", pair)
+        shutil.rmtree(tmp_path / "less")
+    shutil.copytree(saved, tmp_path / "more")
+    (tmp_path / "more" / "__1_0.distcp").write_bytes(b"")
+    assert "holds __1_0.distcp, which is no part of the checkpoint" in refusal(tmp_path / "more", pair)
+
+
+def test_files_in_each_others_place_are_found(saved: Path, pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "a")
+    (tmp_path / "a" / "extra.pt").rename(tmp_path / "a" / "x")
+    (tmp_path / "a" / "__0_0.distcp").rename(tmp_path / "a" / "extra.pt")
+    (tmp_path / "a" / "x").rename(tmp_path / "a" / "__0_0.distcp")
+    assert "is damaged" in refusal(tmp_path / "a", pair)
+
+
+def test_an_optimizer_that_does_not_take_its_state_changes_nothing(saved: Path) -> None:
+    model, both = trained(1)
+    before = bits(model, both)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("a hook of the user's")
+
+    both.adamw.register_load_state_dict_pre_hook(refuse)
+    with pytest.raises(CheckpointError, match="RuntimeError: a hook of the user's"):
+        load_checkpoint(saved, model, both)
+    assert same(before, bits(model, both))
+    model.get_parameter("one").grad = model.get_parameter("one").detach().clone()
+    both.step()

@@ -1,0 +1,249 @@
+"""A saver killed anywhere leaves the old checkpoint or the new one, and the next save succeeds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from muon_tutorial.checkpoint import CheckpointManager, folders, load_checkpoint, save_checkpoint
+from muon_tutorial.errors import CheckpointError
+
+from ..configs.setups import error_of
+from .killing import REFUSED, SAVED, count_points, counted, end_of, forked, killed_after
+from .models import Pair, bits, fresh, same, trained
+
+Bits = dict[str, Tensor]
+OLD, NEW = trained(2), trained(4)
+OTHER = trained(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is there before a save, how one saves, and how what is there is loaded."""
+
+    before: Callable[[Path], object]
+    save: Callable[[Path, Pair], object]
+    load: Callable[[Path, Pair], object]
+    left: frozenset[str]  # the names in the folder after a save that succeeded
+
+
+def save_to(folder: Path, pair: Pair) -> None:
+    save_checkpoint(folder / "a", *pair)
+
+
+def replace_at(folder: Path, pair: Pair) -> None:
+    save_checkpoint(folder / "a", *pair, existing="replace")
+
+
+def load_from(folder: Path, pair: Pair) -> None:
+    load_checkpoint(folder / "a", *pair)
+
+
+def save_steps(folder: Path, *steps: int) -> None:
+    for step in steps:
+        CheckpointManager(folder).save(step, *OLD)
+
+
+STEPS = frozenset({"latest", "step-00000002", "step-00000003"})
+SCENES = {
+    "fresh": Scene(lambda folder: None, save_to, load_from, frozenset("a")),
+    "an empty folder": Scene(lambda folder: (folder / "a").mkdir(), save_to, load_from, frozenset("a")),
+    "in place of another": Scene(lambda folder: save_to(folder, OLD), replace_at, load_from, frozenset("a")),
+    "a third step": Scene(
+        lambda folder: save_steps(folder, 1, 2),
+        lambda folder, pair: CheckpointManager(folder).save(3, *pair),
+        lambda folder, pair: CheckpointManager(folder).load(*pair),
+        STEPS,
+    ),
+    "a step again, in a thread": Scene(
+        lambda folder: save_steps(folder, 1, 2, 3),
+        lambda folder, pair: CheckpointManager(folder).save(3, *pair, wait=False).wait(),
+        lambda folder, pair: CheckpointManager(folder).load(*pair),
+        STEPS,
+    ),
+}
+
+
+def cannot_exchange(one: Path, other: Path) -> None:
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.fixture(params=["exchange", "two renames"])
+def renames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to put one folder in another's place."""
+    if request.param == "two renames":
+        monkeypatch.setattr(folders, "_exchange", cannot_exchange)
+
+
+def loaded(scene: Scene, folder: Path) -> Bits | None:
+    """What is loaded now; None where there is no checkpoint."""
+    pair = fresh()
+    before = bits(*pair)
+    told = error_of(lambda: scene.load(folder, pair))
+    if told == ("nothing", ""):
+        return bits(*pair)
+    assert told[0] == "CheckpointError"
+    assert "there is no checkpoint folder" in told[1] or "holds no" in told[1]
+    assert same(before, bits(*pair))
+    return None
+
+
+def check_old_or_new(scene: Scene, folder: Path, had: Bits | None, told_saved: bool) -> None:
+    """One of the two is there, and a retry leaves the new one and nothing else."""
+    found = loaded(scene, folder)
+    is_new = found is not None and same(found, bits(*NEW))
+    is_old = (found is None) if had is None else (found is not None and same(found, had))
+    assert is_new or is_old
+    assert is_new or not told_saved
+    # A retry over a whole checkpoint is what replace is for.
+    again = replace_at if scene.save is save_to and is_new else scene.save
+    again(folder, NEW)
+    found = loaded(scene, folder)
+    assert found is not None
+    assert same(found, bits(*NEW))
+    assert set(os.listdir(folder)) == scene.left
+
+
+def prepared(scene: Scene, folder: Path) -> Bits | None:
+    folder.mkdir()
+    scene.before(folder)
+    return loaded(scene, folder)
+
+
+def kill_at_points(scene: Scene, root: Path, points: Callable[[int], range | list[int]]) -> int:
+    """Kill a saver at each of these points, each time from the same beginning."""
+    had = prepared(scene, root / "template")
+    shutil.copytree(root / "template", root / "counted")
+    total = count_points(lambda: scene.save(root / "counted", NEW))
+    chosen = points(total)
+    for number in chosen:
+        folder = root / str(number)
+        shutil.copytree(root / "template", folder)
+        end = end_of(forked(lambda folder=folder: scene.save(folder, NEW), number))  # type: ignore[misc]
+        assert end == -signal.SIGKILL, number
+        check_old_or_new(scene, folder, had, told_saved=False)
+        shutil.rmtree(folder)
+    return len(chosen)
+
+
+@pytest.mark.usefixtures("renames")
+@pytest.mark.parametrize("name", SCENES)
+def test_a_kill_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
+    """A sample, spread over the whole save."""
+    draw = random.Random(name)
+    assert (
+        kill_at_points(SCENES[name], tmp_path, lambda total: sorted(draw.sample(range(1, total + 1), 4))) == 4
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("renames")
+@pytest.mark.parametrize("name", SCENES)
+def test_a_kill_at_any_point_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
+    count = kill_at_points(SCENES[name], tmp_path, lambda total: range(1, total + 1))
+    print(f"{name}: killed at {count} points")
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", SCENES)
+def test_a_kill_at_any_time_leaves_the_old_or_the_new(name: str, count: int, tmp_path: Path) -> None:
+    scene, draw = SCENES[name], random.Random(f"times {name}")
+    had = prepared(scene, tmp_path / "template")
+    shutil.copytree(tmp_path / "template", tmp_path / "timed")
+    begun = time.perf_counter()
+    scene.save(tmp_path / "timed", NEW)
+    usual = time.perf_counter() - begun
+    for number in range(count):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "template", folder)
+        end = killed_after(
+            lambda folder=folder: scene.save(folder, NEW),  # type: ignore[misc]
+            draw.uniform(0.02, 1.1) * usual,
+        )
+        assert end in (SAVED, -signal.SIGALRM)
+        check_old_or_new(scene, folder, had, told_saved=end == SAVED)
+
+
+def stopped_within(save: Callable[[], object], point: int) -> int:
+    """A saver that has stopped at a point."""
+    child = forked(save, point, signal.SIGSTOP)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return child
+
+
+def points_under_lock(scene: Scene, root: Path) -> tuple[int, int]:
+    """The first point at which a saver holds its lock, and the last."""
+    prepared(scene, root / "counted")
+    with counted(lambda number: None) as passed:
+        scene.save(root / "counted", NEW)
+    unlocks = [
+        number for number, (name, what) in enumerate(passed, 1) if name == "unlink" and ".lock" in what
+    ]
+    return [name for name, _ in passed].index("flock") + 2, unlocks[-1]
+
+
+@pytest.mark.parametrize("end", ["goes on", "is killed"])
+@pytest.mark.parametrize("name", ["fresh", "in place of another", "a third step"])
+def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_path: Path) -> None:
+    scene = SCENES[name]
+    first, last = points_under_lock(scene, tmp_path)
+    draw = random.Random(name + end)
+    for number in (first, draw.randrange(first + 1, last), last):
+        folder = tmp_path / str(number)
+        had = prepared(scene, folder)
+        child = stopped_within(lambda folder=folder: scene.save(folder, NEW), number)  # type: ignore[misc]
+        with pytest.raises(CheckpointError, match=r"somebody else is saving to|is not an empty folder"):
+            scene.save(folder, OTHER)
+        os.kill(child, signal.SIGCONT if end == "goes on" else signal.SIGKILL)
+        assert end_of(child) == (SAVED if end == "goes on" else -signal.SIGKILL)
+        check_old_or_new(scene, folder, had, told_saved=end == "goes on")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["fresh", "in place of another", "a third step"])
+def test_two_savers_at_once_with_kills(name: str, tmp_path: Path) -> None:
+    """Both begin at once; in two of three rounds one is killed at a point drawn from the seed."""
+    scene, draw = SCENES[name], random.Random(f"two {name}")
+    prepared(scene, tmp_path / "template")
+    shutil.copytree(tmp_path / "template", tmp_path / "counted")
+    total = count_points(lambda: scene.save(tmp_path / "counted", NEW))
+    told = []
+    for number in range(40):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "template", folder)
+        had = loaded(scene, folder)
+        kill = draw.randrange(1, total + 1) if number % 3 else None
+        children = {
+            forked(lambda folder=folder: scene.save(folder, NEW), kill): NEW,  # type: ignore[misc]
+            forked(lambda folder=folder: scene.save(folder, OTHER)): OTHER,  # type: ignore[misc]
+        }
+        ends = {id(pair): end_of(child) for child, pair in children.items()}
+        assert set(ends.values()) <= {SAVED, REFUSED, -signal.SIGKILL}
+        saved = [pair for pair in (NEW, OTHER) if ends[id(pair)] == SAVED]
+        if name == "fresh":
+            assert len(saved) <= 1
+        found = loaded(scene, folder)
+        if saved:
+            assert found is not None
+            possible = [*saved, *(pair for pair in (NEW,) if ends[id(pair)] == -signal.SIGKILL)]
+            assert any(same(found, bits(*pair)) for pair in possible)
+        elif found is not None:
+            assert same(found, bits(*NEW)) or (had is not None and same(found, had))
+        told.append(len(saved))
+        if found is None or name != "fresh":
+            scene.save(folder, NEW)
+            assert same(loaded(scene, folder) or {}, bits(*NEW))
+    print(f"{name}: {told.count(1)} pairs with one told that it saved, {told.count(2)} with two in turn")

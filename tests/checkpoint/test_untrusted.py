@@ -1,0 +1,336 @@
+"""Files made by strangers: nothing in them is executed, and no file outside the folder is opened.
+
+The stranger knows the format and makes everything fit: sizes and hashes are right, only the content is evil.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial.checkpoint import load_checkpoint, manifest, save_checkpoint
+from muon_tutorial.errors import CheckpointError
+
+from .models import bits, fresh, same, trained
+
+Content = dict[str, Any]
+
+
+class Reduced:
+    """Pickles as a call of a function with arguments, and perhaps a state for what that returns."""
+
+    def __init__(self, *reduction: Any) -> None:
+        self.reduction = reduction
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduction
+
+
+class Subclass(OrderedDict):
+    """A class that no reader knows, with a state that acts."""
+
+    def __setstate__(self, state: Any) -> None:
+        os.mkdir(state)
+
+
+def gadgets(canary: Path) -> dict[str, Any]:
+    """Objects that make a folder when they are unpickled by a reader that lets them."""
+    act = Reduced(os.mkdir, (str(canary),))
+    return {
+        "a call": act,
+        "eval": Reduced(eval, (f"__import__('os').mkdir({str(canary)!r})",)),
+        "nested": {"a": [(1, {"b": act})]},
+        "in the arguments of an allowed call": Reduced(OrderedDict, ([("a", act)],)),
+        "in the state of an allowed class": Reduced(OrderedDict, (), {"a": act}),
+        "in the items of an allowed class": Reduced(OrderedDict, (), None, None, iter([("a", act)])),
+        "as the hooks of a tensor": Reduced(
+            torch._utils._rebuild_tensor_v2, (torch.zeros(2)._typed_storage(), 0, (2,), (1,), False, act)
+        ),
+        "the state of another class": Reduced(Subclass, (), str(canary)),
+        "a map that a list runs": Reduced(list, (Reduced(map, (os.mkdir, [str(canary)])),)),
+        "a pickle inside": Reduced(pickle.loads, (pickle.dumps(act, protocol=2),)),
+    }
+
+
+GADGETS = tuple(gadgets(Path("canary")))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "saved", *trained(2), extra={"step": 2})
+    return tmp_path / "saved"
+
+
+def forge(folder: Path, change: Callable[[Content], object] = lambda content: None) -> None:
+    """Change the manifest, and make sizes and hashes fit whatever is in the folder."""
+    path = folder / manifest.NAME
+    content = json.loads(path.read_bytes())["manifest"]
+    for file in folder.iterdir():
+        if file != path and file.is_file():
+            data = file.read_bytes()
+            content["files"][file.name] = {"bytes": len(data), "sha256": manifest.sha256(data)}
+    change(content)
+    path.write_bytes(manifest.sealed(content))
+
+
+def box_of(content: Content, key: str = "model.one") -> Content:
+    return content["tensors"][key]["boxes"][0]
+
+
+def put_in_place_of(folder: Path, key: str, data: bytes) -> None:
+    """Have the first box of a tensor lie in a file of its own, with this content."""
+    (folder / "evil.distcp").write_bytes(data)
+    forge(folder, lambda content: box_of(content, key).update(file="evil.distcp", start=0, bytes=len(data)))
+
+
+def zipped(data: bytes) -> bytes:
+    """A pickle where ``torch.load`` looks for it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+    return buffer.getvalue()
+
+
+def assert_refused(folder: Path, complaint: str) -> None:
+    model, both = fresh()
+    before = bits(model, both)
+    with pytest.raises(CheckpointError, match=complaint) as caught:
+        load_checkpoint(folder, model, both)
+    assert "\n" not in str(caught.value)
+    assert same(before, bits(model, both))
+
+
+def test_what_was_forged_without_malice_is_read(saved: Path) -> None:
+    forge(saved)
+    assert load_checkpoint(saved, *fresh()) == {"step": 2}
+
+
+@pytest.mark.parametrize("name", GADGETS)
+@pytest.mark.parametrize("place", [".metadata", "tensor", "raw tensor", "extra", "raw extra"])
+def test_nothing_is_executed(saved: Path, tmp_path: Path, place: str, name: str) -> None:
+    canary = tmp_path / "canary"
+    evil = pickle.dumps(gadgets(canary)[name], protocol=2)
+    if place == ".metadata":
+        (saved / ".metadata").write_bytes(evil)
+        forge(saved)
+        assert load_checkpoint(saved, *fresh()) == {"step": 2}
+    elif place.endswith("extra"):
+        (saved / "extra.pt").write_bytes(zipped(evil) if place == "extra" else evil)
+        forge(saved)
+        assert_refused(saved, r"extra\.pt (cannot be read|holds)")
+    else:
+        put_in_place_of(saved, "model.one", zipped(evil) if place == "tensor" else evil)
+        assert_refused(saved, r"evil\.distcp (cannot be read|holds something else)|in \d+ bytes of evil")
+    assert not canary.exists()
+
+
+def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
+    """Were they harmless, the tests here would show nothing."""
+    for number, name in enumerate(GADGETS):
+        with contextlib.suppress(TypeError, AttributeError):
+            pickle.loads(pickle.dumps(gadgets(tmp_path / str(number))[name], protocol=2))
+        assert (tmp_path / str(number)).exists(), name
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/hostname", "sub/file", "..", "", "manifest.json", "a\0b"]
+)
+@pytest.mark.parametrize("where", ["box", "files"])
+def test_no_name_leads_out_of_the_folder(
+    saved: Path, name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(content: Content) -> None:
+        if where == "files":
+            content["files"][name] = {"bytes": 5, "sha256": "0" * 64}
+        else:
+            box_of(content).update(file=name)
+
+    forge(saved, change)
+    with opened_files(monkeypatch) as seen:
+        assert_refused(saved, "as the name of a file: it leads out of the folder")
+    assert set(seen) == {"manifest.json"}
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to a folder", "folder", "pipe"])
+def test_only_plain_files_are_opened(
+    saved: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = saved / "extra.pt"
+    (tmp_path / "outside").write_bytes(target.read_bytes())
+    target.unlink()
+    if kind == "link to a file":
+        target.symlink_to(tmp_path / "outside")
+    elif kind == "link to a folder":
+        target.symlink_to(tmp_path)
+    elif kind == "folder":
+        target.mkdir()
+    else:
+        os.mkfifo(target)
+    with opened_files(monkeypatch) as seen:
+        assert_refused(saved, r"extra\.pt is no plain file")
+    assert set(seen) == {"manifest.json"}
+
+
+def test_a_manifest_that_is_a_link_is_not_followed(saved: Path, tmp_path: Path) -> None:
+    (saved / "manifest.json").rename(tmp_path / "elsewhere")
+    (saved / "manifest.json").symlink_to(tmp_path / "elsewhere")
+    assert_refused(saved, "manifest.json")
+
+
+class opened_files:  # noqa: N801 - a context manager
+    """The names of the files that are opened in a checkpoint's folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def __enter__(self) -> list[str]:
+        seen: list[str] = []
+        real = os.open
+
+        def noting(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> int:
+            if dir_fd is not None:
+                seen.append(path)
+            return real(path, *args, dir_fd=dir_fd, **kwargs)
+
+        self.monkeypatch.setattr(os, "open", noting)
+        return seen
+
+    def __exit__(self, *_: object) -> None:
+        self.monkeypatch.undo()
+
+
+CLAIMS: dict[str, tuple[Callable[[Content], object], str]] = {
+    "more elements than bytes": (
+        lambda content: [
+            content["tensors"]["model.one"].update(shape=[1 << 40, 3]),
+            box_of(content).update(shape=[1 << 40, 3]),
+        ],
+        "which cannot hold it",
+    ),
+    "a box behind the file": (lambda content: box_of(content).update(start=1 << 40), "which cannot hold it"),
+    "a box of a file that is not listed": (lambda content: box_of(content).update(file="x"), "does not list"),
+    "a box outside": (lambda content: box_of(content).update(offset=[1, 0]), "outside its shape"),
+    "a box missing": (lambda content: content["tensors"]["model.one"]["boxes"].clear(), "do not make up"),
+    "a box of other dimensions": (lambda content: box_of(content).update(offset=[0]), "outside its shape"),
+    "a negative size": (lambda content: box_of(content).update(bytes=-1), "-1 as a number of bytes"),
+    "a truth value": (lambda content: box_of(content).update(start=True), "True as a number of bytes"),
+    "a fraction": (lambda content: box_of(content).update(start=0.5), "0.5 as a number of bytes"),
+    "a text as shape": (lambda content: box_of(content).update(shape="12"), "'12' as a shape"),
+    "no dtype": (lambda content: content["tensors"]["model.one"].update(dtype="load"), "'load' as the dtype"),
+    "another dtype": (lambda content: content["tensors"]["model.one"].update(dtype="int32"), "saved as"),
+    "no key": (lambda content: content.pop("tensors"), "does not say what it should: KeyError"),
+    "tensors as a list": (lambda content: content.update(tensors=[]), "does not say what it should"),
+    "another format": (
+        lambda content: content.update(format={"name": "x", "version": 9}),
+        "this version reads",
+    ),
+    "a strange state": (lambda content: content["groups"]["one"].update(state=["../x"]), "has a state"),
+    "params in a group": (
+        lambda content: content["groups"]["one"]["group"].update(params=[1]),
+        r"\['params'\] among hyperparameters",
+    ),
+    "a value of no kind": (
+        lambda content: content["groups"]["one"]["group"].update(lr={"call": ["os"]}),
+        "a value of the kind 'call'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "complaint"), CLAIMS.values(), ids=CLAIMS)
+def test_a_claim_that_cannot_be_is_refused_before_anything_is_read(
+    saved: Path, change: Callable[[Content], object], complaint: str
+) -> None:
+    forge(saved, change)
+    assert_refused(saved, complaint)
+
+
+def test_deep_nesting_is_refused(saved: Path) -> None:
+    body = b"[" * 100_000 + b"]" * 100_000
+    data = manifest.sealed({})
+    start, end = data.index(b"{}"), data.index(b"{}") + 2
+    data = data[:start] + body + data[end:]
+    data = data.replace(manifest.sha256(b"{}").encode(), manifest.sha256(body).encode())
+    (saved / manifest.NAME).write_bytes(data)
+    assert_refused(saved, "does not say what it should: RecursionError")
+
+
+def test_a_compressed_tensor_is_not_unpacked(saved: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(4, 3), buffer)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(buffer) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry in plain.infolist():
+            archive.writestr(entry.filename, plain.read(entry))
+    put_in_place_of(saved, "model.one", packed.getvalue())
+    assert_refused(saved, "it is compressed")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(3, 4), torch.zeros(4, 3, dtype=torch.int32), [1, 2], torch.zeros(4, 3).to_sparse()],
+    ids=["shape", "dtype", "no tensor", "sparse"],
+)
+def test_a_tensor_other_than_the_manifest_says_is_refused(saved: Path, value: Any) -> None:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    put_in_place_of(saved, "model.one", buffer.getvalue())
+    assert_refused(saved, "holds something else than manifest.json says")
+
+
+def unsaveable() -> Iterator[tuple[str, Any, str]]:
+    """What is refused as ``extra``, and how it is named."""
+    yield "a function", {"a": {"b": [1, print]}}, r"extra\['a'\]\['b'\]\[1\] is a builtin_function_or_method"
+    yield "a lambda", {"f": lambda: 0}, r"extra\['f'\] is a function"
+    yield "a path", {"p": Path("x")}, r"extra\['p'\] is a pathlib\.\w*\.?PosixPath"
+    yield "a gadget", {"g": Reduced(print, ("x",))}, r"extra\['g'\] is a tests\.\S+\.Reduced"
+    yield "a module", {"m": torch.nn.Linear(1, 1)}, r"extra\['m'\] is a torch\.nn\.\S+\.Linear"
+
+
+@pytest.mark.parametrize(("value", "complaint"), [case[1:] for case in unsaveable()])
+def test_what_could_act_is_refused_when_it_is_saved(tmp_path: Path, value: Any, complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        save_checkpoint(tmp_path / "a", *trained(1), extra=value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_resuming_needs_can_be_saved(tmp_path: Path) -> None:
+    import random
+
+    from torch.optim import lr_scheduler as schedulers
+
+    model, both = trained(2)
+    plans = {
+        "lambda": schedulers.LambdaLR(both, lambda step: 0.5),
+        "one cycle": schedulers.OneCycleLR(both.adamw, 0.1, total_steps=5),
+        "plateau": schedulers.ReduceLROnPlateau(both.adamw),
+        "in turn": schedulers.SequentialLR(
+            both, [schedulers.LinearLR(both), schedulers.CosineAnnealingLR(both, 5)], [1]
+        ),
+    }
+    extra: dict[str, Any] = {
+        "schedulers": {name: plan.state_dict() for name, plan in plans.items()},
+        "rng": (torch.get_rng_state(), random.getstate(), torch.Generator().manual_seed(3).get_state()),
+        "step": 3,
+        "losses": [1.5, float("inf")],
+        "position": {"file": "a.txt", "offset": 1 << 80, "seen": {1, 2}},
+    }
+    save_checkpoint(tmp_path / "a", model, both, extra=extra)
+    found = load_checkpoint(tmp_path / "a", *fresh())
+    assert found.keys() == extra.keys()
+    assert found["schedulers"] == extra["schedulers"]
+    assert found["rng"][1] == extra["rng"][1]
+    assert torch.equal(found["rng"][0], extra["rng"][0])
+    assert found["position"] == extra["position"]
