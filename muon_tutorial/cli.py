@@ -21,10 +21,25 @@ from typing import Any, NoReturn, get_args
 
 from rich.console import Console
 
-from .errors import GridError, LaunchError, RankFailedError, TrainingError, TutorialError, UsageError
+from .errors import (
+    CheckpointError,
+    GridError,
+    LaunchError,
+    RankFailedError,
+    TrainingError,
+    TutorialError,
+    UsageError,
+)
 from .launching.command import BAD_INPUT, INTERRUPTED, raise_on_interrupt
 from .launching.descriptors import fill_standard_descriptors
-from .launching.torchrun import TorchrunEnvironment, join_torchrun, joined_by_torchrun, leave_torchrun
+from .launching.torchrun import (
+    TorchrunEnvironment,
+    join_torchrun,
+    joined_by_torchrun,
+    leave_torchrun,
+    restarted_by_torchrun,
+    torchrun_run_id,
+)
 from .plan.strategies import STRATEGIES
 from .training import job
 from .training.checkpoints import TORCHRUN_ECHO, Saving, StoppedRun, stopping_on_interrupt
@@ -174,7 +189,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         if isinstance(result, StoppedRun):
             return _say_stopped(result, folder) if folder is not None else INTERRUPTED
         return _finish(options, folder, result, None) if folder is not None else 0
-    except (UsageError, TrainingError) as error:
+    except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks alike
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
     except RuntimeError as error:
         if not seat.report_lost_rank(error):
@@ -210,8 +225,8 @@ def _place_run_under_torchrun(
 ) -> tuple[TrainSettings, RunFolder, Saving]:
     """As ``_place_run``; ranks that torchrun has restarted go on with their run, if it has saved."""
     folder = options.out
-    if options.resume is None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        folder = folder or find_restarted(os.environ.get("TORCHELASTIC_RUN_ID", ""))
+    if options.resume is None and restarted_by_torchrun():
+        folder = folder or find_restarted(torchrun_run_id())
         if folder is not None and (folder / "settings.json").exists():
             known, said = RunFolder.reopen(folder)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
@@ -309,7 +324,7 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
 
 def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFolder:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    beside = {SAVE_EVERY: options.save_every, RUN_ID: os.environ.get("TORCHELASTIC_RUN_ID")}
+    beside = {SAVE_EVERY: options.save_every, RUN_ID: torchrun_run_id()}
     return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
 
 

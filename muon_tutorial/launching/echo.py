@@ -1,4 +1,4 @@
-"""Errors that only say that another rank was lost, or kept this one waiting: known by torch's words, or by ours."""
+"""Errors that only say that another rank was lost, or kept this one waiting: by torch's words, or ours."""
 
 from __future__ import annotations
 

@@ -108,13 +108,6 @@ def _raised(error: BaseException, when: float) -> RankRaised:
     )
 
 
-def _is_echo(error: BaseException) -> bool:
-    """Return whether an error only says that another rank was lost, failed, or kept this one waiting."""
-    if isinstance(error, CheckpointError):
-        return error.rank is not None
-    return isinstance(error, RuntimeError) and bool(_ECHO.search(str(error)))
-
-
 def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _OWN_FOLDER:
         frames = frames.tb_next

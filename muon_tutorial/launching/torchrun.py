@@ -74,6 +74,17 @@ def joined_by_torchrun() -> bool:
     return all(name in os.environ for name in TORCHRUN_NEEDS)
 
 
+def torchrun_run_id() -> str | None:
+    """Return the id of torchrun's run, the same after a restart; None where it has none of its own."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if run_id == "none" else run_id
+
+
+def restarted_by_torchrun() -> bool:
+    """Return whether ranks before these have failed, and torchrun started this process in their place."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvironment:
     """Initialise the default group from torchrun's environment; must be called by all its ranks.
 

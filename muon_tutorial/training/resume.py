@@ -39,7 +39,7 @@ def find_run(folder: Path) -> Path:
     return pointers[-1].parents[1]
 
 
-def find_restarted(run_id: str) -> Path | None:
+def find_restarted(run_id: str | None) -> Path | None:
     """The newest folder under ``runs/`` of a run that torchrun started under this id."""
     found = []
     for path in RUNS.glob("*/settings.json"):
@@ -47,7 +47,7 @@ def find_restarted(run_id: str) -> Path | None:
             _, said = RunFolder.reopen(path.parent)
         except RunFolderError:
             continue
-        if said.get(RUN_ID) == run_id:
+        if run_id is not None and said.get(RUN_ID) == run_id:
             found.append(path.parent)
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
