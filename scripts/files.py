@@ -15,6 +15,8 @@ from muon_tutorial.errors import UsageError
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 BAD_INPUT, INTERRUPTED = 2, 130
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The content security policy of every page: its own styles, pictures that bring their data, nothing else."""
 
 
 def made(folder: Path) -> Path:

@@ -74,7 +74,10 @@ def read_text(text: str) -> NotebookNode:
 
 
 def _kept_metadata(cell: NotebookNode) -> NotebookNode:
-    return NotebookNode({key: cell.metadata[key] for key in KEPT if cell.metadata.get(key)})
+    kept = NotebookNode({key: cell.metadata[key] for key in KEPT if cell.metadata.get(key)})
+    if "answer" in kept.get("tags", []):  # folded until the reader runs the cell, or opens it
+        kept["jupyter"] = NotebookNode({**kept.get("jupyter", {}), "outputs_hidden": True})
+    return kept
 
 
 def _cell_ids(cells: Sequence[NotebookNode]) -> Iterator[str]:

@@ -120,15 +120,16 @@ def setup_cell(*wheels: bytes) -> str:
 
 
 def packed(notebook: NotebookNode, lesson: series.Lesson, source: str) -> NotebookNode:
-    """A copy of a committed notebook whose set-up cell is ``source``, hidden, and whose opening says so."""
+    """A copy of a committed notebook whose set-up cell is ``source``, hidden, and whose links say so."""
     copy = nbformat.from_dict(notebook)
-    opening = copy.cells[0]
-    opening.source = opening.source.replace(series.navigation(lesson), series.navigation_of_copy(lesson))
+    for cell in copy.cells[:3]:
+        cell.source = cell.source.replace(series.navigation(lesson), series.navigation_of_copy(lesson))
     cells = [cell for cell in copy.cells if "setup" in cell.metadata.get("tags", ())]
     if len(cells) != 1:
         raise UsageError(f"{lesson.file} has {len(cells)} set-up cells, not one")
     [cell] = cells
-    cell.source = source
+    hero = "hero" in cell.metadata.get("tags", ())
+    cell.source = f"{source}\n\n{series.hero_lines(lesson).rstrip()}" if hero else source
     cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, MARK: _digest(copy)}
     nbformat.validate(copy)
     return copy

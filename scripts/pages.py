@@ -5,6 +5,9 @@
     python scripts/pages.py --out FOLDER      … to another folder
     python scripts/pages.py --still           … with a still picture for each widget, and no cell is run
 
+Of the HTML in a notebook's texts and results, only what is listed here stays: no script, no form, no style,
+nothing that would be fetched. Each page forbids its browser the same, by a content security policy.
+
 For a widget, the page gets its picture at every position, shown by radio buttons and CSS alone. For that, the
 cells that the widget needs are run, with the notebook's own parameters.
 """
@@ -22,8 +25,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import nbformat
+from bleach.sanitizer import Cleaner
 from nbconvert import HTMLExporter
-from nbconvert.preprocessors import TagRemovePreprocessor
 from nbformat import NotebookNode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -34,7 +37,7 @@ from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts import reference
-from scripts.files import FOLDER, ROOT, answered, made, read_notebook, write_all
+from scripts.files import FOLDER, POLICY, ROOT, answered, made, read_notebook, write_all
 from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
@@ -44,6 +47,33 @@ INTRODUCTION = """These pages are the course as its notebooks were last run: tex
 To run them, and to answer, open the notebooks."""
 ALL = {"href": "index.html", "text": "All lessons"}
 REFERENCE = "Every class and function, from its docstring: [the reference](reference/index.html)."
+_TAGS = {
+    *(
+        "a",
+        "b",
+        "blockquote",
+        "br",
+        "code",
+        "dd",
+        "del",
+        "details",
+        "div",
+        "dl",
+        "dt",
+        "em",
+        "h1",
+        "h2",
+        "h3",
+    ),
+    *("h4", "h5", "h6", "hr", "i", "img", "li", "ol", "p", "pre", "s", "small", "span", "strong", "sub"),
+    *("summary", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+}
+_ATTRIBUTES = {
+    "img": {"alt", "width", "height", "title"},
+    "a": {"title", "rel"},
+    "th": {"align"},
+    "td": {"align"},
+}
 _LOCAL_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)\.(?:ipynb|md)(#[^)\s]*)?\)")
 
 
@@ -116,14 +146,43 @@ def _texts() -> list[Path]:
 def _export(
     notebook: NotebookNode, links: Sequence[dict[str, str]], frames: Mapping[str, Frames] | None = None
 ) -> str:
+    notebook.cells = [cell for cell in notebook.cells if _tags(cell) & {"setup", "hero"} != {"setup"}]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
     title = _heading(notebook.cells[0].source)
-    page, _ = _exporter().from_notebook_node(
-        notebook, {"title": title, "links": links, "frames": frames or {}}
-    )
+    given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY}
+    page, _ = _exporter().from_notebook_node(notebook, given)
     return page
+
+
+def _tags(cell: NotebookNode) -> set[str]:
+    return set(cell.metadata.get("tags", ()))
+
+
+def sanitised(page: str) -> str:
+    """HTML without what could run, ask for something, or cover the page; pictures stay that bring their data.
+
+    >>> sanitised('<b onclick="x()">bold</b><img src="https://example.org/a.png" alt="a">')
+    '<b>bold</b><img alt="a">'
+    """
+    return _CLEANER.clean(page)
+
+
+def _may_stay(tag: str, name: str, value: str) -> bool:
+    """Whether an attribute of a tag is kept."""
+    if name in ("class", "id"):
+        return True
+    if (tag, name) == ("img", "src"):
+        return value.startswith("data:image/")
+    if (tag, name) == ("a", "href"):
+        return not re.match(r"\s*data:", value, re.IGNORECASE)
+    return name in _ATTRIBUTES.get(tag, ())
+
+
+_CLEANER = Cleaner(
+    tags=_TAGS, attributes=_may_stay, protocols=["http", "https", "mailto", "data"], strip=True
+)
 
 
 def _exporter() -> HTMLExporter:
@@ -135,7 +194,7 @@ def _exporter() -> HTMLExporter:
         jquery_url="",
         exclude_anchor_links=True,
     )
-    exporter.register_preprocessor(TagRemovePreprocessor(remove_cell_tags={"setup"}), enabled=True)
+    exporter.register_filter("sanitised", sanitised)
     return exporter
 
 

@@ -22,12 +22,14 @@ from pdoc.doc import Module, Variable
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import muon_tutorial
-from scripts.files import ROOT, answered, made, write_whole
+from scripts.files import POLICY, ROOT, answered, made, write_whole
 
 TARGET = ROOT / "dist" / "pages" / "reference"
 TEMPLATES = Path(__file__).parent / "reference_template"
 SURFACE = muon_tutorial.__name__
 LEFT_OUT = {"__main__", "cli", "learn"}
+_CHARSET = '<meta charset="utf-8">'
+_POLICY = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
 _TABLE_ROW = re.compile(r"^``(\w+)`` {2,}", re.MULTILINE)
 
 
@@ -54,7 +56,8 @@ def pages() -> dict[str, str]:
         texts = {
             f"{name.replace('.', '/')}.html": render.html_module(modules[name], modules) for name in modules
         }
-    return {**texts, "index.html": render.html_index(modules)}
+    texts["index.html"] = render.html_index(modules)
+    return {name: text.replace(_CHARSET, _CHARSET + _POLICY, 1) for name, text in texts.items()}
 
 
 def link_table(module: Module) -> None:

@@ -26,8 +26,10 @@ GLOSSARY = FOLDER / "GLOSSARY.md"
 SETUP = """\
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, and leave torch alone
-    places = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
     wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
     sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
@@ -35,8 +37,9 @@ if importlib.util.find_spec("muon_tutorial") is None:  # look beside and above, 
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 """  # noqa: E501
 SETUP_HEAD = '# %% tags=["setup"] jupyter={"source_hidden": true}\n'
+HERO_HEAD = '# %% tags=["setup", "hero"] jupyter={"source_hidden": true}\n'
 _PARAMETERS_HEAD = '# %% tags=["parameters"]\n'
-_SETUP_CELL = re.compile(r'^# %% tags=\["setup"\].*?(?=^# %%)', re.MULTILINE | re.DOTALL)
+_SETUP_CELL = re.compile(r'^# %% tags=\["setup".*?(?=^# %%)', re.MULTILINE | re.DOTALL)
 _LINKS = re.compile(r"^# (?:- )?\*Previous:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _COLAB = re.compile(r"^#\n# \*In Colab:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
@@ -45,13 +48,18 @@ _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-
 def with_series(text: str, lesson: series.Lesson) -> str:
     """A lesson's text with its list of links and its set-up cell as they are to be.
 
+    Where the set-up cell is tagged ``hero``, it stands where it is, and ends by showing the lesson's picture.
+
     Raises:
         UsageError: it has no place for them.
     """
-    if _PARAMETERS_HEAD not in text or not _LINKS.search(text):
+    if not (_PARAMETERS_HEAD in text or HERO_HEAD in text) or not _LINKS.search(text):
         raise UsageError(f"the text of lesson {lesson.number} lacks its links, or its cell of parameters")
     links = textwrap.indent(series.navigation(lesson) + "\n", "# ")
     text = _LINKS.sub(lambda _: links, _COLAB.sub("", text), count=1)
+    if HERO_HEAD in text:
+        cell = f"{HERO_HEAD}{SETUP}{series.hero_lines(lesson)}\n"
+        return _SETUP_CELL.sub(lambda _: cell, text)
     return _SETUP_CELL.sub("", text).replace(_PARAMETERS_HEAD, f"{SETUP_HEAD}{SETUP}\n{_PARAMETERS_HEAD}", 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.exercises.judge import Exercise, numbers, value_of
+from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
 
 
 def no_negative(value: int) -> str | None:
@@ -88,3 +88,30 @@ def test_numbers_without_names_are_no_answer(odd: object) -> None:
 @pytest.mark.parametrize(("answer", "passed"), [(100, True), (100.9, True), (102, False), ("100", False)])
 def test_numbers_may_be_off_by_a_part(answer: object, passed: bool) -> None:
     assert numbers({"a": 100}, {"a": "count"}, within=0.01).check({"a": answer}).passed is passed
+
+
+def signed(value: int) -> str | Diagnosis | None:
+    if value < 0:
+        return Diagnosis(f"{value} is negative.", ("Look at its sign.", "Drop the sign."))
+    return f"{value} is odd." if value % 2 else None
+
+
+def test_a_hint_follows_the_diagnosis_and_each_mistake_has_its_own_next_hint() -> None:
+    exercise = Exercise(signed, hints=("Halve it.", "Which numbers can be halved?"))
+    said = [exercise.check(value).message.split("Hint: ")[1] for value in (-2, 3, -4, 5, -6)]
+    assert said == [
+        "Look at its sign.",
+        "Halve it.",
+        "Drop the sign.",
+        "Which numbers can be halved?",
+        "Drop the sign.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(8, "Yours takes 8 steps; par is 4."), (2, "Yours takes 2 steps; par is 4. You are below it!")],
+)
+def test_a_right_answer_is_told_its_par(answer: int, says: str) -> None:
+    verdict = Exercise(signed, praise="It is even.", par=Par("steps", 4, lambda value: value)).check(answer)
+    assert verdict.message == f"It is even. {says}"

@@ -11,7 +11,7 @@ import torch
 from muon_tutorial.learn import lesson01
 from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
-from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, predict
+from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, compare, predict
 
 
 @pytest.fixture
@@ -75,3 +75,20 @@ def test_a_fold_holds_its_picture_and_says_it_without_html() -> None:
     fold = FoldedPicture("Open me", picture)
     assert fold._repr_html_() == f"<details><summary>Open me</summary>{picture.html}</details>"
     assert repr(fold) == "four curves"
+
+
+def test_what_was_typed_stands_beside_what_the_run_gave_and_is_folded_until_then(card: Picture) -> None:
+    found = {"messages": 4, "<who>": "all"}
+    unread = compare({"messages": ...}, found, card)._repr_html_()
+    assert re.fullmatch(
+        r"<details><summary>You have not predicted yet.*<td>4</td>.*<img .*</details>", unread
+    )
+    page = compare({"messages": 3, "<who>": "all"}, found, card)._repr_html_()
+    assert "<details>" not in page
+    assert "<td>messages</td><td>3</td><td>4</td><td>not as you said</td>" in page
+    assert "<td>&lt;who&gt;</td><td>all</td><td>all</td><td>as you said</td>" in page
+    assert repr(compare({"messages": 3}, found, card)).splitlines() == [
+        "messages: you said 3, the run gave 4. not as you said",
+        "<who>: you said –, the run gave all.",
+        "two dots",
+    ]

@@ -93,6 +93,14 @@ def test_normalise_leaves_what_a_second_run_would_write_again() -> None:
     nbformat.validate(normalise(one))
 
 
+def test_outputs_that_answer_a_prediction_are_folded_in_text_and_notebook() -> None:
+    text = TEXT.replace("# %%\nanswer", '# %% tags=["answer"]\nanswer')
+    notebook = read_text(text)
+    assert notebook.cells[-1].metadata == {"tags": ["answer"], "jupyter": {"outputs_hidden": True}}
+    assert normalise(notebook).cells[-1].metadata == notebook.cells[-1].metadata
+    assert all("jupyter" not in cell.metadata for cell in notebook.cells[:-1])
+
+
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [

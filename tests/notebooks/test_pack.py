@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
 from scripts import pack
-from scripts.notebooks import FOLDER
+from scripts.notebooks import FOLDER, read_text
 from scripts.series import SETUP
 
 from . import bare
@@ -66,12 +66,35 @@ def test_what_is_carried_beside_it_is_pure_python_and_has_its_licence() -> None:
 def test_a_copy_is_the_committed_notebook_but_for_two_cells(lesson: series.Lesson) -> None:
     original = committed(lesson)
     copy = pack.packed(original, lesson, "carried = True")
-    assert copy.cells[2:] == original.cells[2:]
+    hero = "hero" in original.cells[1].metadata.tags
+    [changed] = [place for place, cell in enumerate(original.cells) if "*In Colab:*" in cell.source]
+    assert changed == (2 if hero else 0)
     assert copy.metadata == original.metadata
-    assert copy.cells[1].source == "carried = True"
+    for place, (mine, theirs) in enumerate(zip(copy.cells, original.cells, strict=True)):
+        assert (mine == theirs) is (place not in (1, changed))
+    shows = f"\n\n{series.hero_lines(lesson).rstrip()}" if hero else ""
+    assert copy.cells[1].source == f"carried = True{shows}"
     assert copy.cells[1].metadata["jupyter"] == {"source_hidden": True}
-    assert "GLOSSARY.md" not in copy.cells[0].source
-    assert "*In Colab:* nothing to install" in copy.cells[0].source
+    assert "GLOSSARY.md" not in copy.cells[changed].source
+    assert "*In Colab:* nothing to install" in copy.cells[changed].source
+
+
+def test_a_hero_keeps_its_picture_where_its_package_is_carried_along() -> None:
+    text = """# %% [markdown]
+# # 05 · Why?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+install()
+
+# %% [markdown]
+# <details><summary>About</summary>
+#
+"""
+    lesson = series.lesson("05")
+    links = "\n".join(f"# {line}" for line in series.navigation(lesson).splitlines())
+    copy = pack.packed(read_text(f"{text}{links}\n#\n# </details>"), lesson, "unpack()")
+    assert copy.cells[1].source.splitlines()[::3] == ["unpack()", "lesson.hero()"]
+    assert "*In Colab:* nothing to install" in copy.cells[2].source
 
 
 def test_the_cell_says_what_it_is_before_the_long_text(source: str) -> None:
@@ -155,6 +178,7 @@ def test_in_a_hosted_notebook_the_cell_uses_a_checkout_or_installs_a_wheel_and_n
     for folder in (beside, notebooks, tmp_path / "checkout" / "muon_tutorial" / "learn"):
         folder.mkdir(parents=True)
     (tmp_path / "checkout" / "muon_tutorial" / "__init__.py").touch()
+    (tmp_path / "checkout" / "pyproject.toml").write_text('[project]\nname = "muon-tutorial"\n')
     assert "checkout/muon_tutorial/__init__.py" in python_says(python, SETUP + TELL, notebooks)
     (beside / "muon_tutorial-0.1.0-py3-none-any.whl").write_bytes(wheel)
     version, origin = python_says(python, SETUP + TELL, beside).split()
@@ -162,6 +186,29 @@ def test_in_a_hosted_notebook_the_cell_uses_a_checkout_or_installs_a_wheel_and_n
     assert "site-packages/muon_tutorial/" in origin
     (beside / "muon_tutorial-0.1.0-py3-none-any.whl").unlink()
     assert python_says(python, SETUP + TELL, beside).split() == [version, origin]
+
+
+@pytest.mark.parametrize(
+    ("cwd", "project"),
+    [
+        ("lessons", None),
+        ("lessons", "muon-tutorial"),  # not the folder that a repository's notebooks lie in
+        ("notebooks", None),
+        ("notebooks", "somebody-elses"),
+        ("muon/notebooks", "muon-tutorial"),  # two folders up
+    ],
+)
+def test_what_lies_in_folders_above_is_not_installed_or_imported_unless_it_is_the_repositorys_root(
+    cwd: str, project: str | None, wheel: bytes, tmp_path: Path
+) -> None:
+    python, notebooks = hosted(tmp_path), tmp_path / "shared" / cwd
+    for folder in (notebooks, tmp_path / "shared" / "muon_tutorial" / "learn"):
+        folder.mkdir(parents=True)
+    (tmp_path / "shared" / "muon_tutorial-0.1.0-py3-none-any.whl").write_bytes(wheel)
+    if project is not None:
+        (tmp_path / "shared" / "pyproject.toml").write_text(f'[project]\nname = "{project}"\n')
+    said = python_says(python, SETUP + TELL, notebooks).splitlines()
+    assert said[-1].startswith("ModuleNotFoundError: upload this lesson's self-contained copy")
 
 
 def test_where_the_package_is_installed_the_cell_does_nothing(tmp_path: Path) -> None:

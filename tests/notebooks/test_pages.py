@@ -19,7 +19,9 @@ from nbformat import NotebookNode
 from muon_tutorial.learn.course.notebook_guards import WIDGET_STATE
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
-from scripts.pages import committed, draw_frames, lean, main, write
+from scripts.files import POLICY
+from scripts.notebooks import read_text
+from scripts.pages import _export, committed, draw_frames, lean, main, write
 
 from . import lab
 
@@ -117,7 +119,7 @@ def test_prose_highlighted_code_results_and_folded_solutions_are_there(
 ) -> None:
     text = re.sub(r"\s", "", soup.main.get_text())
     for cell in cells:
-        hidden = "setup" in cell.metadata.get("tags", [])
+        hidden = "setup" in cell.metadata.get("tags", [])  # the hero's set-up, too
         if cell.cell_type == "code":
             assert (re.sub(r"\s", "", cell.source) in text) is not hidden
         for output in cell.get("outputs", []):
@@ -168,6 +170,84 @@ def test_the_command_names_what_it_writes_and_leaves_a_readers_own_files_alone(
     names = {f"{FIRST.stem}.html", "index.html", "notes.html"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert f"{FIRST.stem}.html" in capsys.readouterr().out
+
+
+HOSTILE = [
+    "<script>document.title = 'owned'</script>",
+    '<img src="https://example.org/a.png" alt="far">',
+    '<img src="near.png" onerror="alert(1)" alt="near">',
+    '<meta http-equiv="refresh" content="0;url=https://example.org">',
+    '<style>@import "https://example.org/a.css"; body { display: none }</style>',
+    '<p style="position: fixed; background: url(https://example.org/b)">cover</p>',
+    '<iframe src="https://example.org"></iframe><object data="https://example.org/o"></object>',
+    '<a href="javascript:alert(1)" onclick="alert(2)">go</a> <a href="JaVaScRiPt&#58;alert(1)">go</a>',
+    '<a href="data:text/html,<script>alert(1)</script>">go</a>',
+    '<form action="https://example.org"><input name="q"><button>send</button></form>',
+    '<base href="https://example.org"><link rel="stylesheet" href="https://example.org/a.css">',
+    '<svg onload="alert(1)"><image href="https://example.org/c.svg"/></svg>',
+    '<math><mtext></form><form><mglyph><style></math><img src onerror="alert(1)">',
+]
+
+
+@pytest.fixture(params=["markdown", "output"])
+def stranger(request: pytest.FixtureRequest) -> NotebookNode:
+    """A notebook of somebody else's, with HTML that would run, ask for something or hide the page."""
+    cells: list[NotebookNode] = [nbformat.v4.new_markdown_cell("# Hello")]
+    for text in HOSTILE:
+        output = nbformat.v4.new_output("display_data", {"text/html": text})
+        in_code = nbformat.v4.new_code_cell("1", outputs=[output])
+        cells.append(in_code if request.param == "output" else nbformat.v4.new_markdown_cell(text))
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def test_nothing_in_a_strangers_notebook_can_run_ask_or_cover_the_page(stranger: NotebookNode) -> None:
+    tree: Any = BeautifulSoup(_export(stranger, []), "html.parser").main
+    assert {"script", "style", "meta", "iframe", "object", "form", "input", "base", "link", "svg"} & {
+        tag.name for tag in tree.find_all()
+    } == set()
+    kept = {(tag.name, name) for tag in tree.find_all() for name in tag.attrs}
+    assert {name for _, name in kept} <= {"class", "id", "alt", "href"}
+    assert [link["href"] for link in tree.find_all("a", href=True)] == []
+    assert "cover" in tree.get_text()
+
+
+def test_each_page_forbids_its_browser_to_run_or_fetch_anything(folder: Path) -> None:
+    for page in sorted(folder.rglob("*.html")):
+        metas = parsed(page).find_all("meta", attrs={"http-equiv": "Content-Security-Policy"})
+        assert [meta["content"] for meta in metas] == [POLICY], page.name
+        assert page.read_text(encoding="utf-8").index("Content-Security") < 500
+    assert "default-src 'none'" in POLICY
+    assert "script" not in POLICY
+
+
+NEW_FORM = """
+# %% [markdown]
+# # A title?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+"the set-up"
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+
+# %% tags=["answer"]
+reveal()
+"""
+
+
+def test_of_the_hero_only_the_picture_is_shown_hidden_sources_and_answers_are_folded() -> None:
+    notebook = read_text(NEW_FORM)
+    for place, page in ((1, draw(0, "left").html), (3, "<b>it is four</b>")):
+        notebook.cells[place].outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
+    main: Any = BeautifulSoup(_export(notebook, []), "html.parser").main
+    assert "the set-up" not in main.get_text()
+    assert main.select_one(".cell.hero img")["alt"] == 'row 0 of "left"'
+    folds = {fold.summary.get_text(): fold for fold in main.find_all("details")}
+    assert list(folds) == ["Parameters", "Show what the run gave (predict first)"]
+    assert "dp: int = 2" in folds["Parameters"].get_text().replace("\n", "")
+    assert main.get_text().count("it is four") == 1
+    assert "it is four" in folds["Show what the run gave (predict first)"].get_text()
+    assert not any(fold.has_attr("open") for fold in folds.values())
 
 
 def draw(row: int, side: str) -> Picture:

@@ -23,7 +23,9 @@ def lesson(request: pytest.FixtureRequest) -> series.Lesson:
 
 @pytest.fixture
 def opening(lesson: series.Lesson) -> str:
-    return nbformat.read(FOLDER / lesson.file, as_version=4).cells[0].source
+    """The title and the logistics: in one cell, or in two with a picture between them."""
+    first, hero, logistics = nbformat.read(FOLDER / lesson.file, as_version=4).cells[:3]
+    return f"{first.source}\n\n{logistics.source}" if "hero" in hero.metadata.tags else first.source
 
 
 def test_every_lesson_is_in_the_series_after_those_that_it_needs() -> None:
@@ -57,9 +59,14 @@ def test_its_links_lead_to_its_neighbours_and_to_files(lesson: series.Lesson, op
 def test_all_set_up_cells_are_the_same_hidden_and_silent(lesson: series.Lesson) -> None:
     notebook = nbformat.read(FOLDER / lesson.file, as_version=4)
     cell = notebook.cells[1]
-    assert cell.source == SETUP.rstrip()
-    assert cell.metadata == {"tags": ["setup"], "jupyter": {"source_hidden": True}}
-    assert cell.outputs == []
+    assert cell.metadata["jupyter"] == {"source_hidden": True}
+    if cell.metadata["tags"] == ["setup", "hero"]:
+        assert cell.source == f"{SETUP}{series.hero_lines(lesson)}".rstrip()
+        assert [list(output.data) for output in cell.outputs] == [["text/html", "text/plain"]]
+    else:
+        assert cell.metadata["tags"] == ["setup"]
+        assert cell.source == SETUP.rstrip()
+        assert cell.outputs == []
 
 
 @pytest.mark.parametrize("path", series.PATHS, ids=lambda path: path.name)
@@ -99,6 +106,36 @@ def test_links_and_set_up_are_put_into_a_text_once() -> None:
     assert once.count("*Previous:*") == once.count("*In Colab:*") == once.count('tags=["setup"]') == 1
     assert "# *Other grids:* any.\n#\n# The end.\n" in once
     assert once.endswith(OLD[OLD.index('# %% tags=["parameters"]') :])
+
+
+HERO = """# %% [markdown]
+# # 05 · Why?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+stale()
+
+# %% [markdown]
+# <details><summary>About this lesson</summary>
+#
+# - *Previous:* 04.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+"""
+
+
+def test_a_hero_keeps_its_place_and_ends_the_set_up_with_its_picture() -> None:
+    lesson = series.lesson("05")
+    once = with_series(HERO, lesson)
+    assert with_series(once, lesson) == once
+    cells = once.split("# %% ")
+    assert cells[2].endswith(f"{SETUP}{series.hero_lines(lesson)}\n")
+    assert "stale()" not in once
+    heads = re.findall(r"^# %%.*", HERO, re.MULTILINE)
+    assert re.findall(r"^# %%.*", once, re.MULTILINE) == heads
+    assert "*In Colab:*" in cells[3]
 
 
 @pytest.mark.parametrize("lost", ['# %% tags=["parameters"]', "*Previous:*"])

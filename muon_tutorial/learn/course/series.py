@@ -144,6 +144,17 @@ def _item(text: str) -> str:
     )
 
 
+def hero_lines(of: Lesson) -> str:
+    """How a set-up cell that is the first screen, too, ends: with the lesson's picture.
+
+    >>> print(hero_lines(lesson("05")))
+    from muon_tutorial.learn import lesson05 as lesson
+    lesson.hero()
+    <BLANKLINE>
+    """
+    return f"from muon_tutorial.learn import lesson{of.number} as lesson\nlesson.hero()\n"
+
+
 def table(folder: str = "notebooks/") -> str:
     """All lessons as a Markdown table, with links into ``folder``."""
     rows = [

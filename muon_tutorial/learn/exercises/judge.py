@@ -1,6 +1,7 @@
 """Exercises: check an answer, say what is wrong with this one, hint after a failed try.
 
 An answer of ``...`` is unanswered: nothing is judged, and the cells that follow go on with the reference.
+A ``Diagnosis`` brings hints of its own, for those who made this mistake; ``Par`` says how good is good.
 It deals in answers and messages alone: what a check returns shows itself in a notebook.
 """
 
@@ -13,7 +14,35 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Judge = Callable[..., str | None]
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong with an answer, and the hints for whoever goes wrong in this way, one for each time."""
+
+    what: str
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Par:
+    """A number that a good answer reaches, as in golf: less is better. ``count`` finds it for an answer.
+
+    >>> Par("calls", 3, len).say([1, 2, 3, 4])
+    'Yours takes 4 calls; par is 3.'
+    """
+
+    unit: str
+    number: float
+    count: Callable[..., float]
+
+    def say(self, *answers: Any) -> str:
+        """An answer's number beside par."""
+        mine = self.count(*answers)
+        better = " You are below it!" if mine < self.number else ""
+        return f"Yours takes {mine:g} {self.unit}; par is {self.number:g}.{better}"
+
+
+Judge = Callable[..., str | Diagnosis | None]
 
 
 class OpenAnswerError(Exception):
@@ -43,7 +72,8 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
-    ``hints`` come one by one, each after a failed try. ``praise`` says why the right answer is right.
+    ``hints`` come one by one, each after a failed try; those of a ``Diagnosis`` come first, each the next
+    time that it is made. ``praise`` says why the right answer is right, and ``par`` how good it is.
 
     >>> def judge(x):
     ...     return None if x == 4 else f"2 + 2 is not {x}."
@@ -59,7 +89,9 @@ class Exercise:
     judge: Judge
     hints: Sequence[str] = ()
     praise: str = ""
+    par: Par | None = None
     tries: int = field(default=0, init=False)
+    made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
     accepted: Any = field(default=..., init=False)
 
     def check(self, *answers: Any) -> AnswerVerdict:
@@ -74,10 +106,20 @@ class Exercise:
             wrong = str(mistake)
         if wrong is None:
             self.accepted = answers[0] if len(answers) == 1 else answers
-            return AnswerVerdict(True, self.praise)
-        self.tries += 1
-        hint = f" Hint: {self.hints[min(self.tries, len(self.hints)) - 1]}" if self.hints else ""
-        return AnswerVerdict(False, wrong + hint)
+            scored = self.par.say(*answers) if self.par else ""
+            return AnswerVerdict(True, f"{self.praise} {scored}".strip())
+        found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
+        hint = self._hint(found)
+        return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what)
+
+    def _hint(self, found: Diagnosis) -> str:
+        """The next hint for this mistake, or of the exercise; the last one again once all are given."""
+        hints = found.hints or tuple(self.hints)
+        if found.hints:
+            self.made[hints] = tries = self.made.get(hints, 0) + 1
+        else:
+            self.tries = tries = self.tries + 1
+        return hints[min(tries, len(hints)) - 1] if hints else ""
 
     def accepted_or(self, reference: Any) -> Any:
         """The answer that passed, or the reference, said aloud, where none has."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from ...errors import RankFailedError
-from .judge import Judge, MistakeError, OpenAnswerError
+from .judge import Diagnosis, Judge, MistakeError, OpenAnswerError
 
 _CELL = re.compile(r"Cell In\[\d+\], line")
 
@@ -26,12 +26,12 @@ AnyRun = TypeVar("AnyRun", bound=RunOfAnswer)
 
 def judge_on_ranks(
     play: Callable[[Any], AnyRun],
-    judge_run: Callable[[AnyRun], str | None],
+    judge_run: Callable[[AnyRun], str | Diagnosis | None],
     say: Callable[[RankFailedError], str],
 ) -> Judge:
     """A judge that plays the reader's function on real ranks; ``say`` tells of a run that failed."""
 
-    def judge(function: Any) -> str | None:
+    def judge(function: Any) -> str | Diagnosis | None:
         try:
             run = play(function)
         except RankFailedError as error:

@@ -1,13 +1,16 @@
 """Predict, then reveal: a question, a control to answer it with, and a button that shows how it is.
 
 In a kernel the answer stays hidden until the button is pressed; from then on, each prediction gets a reply.
-Without one, it is folded behind a line to click on. Nothing is scored: an exercise does that.
+Without one, it is folded behind a line to click on. ``compare`` puts what was typed beside what a run gave,
+and folds it as long as nothing was typed. Nothing is scored: an exercise does that.
 """
 
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ipywidgets
@@ -81,6 +84,58 @@ class FoldedPicture:
 
     def __repr__(self) -> str:
         return f"{self.question} {self.picture!r}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPrediction:
+    """Predictions beside what a run gave, perhaps with its picture; folded while none of them is typed."""
+
+    predicted: Mapping[str, Any]
+    found: Mapping[str, Any]
+    picture: Picture | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has been predicted yet."""
+        return all(self.predicted.get(name, ...) is ... for name in self.found)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(self._row(name) for name in self.found)
+        table = f"<table><tr><th></th><th>you said</th><th>the run gave</th><th></th></tr>{rows}</table>"
+        shown = table + (self.picture.html if self.picture else "")
+        if not self.is_open:
+            return shown
+        said = "You have not predicted yet. Show what the run gave"
+        return f"<details><summary>{said}</summary>{shown}</details>"
+
+    def _row(self, name: str) -> str:
+        cells = (name, *self._sides(name))
+        return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+
+    def _sides(self, name: str) -> tuple[str, str, str]:
+        mine, found = self.predicted.get(name, ...), self.found[name]
+        if mine is ...:
+            return "–", str(found), ""
+        return str(mine), str(found), "as you said" if mine == found else "not as you said"
+
+    def __repr__(self) -> str:
+        rows = [f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
+                for name in self.found for mine, found, verdict in [self._sides(name)]]  # fmt: skip
+        drawn = [textwrap.fill(self.picture.alt, 100)] if self.picture else []
+        return "\n".join([*rows, *drawn])
+
+
+def compare(
+    predicted: Mapping[str, Any], found: Mapping[str, Any], picture: Picture | None = None
+) -> ComparedPrediction:
+    """What was predicted, by name (``...`` where it was not), beside what a run gave.
+
+    >>> compare({"messages": 3}, {"messages": 4})
+    messages: you said 3, the run gave 4. not as you said
+    >>> "<details>" in compare({"messages": ...}, {"messages": 4})._repr_html_()
+    True
+    """
+    return ComparedPrediction(predicted, found, picture)
 
 
 def _paragraph(text: str) -> str:
