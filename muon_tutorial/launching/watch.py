@@ -56,13 +56,17 @@ class WatchedRank:
     @property
     def failed_itself(self) -> bool:
         """Whether it died, or raised something that is not about another rank."""
-        return self.exit_code is not None if self.raised is None else not self.raised.is_echo
+        return self.has_died if self.raised is None else not self.raised.is_echo
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its process ended otherwise than by leaving in good order."""
+        return self.exit_code is not None and (self.returned is None or self.exit_code != 0)
 
     def has_failed(self, now: float, timeout: float) -> bool:
         """Whether it raised, died, or has been stopped for longer than `timeout` seconds."""
-        died = self.exit_code is not None and (self.returned is None or self.exit_code != 0)
         stopped = self.stopped_at is not None and now - self.stopped_at > timeout
-        return self.raised is not None or died or stopped
+        return self.raised is not None or self.has_died or stopped
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ class RankWatcher:
     def dismiss(self) -> None:
         """Let all ranks close their groups and end, now that none needs another."""
         self._tell(LEAVE)
-        self._pump(self._all_ended, _LEAVING)
+        self._pump(self._all_ended, min(self.timeout, _LEAVING))
 
     def values(self) -> list[Any]:
         """Return what the ranks' functions returned."""
@@ -138,11 +142,10 @@ class RankWatcher:
             rank.output.finish()
 
     def _awaits_a_death(self) -> bool:
-        """Whether a rank lost its connection to another, and none is known to have died yet."""
-        losses = [rank.raised for rank in self.ranks if rank.raised is not None and rank.raised.is_echo]
-        return any(says_gone(loss.summary) for loss in losses) and not any(
-            rank.failed_itself for rank in self.ranks
-        )
+        """Whether ranks lost their connections, which close before a process ends, and none has ended yet."""
+        losses = [rank.raised for rank in self.ranks if rank.raised is not None]
+        explained = any(rank.failed_itself or rank.stopped_at is not None for rank in self.ranks)
+        return bool(losses) and not explained and all(says_gone(loss.summary) for loss in losses)
 
     def _all_ended(self) -> bool:
         return all(rank.exit_code is not None for rank in self.ranks)

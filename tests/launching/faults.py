@@ -143,7 +143,8 @@ def draw(randomly: random.Random) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a launch: the rank that was named (None without an error), and what was left."""
+    """What became of a launch: the rank that was named (None without an error), seconds since all
+    ranks were there, and how many processes were left."""
 
     fault: Fault
     named: int | None
@@ -167,17 +168,19 @@ class Outcome:
 def outcome_of(fault: Fault) -> Outcome:
     """Launch ranks of which one has the fault."""
     pids: list[int] = []
+    started: list[float] = []  # when each process was there, in seconds
     note = RankWatcher._note
 
     def see(self: RankWatcher, rank: WatchedRank, state: ProcessState) -> None:
         if state.pid not in pids:
             pids.append(state.pid)
+            started.append(time.monotonic())
             if fault.phase == "before init" and state.rank == fault.rank:
                 arguments = (state.pid, SIGNALS[fault.kind])
                 threading.Timer(fault.delay, os.kill, arguments).start()
         note(self, rank, state)
 
-    named, headline, begun = None, "", time.monotonic()
+    named, headline = None, ""
     with mock.patch.object(RankWatcher, "_note", see):
         try:
             launch(work, RANKS, args=(Tripwire(fault, "never"),), timeout=TIMEOUT, output="quiet")
@@ -185,7 +188,7 @@ def outcome_of(fault: Fault) -> Outcome:
             named, headline = error.rank, str(error)
         except Exception as error:
             named, headline = -1, repr(error)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started[-1]
     return Outcome(fault, named, headline, seconds, len(still_running(pids, 1.0)))
 
 
