@@ -191,6 +191,8 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return _finish(options, folder, result, None) if folder is not None else 0
     except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks alike
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
+    except TutorialError as error:  # perhaps on this rank alone
+        return _complain(f"rank {seat.rank}: {error}", _exit_code(error))
     except RuntimeError as error:
         if not seat.report_lost_rank(error):
             raise
