@@ -151,9 +151,10 @@ def test_format_1_is_refused_unread(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     evil = Reduced(os.mkdir, (str(canary),))
     entries = {"format": {"name": "muon_tutorial", "version": 1}, "groups": {}, "extra": evil}
-    dcp.save(entries, checkpoint_id=tmp_path / "old", no_dist=True)
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(entries, checkpoint_id=tmp_path / "old", planner=planner, no_dist=True)
     assert_refused(
-        tmp_path / "old", "did so before format 2, with pickled objects, .* dcp_to_torch_save makes"
+        tmp_path / "old", "did so before format 2, with pickled objects, .*dcp_to_torch_save makes"
     )
     assert not canary.exists()
 
