@@ -76,7 +76,8 @@ class CheckpointManager:
             step: after how many steps this is. ``extra`` and ``rename`` are ``save_checkpoint``'s.
             wait: until it is saved. If not, everything is copied to the CPU's memory first, so that training
                 may go on at once; a thread saves the copy. At most one such save is under way: the next one
-                waits for it. The manager keeps the memory of the copy for the next one.
+                waits for it. The manager keeps the memory of the copy for the next one. Call ``wait()``
+                before the process group, or a function given to ``launch()``, ends.
 
         Returns:
             What ``wait()`` can be called on; with ``wait=True`` it is done.

@@ -6,10 +6,11 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.checkpoint import load_checkpoint, loading, save_checkpoint
 from muon_tutorial.errors import CheckpointError
 
 from .models import Pair, bits, fresh, same, trained
@@ -105,6 +106,24 @@ def test_files_in_each_others_place_are_found(saved: Path, pair: Pair, tmp_path:
     (tmp_path / "a" / "__0_0.distcp").rename(tmp_path / "a" / "extra.pt")
     (tmp_path / "a" / "x").rename(tmp_path / "a" / "__0_0.distcp")
     assert "is damaged" in refusal(tmp_path / "a", pair)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_never_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path / "a", *trained(2))
+    real = loading._verify_files
+
+    def replacing(*args: Any) -> None:
+        real(*args)
+        monkeypatch.undo()
+        save_checkpoint(tmp_path / "a", *trained(3), existing="replace")
+
+    monkeypatch.setattr(loading, "_verify_files", replacing)
+    pair = fresh()
+    assert "No such file" in refusal(tmp_path / "a", pair)
+    load_checkpoint(tmp_path / "a", *pair)
+    assert same(bits(*pair), bits(*trained(3)))
 
 
 def test_an_optimizer_that_does_not_take_its_state_changes_nothing(saved: Path) -> None:

@@ -16,10 +16,11 @@ import pytest
 from torch import Tensor
 
 from muon_tutorial.checkpoint import CheckpointManager, folders, load_checkpoint, save_checkpoint
-from muon_tutorial.errors import CheckpointError
+from muon_tutorial.errors import CheckpointError, RankFailedError
+from muon_tutorial.launching.launch import launch
 
 from ..configs.setups import error_of
-from .killing import REFUSED, SAVED, count_points, counted, end_of, forked, killed_after
+from .killing import REFUSED, SAVED, counted, end_of, forked, killed_after, passed_by
 from .models import Pair, bits, fresh, same, trained
 
 Bits = dict[str, Tensor]
@@ -120,12 +121,11 @@ def prepared(scene: Scene, folder: Path) -> Bits | None:
     return loaded(scene, folder)
 
 
-def kill_at_points(scene: Scene, root: Path, points: Callable[[int], range | list[int]]) -> int:
+def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[int]]) -> int:
     """Kill a saver at each of these points, each time from the same beginning."""
     had = prepared(scene, root / "template")
     shutil.copytree(root / "template", root / "counted")
-    total = count_points(lambda: scene.save(root / "counted", NEW))
-    chosen = points(total)
+    chosen = points(passed_by(lambda: scene.save(root / "counted", NEW)))
     for number in chosen:
         folder = root / str(number)
         shutil.copytree(root / "template", folder)
@@ -141,9 +141,11 @@ def kill_at_points(scene: Scene, root: Path, points: Callable[[int], range | lis
 def test_a_kill_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
     """A sample, spread over the whole save."""
     draw = random.Random(name)
-    assert (
-        kill_at_points(SCENES[name], tmp_path, lambda total: sorted(draw.sample(range(1, total + 1), 4))) == 4
-    )
+
+    def points(passed: list[str]) -> list[int]:
+        return sorted(draw.sample(range(1, len(passed) + 1), 4))
+
+    assert kill_at_points(SCENES[name], tmp_path, points) == 4
 
 
 @pytest.mark.exhaustive
@@ -151,7 +153,15 @@ def test_a_kill_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("renames")
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_at_any_point_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
-    count = kill_at_points(SCENES[name], tmp_path, lambda total: range(1, total + 1))
+    """At every call but writes, of which there are hundreds: those are drawn."""
+    draw = random.Random(f"all {name}")
+
+    def points(passed: list[str]) -> list[int]:
+        writes = [number for number, call in enumerate(passed, 1) if call == "write"]
+        kept = draw.sample(writes, 20)
+        return [number for number, call in enumerate(passed, 1) if call != "write" or number in kept]
+
+    count = kill_at_points(SCENES[name], tmp_path, points)
     print(f"{name}: killed at {count} points")
 
 
@@ -219,7 +229,7 @@ def test_two_savers_at_once_with_kills(name: str, tmp_path: Path) -> None:
     scene, draw = SCENES[name], random.Random(f"two {name}")
     prepared(scene, tmp_path / "template")
     shutil.copytree(tmp_path / "template", tmp_path / "counted")
-    total = count_points(lambda: scene.save(tmp_path / "counted", NEW))
+    total = len(passed_by(lambda: scene.save(tmp_path / "counted", NEW)))
     told = []
     for number in range(40):
         folder = tmp_path / str(number)
@@ -247,3 +257,40 @@ def test_two_savers_at_once_with_kills(name: str, tmp_path: Path) -> None:
             scene.save(folder, NEW)
             assert same(loaded(scene, folder) or {}, bits(*NEW))
     print(f"{name}: {told.count(1)} pairs with one told that it saved, {told.count(2)} with two in turn")
+
+
+# --- real ranks ---------------------------------------------------------------------------------------------
+
+
+def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
+    """Replace what is there; one rank is killed after a share of the points that it passes."""
+    calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
+    point = max(1, round(share * len(calls)))
+
+    def act(number: int) -> None:
+        if number == point and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with counted(act):
+        save_checkpoint(Path(folder, "a"), *NEW, existing="replace")
+
+
+@pytest.mark.live
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [1, pytest.param(24, marks=pytest.mark.exhaustive)])
+def test_a_rank_that_is_killed_leaves_the_old_or_the_new(rounds: int, tmp_path: Path) -> None:
+    scene, draw = SCENES["in place of another"], random.Random(rounds)
+    for number in range(rounds):
+        folder = tmp_path / str(number)
+        had = prepared(scene, folder)
+        with pytest.raises(RankFailedError) as caught:
+            launch(
+                save_and_die,
+                2,
+                args=(str(folder), number % 2, draw.uniform(0.05, 0.95)),
+                timeout=2.0,
+                output="quiet",
+            )
+        assert caught.value.rank == number % 2
+        shutil.rmtree(folder / "counted")
+        check_old_or_new(scene, folder, had, told_saved=False)

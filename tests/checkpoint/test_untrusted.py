@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from muon_tutorial.checkpoint import load_checkpoint, manifest, save_checkpoint
 from muon_tutorial.errors import CheckpointError
@@ -143,6 +144,20 @@ def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
         with contextlib.suppress(TypeError, AttributeError):
             pickle.loads(pickle.dumps(gadgets(tmp_path / str(number))[name], protocol=2))
         assert (tmp_path / str(number)).exists(), name
+
+
+def test_format_1_is_refused_unread(tmp_path: Path) -> None:
+    """As the version before wrote it: its objects are pickles."""
+    canary = tmp_path / "canary"
+    evil = Reduced(os.mkdir, (str(canary),))
+    groups = {"w": {"optimizer": "adamw"}}  # the library leaves empty ones out
+    entries = {"format": {"name": "muon_tutorial", "version": 1}, "groups": groups, "extra": evil}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(entries, checkpoint_id=tmp_path / "old", planner=planner, no_dist=True)
+    assert_refused(
+        tmp_path / "old", "did so before format 2, with pickled objects, .*dcp_to_torch_save makes"
+    )
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize(
