@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
+from ..launching.echo import is_echo
 from ..parameters.mesh_parameters import global_rank
 from ..plan.strategies import WIRE
 from ..step.agreement import (
@@ -172,6 +173,8 @@ class CallbackStep:
         except TutorialError:
             raise
         except Exception as error:
+            if is_echo(error):  # of another rank's end: no fault of the function
+                raise
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
         return BareWork() if isinstance(answer, dist.Work) else answer

@@ -38,10 +38,14 @@ State = Mapping[Tensor, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshStep:
-    """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none."""
+    """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none.
+
+    ``agreed`` describes what ranks compared when it was made.
+    """
 
     step: AloneStep | PlanStep | CallbackStep
     world: LiveWorld | LocalMesh | None
+    agreed: Sequence[str] = ()
 
     def run(self, walk: Walk) -> Any:
         """Walk one of the step's generators to its end."""
@@ -53,11 +57,12 @@ class MeshStep:
         return self.step.plan if isinstance(self.step, PlanStep) else None
 
 
-MakeSteps = Callable[[Groups, State], list[MeshStep]]
-"""Makes the steps for these parameters. Must be called by all ranks."""
+MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
+"""Makes the steps for these parameters. Must be called by all ranks. What comes out as ranks agreed on it for
+steps made before is not compared again."""
 
 
-def alone(groups: Groups, state: State) -> list[MeshStep]:
+def alone(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
     """The step of this process alone."""
     return [MeshStep(AloneStep(groups, state), None)]
 
@@ -71,7 +76,7 @@ class StrategySteps:
     tp_dim: TpDim
     window: int
 
-    def __call__(self, groups: Groups, state: State) -> list[MeshStep]:
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         """One step.
 
         Raises:
@@ -84,7 +89,8 @@ class StrategySteps:
                 _check_no_ddp(plan.strategy, groups)
             return plan
 
-        return [_plan_step(make, self.world, _parameter_states(groups, state), self.window)]
+        parameters = _parameter_states(groups, state)
+        return [_plan_step(make, self.world, parameters, self.window, _agreed(before, 0))]
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +100,7 @@ class ConfigSteps:
     config: DistributedConfig
     _known: Assigned | None = None
 
-    def __call__(self, groups: Groups, state: State) -> list[MeshStep]:
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         """One step a mesh, or one for the user's functions.
 
         Raises:
@@ -105,10 +111,15 @@ class ConfigSteps:
         if self._known is None or not same_tensors(self._known.params, params):
             self._known = _assign(self.config, params)
         if not self.config.planned:
-            return [self._callback_step(self._known, groups, state)]
-        return [self._planned_step(mesh, self._known, groups, state) for mesh in self._known.meshes]
+            return [self._callback_step(self._known, groups, state, _agreed(before, 0))]
+        return [
+            self._planned_step(mesh, self._known, groups, state, _agreed(before, i))
+            for i, mesh in enumerate(self._known.meshes)
+        ]
 
-    def _callback_step(self, known: Assigned, groups: Groups, state: State) -> MeshStep:
+    def _callback_step(
+        self, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
+    ) -> MeshStep:
         names = _names(groups)
 
         def lines(assignments: dict[int, int]) -> list[str]:
@@ -117,13 +128,15 @@ class ConfigSteps:
                 for index, (name, param) in enumerate(zip(names, known.params, strict=True))
             ]
 
-        assignments = check_same(known.assignments, lines, known.state.get("agree_group"))
+        assignments, said = check_same(known.assignments, lines, known.state.get("agree_group"), agreed)
         config = replace(self.config, state=known.state)
         step = CallbackStep(config, assignments, names, _parameter_states(groups, state))
         step.fill_state()
-        return MeshStep(step, None)
+        return MeshStep(step, None, said)
 
-    def _planned_step(self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State) -> MeshStep:
+    def _planned_step(
+        self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
+    ) -> MeshStep:
         names, parameters = _names(groups), _parameter_states(groups, state)
         numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
         members = list(mesh.matrices)
@@ -141,7 +154,7 @@ class ConfigSteps:
             return _one_by_one(owner(matrices, mesh.world.grid, assign=owners, bucket_bytes=1))
 
         window = 1 + self.config.prefetch_count
-        return _plan_step(make, mesh.world, [parameters[index] for index in members], window)
+        return _plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
 
 
 def _plan_step(
@@ -149,16 +162,28 @@ def _plan_step(
     world: LiveWorld | LocalMesh,
     parameters: Sequence[ParameterState],
     window: int,
+    agreed: Sequence[str],
 ) -> MeshStep:
     """Make a plan, compare it across the ranks of a mesh, and fill the state that it asks for."""
+
+    def lines(plan: Plan) -> list[str]:
+        return [f"window {window}", *fingerprint(plan)]
+
     if isinstance(world, LocalMesh):
         plan = make()
-        world.compare(fingerprint(plan))
+        said = lines(plan)
+        world.compare(said)
     else:
-        plan = check_same(make, fingerprint, world.group(world.grid.axes) if world.grid.axes else None)
+        plan, said = check_same(
+            make, lines, world.group(world.grid.axes) if world.grid.axes else None, agreed
+        )
     step = PlanStep(plan, world.at, parameters, window)
     step.fill_state()
-    return MeshStep(step, world)
+    return MeshStep(step, world, said)
+
+
+def _agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
+    return before[index].agreed if index < len(before) else ()
 
 
 def _one_by_one(plan: Plan) -> Plan:

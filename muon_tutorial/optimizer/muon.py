@@ -31,7 +31,7 @@ from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan, find_builder
 from ..step.agreement import Stamp
-from ..step.parameter_state import group_parts
+from ..step.parameter_state import group_parts, local_gradient
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
@@ -136,6 +136,7 @@ class Muon(torch.optim.Optimizer):
         self._marks: list[Any] = []
         self._warned = False
         self._steps_done = 0
+        self._zeroed = 0
         self._compared = False
         self.companions: tuple[torch.optim.Optimizer, ...] = ()
         self._is_new = True
@@ -247,7 +248,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.skips_overflow(self):
-            self.gradients_changed()
+            self.step_is_over()
             return loss
         self.take_step()
         return loss
@@ -277,6 +278,11 @@ class Muon(torch.optim.Optimizer):
         for mesh in steps:
             mesh.run(mesh.step.step())
         self._steps_done += 1
+        self.step_is_over()
+
+    def step_is_over(self) -> None:
+        """Forget what was readied and counted for it."""
+        self._zeroed = 0
         self.gradients_changed()
 
     def _compare(self, steps: Sequence[MeshStep]) -> None:
@@ -299,6 +305,8 @@ class Muon(torch.optim.Optimizer):
                 check_numbers(group)
                 for param in group["params"]:
                     _check_gradient(param)
+            for param in self._params():
+                local_gradient(param)
         except TutorialError as error:
             return error
         return None
@@ -337,7 +345,7 @@ class Muon(torch.optim.Optimizer):
         for mesh in steps:
             yield from mesh.step.step()
         self._steps_done += 1
-        self.gradients_changed()
+        self.step_is_over()
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
@@ -381,9 +389,10 @@ class Muon(torch.optim.Optimizer):
             )
         return steps[0]
 
-    def _steps(self) -> list[MeshStep]:
+    def _steps(self, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         """The steps over the current groups and state, made anew after either has changed.
 
+        What ranks agreed on for the steps ``before`` is compared again only where it comes out otherwise.
         Hosts change groups behind an optimizer's back: Accelerate puts FSDP2's parameters in place of ours.
         """
         params = self._params()
@@ -397,7 +406,7 @@ class Muon(torch.optim.Optimizer):
         if not known or kinds != self._made_of:
             self._made_steps, self._made_for, self._made_of = None, params, kinds
         if self._made_steps is None or self._make_steps is alone:
-            self._made_steps = self._make_steps(self.param_groups, self.state)
+            self._made_steps = self._make_steps(self.param_groups, self.state, before)
             self._mark_gradients()
         return self._made_steps
 
@@ -424,14 +433,19 @@ class Muon(torch.optim.Optimizer):
             return Stamp(complaint=complaint)
         groups = self._all_groups()
         values = {key: ", ".join(str(_number(group.get(key))) for group in groups) for key in COMPARED}
-        done = {"the number of steps since it was made or loaded": str(self._steps_done)}
-        return Stamp({**values, **done, "the call": call}, complaint)
+        counted = {
+            "compare_every": str(self.compare_every),
+            "the number of steps since it was made or loaded": str(self._steps_done),
+            "the number of zero_grad() calls since the last step": str(self._zeroed),
+        }
+        return Stamp({**values, **counted, "the call": call}, complaint)
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all matrices."""
+        self._zeroed += 1
         self.gradients_changed()
         super().zero_grad(set_to_none)
 
@@ -476,13 +490,13 @@ class Muon(torch.optim.Optimizer):
         for group, (its_parts, transposed) in zip(self.param_groups, parts, strict=True):
             group.setdefault("parts", its_parts)
             group.setdefault("transposed", transposed)
-        self._made_steps = None
+        made, self._made_steps = self._made_steps or (), None
         try:
-            self._steps()
+            self._steps(made)
         except UsageError:
             self.restore(*before)
             raise
-        self._is_new, self._steps_done, self._compared = False, 0, False
+        self._is_new, self._steps_done, self._zeroed, self._compared = False, 0, 0, False
 
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
         """Put back the state and the groups that were here before a load that failed."""
@@ -507,6 +521,7 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_marks", [])
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("_steps_done", 0)
+        self.__dict__.setdefault("_zeroed", 0)
         self.__dict__.setdefault("_compared", False)
         self.__dict__.setdefault("initial_values", "compare")
         self.__dict__.setdefault("compare_every", 100)
@@ -583,9 +598,15 @@ def check_numbers(group: Mapping[str, Any]) -> None:
 
 
 def _check_gradient(param: Tensor) -> None:
-    """Refuse a gradient that was put in place behind torch's back, by ``.grad.data``."""
+    """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
     grad = param.grad
-    if grad is not None and (grad.shape != param.shape or grad.device != param.device):
+    if grad is None:
+        return
+    if grad.layout is not torch.strided:
+        raise UsageError(
+            f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
+        )
+    if grad.shape != param.shape or grad.device != param.device:
         raise GradientError(
             f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
             f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"

@@ -200,7 +200,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.muon.skips_overflow(self):
-            self.muon.gradients_changed()
+            self.muon.step_is_over()
             return loss
         self.muon.take_step(self._rest, self._complaint())
         _take_momentum_for_beta1(self.adamw)

@@ -109,9 +109,8 @@ def compared(
 ) -> list[ParameterReading]:
     if isinstance(world, LocalMesh):
         return read()
-    return check_same(
-        read, lambda readings: [str(reading) for reading in readings], world.group(world.grid.axes)
-    )
+    group = world.group(world.grid.axes)
+    return check_same(read, lambda readings: [str(reading) for reading in readings], group)[0]
 
 
 def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None:

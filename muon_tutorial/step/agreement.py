@@ -74,7 +74,12 @@ def agree_on_gradients(
 
 
 def step_flags(gradients: Sequence[Tensor | None], stamp: Stamp, device: torch.device) -> Tensor:
-    """One rank's flags of a step, to be summed over ranks: of its gradients, and of its stamp."""
+    """One rank's flags of a step, to be summed over ranks: of its gradients, and of its stamp.
+
+    Of a rank with a complaint only that counts: its gradients may be what it complains of.
+    """
+    if stamp.complaint is not None:
+        gradients = [None] * len(gradients)
     return torch.cat([gradient_flags(gradients, device), stamp_flags([str(stamp.texts)], device)])
 
 

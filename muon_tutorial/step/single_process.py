@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
-from ..errors import UsageError
 from ..plan.grid import Grid
 from ..plan.matrix import Matrix, Parts, split_parts
 from .agreement import NO_STAMP, Stamp
@@ -32,18 +31,13 @@ class AloneStep:
     state: Mapping[Tensor, dict[str, Any]]
 
     def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
-        """Refuse gradients that cannot be used, before anything has changed.
+        """Refuse to step, before anything has changed.
 
         Raises:
-            UsageError: a gradient is sparse.
             TutorialError: the complaint.
         """
         if stamp.complaint is not None:
             raise stamp.complaint
-        for param in (param for group in self.groups for param in group["params"]):
-            if param.grad is not None and param.grad.layout is not torch.strided:
-                shape = tuple(param.grad.shape)
-                raise UsageError(f"Muon takes dense gradients, got a sparse one of shape {shape}")
         return
         yield  # a generator that asks for nothing
 

@@ -142,10 +142,8 @@ class PlanStep:
         """Note which matrices have a gradient; returns those of ``rest`` that have one on any rank."""
         for param in rest:
             place_gradient(param)
-        gradients = [
-            *(local_gradient(each.param) for each in self.parameters),
-            *(local_gradient(param) for param in rest),
-        ]
+        params = [*(each.param for each in self.parameters), *rest]
+        gradients = [local_gradient(it) if stamp.complaint is None else None for it in params]
         names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
         torn = None
         if self.plan.expects == "averaged":

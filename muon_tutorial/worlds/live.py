@@ -6,7 +6,7 @@ The only place where data moves between processes, and the only one that knows h
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -111,9 +111,14 @@ def sum_counts(counts: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 
 
 def check_same(
-    make: Callable[[], T], lines: Callable[[T], list[str]], group: dist.ProcessGroup | None = None
-) -> T:
-    """Make something, compare its description over a group, and return it. All ranks of the group must call.
+    make: Callable[[], T],
+    lines: Callable[[T], list[str]],
+    group: dist.ProcessGroup | None = None,
+    agreed: Sequence[str] = (),
+) -> tuple[T, list[str]]:
+    """Make something, compare its description over a group, and return both. All its ranks must call.
+
+    A description that is the ``agreed`` one, which all ranks had before, is not compared again.
 
     Raises:
         TutorialError: what ``make`` raised on this rank.
@@ -124,6 +129,8 @@ def check_same(
         mine = lines(made)
     except TutorialError as caught:
         error, mine = caught, [f"{type(caught).__name__}: {caught}"]
+    if error is None and mine == list(agreed):
+        return made, mine
     found = {0: (error is not None, mine)}
     if dist.is_initialized() and dist.get_world_size(group) > 1:
         ranks = dist.get_process_group_ranks(group)
@@ -135,7 +142,7 @@ def check_same(
         rank, text = next(iter(failed.items()))
         raise PlanMismatchError(f"rank {rank} could not make its plan: {text}")
     check_lines({rank: text for rank, (_, text) in found.items()})
-    return made
+    return made, mine
 
 
 @dataclass(slots=True, eq=False)

@@ -36,6 +36,18 @@ def do(what: str, both: MuonWithAdamW, model: nn.Sequential) -> None:
         case "has a larger gradient":
             weight.grad = torch.zeros_like(weight)
             weight.grad.data = torch.zeros(16, 6)
+        case "has a smaller gradient":
+            weight.grad = torch.zeros_like(weight)
+            weight.grad.data = torch.zeros(4, 6)
+        case "has a sparse gradient":
+            weight.grad = torch.zeros_like(weight).to_sparse()
+        case "skips a step":
+            both.zero_grad()
+            model(torch.ones(2, 6)).sum().backward()
+        case "steps twice":
+            both.muon._zeroed = 0  # as after a step that the others have not taken
+        case "loads its state":
+            both.load_state_dict(both.state_dict())
         case "casts its model":
             model[2].bias.data = model[2].bias.data.double()
             model[2].bias.grad = None
@@ -44,10 +56,24 @@ def do(what: str, both: MuonWithAdamW, model: nn.Sequential) -> None:
 
 
 AFTER = ("drops its gradients", "drops all but AdamW's", "clips", "sets lr to NaN")
-BEFORE = ("sets lr to NaN", "sets AdamW's decay below zero", "has a larger gradient", "casts its model")
+BEFORE = (
+    *("sets lr to NaN", "sets AdamW's decay below zero", "casts its model", "loads its state"),
+    *(
+        "has a larger gradient",
+        "has a smaller gradient",
+        "has a sparse gradient",
+        "skips a step",
+        "steps twice",
+    ),
+)
 
 
-def odd_rank(rank: int, strategy: str, what: str, readied: bool) -> tuple[str, str]:
+def odd_rank(rank: int, strategy: str, whats: tuple[str, ...], readied: bool) -> list[tuple[str, str]]:
+    """What this rank hears of each oddity of rank 2."""
+    return [heard_of(rank, strategy, what, readied) for what in whats]
+
+
+def heard_of(rank: int, strategy: str, what: str, readied: bool) -> tuple[str, str]:
     """What this rank hears in the second step, in which rank 2 does something by itself."""
     model = network()
     mesh = build_mesh({"dp": 3})
@@ -70,20 +96,23 @@ def odd_rank(rank: int, strategy: str, what: str, readied: bool) -> tuple[str, s
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("strategy", "what", "readied"),
+    ("strategy", "whats", "readied"),
     [
-        *(("zero1", what, True) for what in AFTER),
-        *(("zero1", what, False) for what in BEFORE),
-        ("owner", "drops its gradients", True),
-        ("owner", "sets lr to NaN", False),
+        ("zero1", AFTER, True),
+        ("zero1", BEFORE, False),
+        ("owner", ("drops its gradients",), True),
+        ("owner", BEFORE, False),
     ],
 )
-def test_the_odd_rank_is_named_on_all_and_nothing_changes(strategy: str, what: str, readied: bool) -> None:
-    *others, odd = launch(odd_rank, 3, args=(strategy, what, readied), timeout=20)
-    for name, heard in others:
-        assert name == "MismatchError"
-        assert "rank 2 cannot take this step" in heard or "rank 2 differs from the others" in heard
-    assert odd[0] in ("MismatchError", "GradientError", "UsageError")
+def test_the_odd_rank_is_named_on_all_and_nothing_changes(
+    strategy: str, whats: tuple[str, ...], readied: bool
+) -> None:
+    ranks = launch(odd_rank, 3, args=(strategy, whats, readied), timeout=20)
+    for what, *others, odd in zip(whats, *ranks, strict=True):
+        for name, heard in others:
+            assert name == "MismatchError", what
+            assert "rank 2 cannot take this step" in heard or "rank 2 differs from the others" in heard, what
+        assert odd[0] in ("MismatchError", "GradientError", "UsageError"), what
 
 
 @pytest.mark.parametrize(("key", "value"), [("lr", math.nan), ("lr", -1.0), ("momentum", math.inf)])
