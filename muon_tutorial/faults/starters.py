@@ -75,10 +75,16 @@ def start(case: Case, folder: Path, words: Sequence[str], **how: object) -> Star
                 "stdout": subprocess.DEVNULL,
                 "stderr": errors,
                 "start_new_session": True,
+                "preexec_fn": _heed_interrupts,
                 **how,
             },
         )
     return Started(process, said, folder, mark)
+
+
+def _heed_interrupts() -> None:
+    """A campaign that a shell runs in its background ignores SIGINT, and all that it starts would, too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def under_torchrun(case: Case, folder: Path) -> Seen:
