@@ -11,7 +11,6 @@ import torch
 
 from muon_tutorial.faults import in_rank
 from muon_tutorial.faults.case import STRUCK, Case, RankRecord
-from muon_tutorial.faults.strikes import PlantedError
 from muon_tutorial.step import momentum
 
 
@@ -42,9 +41,9 @@ def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:
 
 
 def the_wrong_name(rank: int, case: Case, folder: str) -> None:
-    """Another rank than the guilty one raises first."""
+    """Another rank than the guilty one ends first."""
     if rank != case.rank:
-        raise PlantedError("it was not me")
+        os._exit(3)
     time.sleep(30)
 
 
