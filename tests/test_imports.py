@@ -42,12 +42,16 @@ FLOORS = {
     "checkpoint": 7,
     "training": 7,
     "benchmarks": 8,
+    "faults": 8,
     "": 8,  # the package's own __init__: the public surface, which only learn and the top floor may read
     "learn": 9,
     "__main__": 10,
     "cli": 10,
     "scripts": 10,
 }
+
+# launching/ starts and stops processes; faults/ starts what it breaks, and breaks it.
+HANDLE_PROCESSES = ("scripts", "launching", "faults")
 
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
@@ -162,9 +166,9 @@ def broken_rules(module: Module, known: set[str]) -> Iterator[tuple[int, str]]:
         moves = is_in(name, "torch.distributed") and MOVES_DATA.match(name.split(".")[-1])
         if moves and module.name not in MOVERS:
             yield node.lineno, f"uses {name}: calls that move data live in worlds/live.py"
-        if module.part not in ("scripts", "launching") and node in called and STARTS_OR_STOPS.match(name):
+        if module.part not in HANDLE_PROCESSES and node in called and STARTS_OR_STOPS.match(name):
             yield node.lineno, f"calls {name}: processes are started and stopped in launching/"
-        if module.part not in ("scripts", "worlds", "launching") and is_in(name, *ENVIRONMENT):
+        if module.part not in ("worlds", *HANDLE_PROCESSES) and is_in(name, *ENVIRONMENT):
             yield node.lineno, f"uses {name}: the environment is read in worlds/ only"
 
 
@@ -256,6 +260,7 @@ ALLOWED = {
         "callbacks/x.py",
         "import torch.distributed as d\nd.get_process_group_ranks(g)",
     ),
+    "processes from the campaign": ("faults/x.py", "import os\nos.kill(1, 0)\nos.environ"),
     "processes from launch": ("launching/x.py", "import os, subprocess\nos.fork()\nos.environ"),
     "a look at a process class": ("learn/x.py", "import subprocess\nisinstance(p, subprocess.Popen)"),
     "namesakes": ("engine/travel.py", "def gather(x): ...\ngather(1)\nimport os.path\nos.path.join('a')"),

@@ -1,0 +1,128 @@
+"""Draws cases: every family its share, every kind of it in turn, all else by the seed's dice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from random import Random
+
+from . import broken_saves, job, starters, strikes, tampering
+from .case import Case, Starter
+from .data_faults import FAULTS
+
+GRIDS = ((4, 1), (2, 2), (1, 4), (2, 1), (3, 1))
+
+SHARES: Mapping[str, float] = {
+    "data": 0.46,
+    "LocalWorld": 0.08,
+    "process": 0.2,
+    "spawn": 0.01,
+    "files": 0.14,
+    "saving": 0.06,
+    "torchrun": 0.02,
+    "command line": 0.03,
+}
+"""What part of a campaign each family is."""
+
+
+def draw(seed: int, size: int, only: str = "") -> list[Case]:
+    """The cases of a seed: always the same, and the first ones of a longer campaign are not a shorter one's.
+
+    ``only``: cases of the kinds in whose name these words are.
+    """
+    sizes = {family: max(1, round(share * size)) for family, share in SHARES.items()}
+    sizes["data"] += size - sum(sizes.values())
+    dice = Random(seed)
+    found: list[Case] = []
+    for family, many in sizes.items():
+        cases = _FAMILIES[family](seed, Random(dice.getrandbits(32)), only)
+        found += [case for case, _ in zip(cases, range(many), strict=False)]
+    return [replace(case, number=number) for number, case in enumerate(found[:size])]
+
+
+def _in_turn(kinds: list[str], dice: Random, only: str) -> Iterator[str]:
+    """Every kind before any comes again, in an order of the dice's."""
+    chosen = [kind for kind in kinds if only in kind]
+    for _ in count():
+        if not chosen:
+            return
+        yield from dice.sample(chosen, len(chosen))
+
+
+def _data(seed: int, dice: Random, only: str, starter: Starter = "launch") -> Iterator[Case]:
+    local = starter == "LocalWorld"
+    names = [name for name, fault in FAULTS.items() if not (local and (fault.alone or fault.needs_guard))]
+    for kind in _in_turn(names, dice, only):
+        fault = FAULTS[kind]
+        strategies = tuple(job.PLANNED) if local else job.STRATEGIES
+        fitting = [
+            (name, dp, tp)
+            for name in strategies
+            for dp, tp in GRIDS
+            if fault.fits(name, dp, tp) and (tp == 1 or name != job.OWN_FUNCTIONS)
+        ]
+        strategy, dp, tp = dice.choice(fitting)
+        rank = None if fault.everywhere or kind == "nothing" else dice.randrange(dp * tp)
+        phase = "construction" if fault.build else "a step"
+        yield Case(seed, 0, kind, phase, rank, strategy, dp, tp, starter, dice.getrandbits(32))
+
+
+def _local(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    yield from _data(seed, dice, only, "LocalWorld")
+
+
+def _process(seed: int, dice: Random, only: str, starter: Starter = "launch") -> Iterator[Case]:
+    phases = _in_turn(list(strikes.PHASES), dice, "")
+    for kind in _in_turn(list(strikes.STRIKES), dice, only):
+        phase = next(phases)
+        if kind in strikes.FROM_OUTSIDE and dice.random() < 0.25:
+            phase = strikes.STARTING
+        strategy = dice.choice(job.STRATEGIES)
+        dp, tp = dice.choice([grid for grid in GRIDS if grid[1] == 1 or strategy != job.OWN_FUNCTIONS])
+        rank = dice.randrange(dp * tp)
+        yield Case(seed, 0, kind, phase, rank, strategy, dp, tp, starter, dice.getrandbits(32))
+
+
+def _spawned(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    for case in _process(seed, dice, only, "spawn"):
+        if case.phase != strikes.STARTING:
+            yield case
+
+
+def _files(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    for kind in _in_turn(list(tampering.TAMPERINGS), dice, only):
+        yield Case(seed, 0, kind, "loading", None, "zero1 all", 1, 1, "one process", dice.getrandbits(32))
+
+
+def _saving(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    for kind in _in_turn(list(broken_saves.SAVING), dice, only):
+        rank = None if kind == broken_saves.TWO_SAVERS else dice.randrange(2)
+        strategy = dice.choice(["zero1 all", "owner", "replicated", job.FSDP2])
+        if kind == broken_saves.OTHER_VALUES and strategy == job.FSDP2:
+            strategy = "owner"  # under FSDP2 no two ranks hold the same
+        yield Case(seed, 0, kind, "saving", rank, strategy, 2, 1, "launch", dice.getrandbits(32))
+
+
+def _torchrun(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    phases = _in_turn(list(strikes.PHASES[1:-1]), dice, "")
+    for kind in _in_turn(list(starters.TORCHRUN), dice, only):
+        rank, bits = dice.randrange(2), dice.getrandbits(32)
+        yield Case(seed, 0, kind, next(phases), rank, "zero1 all", 2, 1, "torchrun", bits)
+
+
+def _command_line(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    for kind in _in_turn(list(starters.COMMAND_LINE), dice, only):
+        yield Case(seed, 0, kind, "at any moment", None, "zero1", 2, 1, "train", dice.getrandbits(32))
+
+
+_FAMILIES = {
+    "data": _data,
+    "LocalWorld": _local,
+    "process": _process,
+    "spawn": _spawned,
+    "files": _files,
+    "saving": _saving,
+    "torchrun": _torchrun,
+    "command line": _command_line,
+}

@@ -1,0 +1,117 @@
+"""From what was seen of a case to its verdict. Pure: it starts nothing and reads no file.
+
+The worst thing seen decides: a run that names the right rank and leaves an orphan behind has left an orphan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .case import Case, RankRecord, Seen, Verdict
+
+_NUMBER = r"\d+\b(?!\.\d)"
+_RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
+_NOBODY = "no rank failed by itself"  # what a launch says where every rank only waited
+_FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
+_LONGEST = 300  # characters of detail
+
+
+def judge(case: Case, seen: Seen) -> tuple[Verdict, str]:
+    """The verdict, and one line that says why."""
+    for verdict, detail in _findings(case, seen):
+        return verdict, one_line(detail)
+    raise AssertionError("every case ends somehow")
+
+
+def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
+    """What was found, the worst first."""
+    said = _errors(seen)
+    if seen.executed:
+        yield "executed pickle", "code inside the checkpoint ran"
+    if seen.orphans:
+        yield "orphan", f"still running: {', '.join(seen.orphans)}"
+    if seen.signals:
+        yield "abort", f"ended by {', '.join(seen.signals)}: {seen.message or 'without a word'}"
+    if seen.seconds > seen.limit:
+        yield "hang", f"{seen.seconds:.1f} s after the fault, {seen.limit:g} allowed: {' / '.join(said)}"
+    if seen.half_loaded:
+        yield "half load", f"tensors had changed when it was refused: {' / '.join(said)}"
+    if seen.retry_refused:
+        yield "retry refused", seen.retry_refused
+    yield from _differences(seen, said)
+    if not said:
+        yield "survived", "equal to the oracle" if seen.struck else "over before the fault came"
+    yield from _words(case, seen, said)
+
+
+def _differences(seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
+    wrong = [record.rank for record in seen.records if record.equal is False]
+    moved = [record.rank for record in seen.records if record.unchanged is False]
+    loud = not seen.named or any(record.error and not record.named for record in seen.records)
+    if said and not loud and moved:
+        yield "silent difference", f"refused, yet something had changed on ranks {moved}: {said[0]}"
+    if wrong or seen.equal is False:
+        yield (
+            "silent difference",
+            f"not the oracle's bits on ranks {wrong}; {said[0] if said else 'no error'}",
+        )
+
+
+def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
+    """Whether what was said is named, on all ranks, and blames the right one."""
+    raw = [record for record in seen.records if record.error and not record.named]
+    if raw or not seen.named:
+        kind = raw[0].error_type if raw else seen.message_type
+        yield "traceback", f"{kind}: {said[0]}"
+    if seen.line_due and "Traceback (most recent call last)" in seen.message:
+        yield "traceback", seen.message[seen.message.index("Traceback") :]
+    quiet = [record.rank for record in seen.records if not record.error]
+    if seen.records and quiet and not seen.message:
+        yield "unnamed", f"ranks {quiet} were told nothing: {said[0]}"
+    if case.rank is None:
+        yield "named", said[0]
+        return
+    verdicts = [blame(text, case.rank, seen.blamed, case.world_size) for text in said]
+    for bad in ("wrong rank", "unnamed"):
+        if bad in verdicts:
+            yield ("wrong rank" if bad == "wrong rank" else "unnamed"), said[verdicts.index(bad)]
+    yield "named", said[0]
+
+
+def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> Verdict:
+    """Whether a message says which rank it was; ``blamed`` is the rank that a launch's error carries.
+
+    A rank is blamed where it stands alone: "rank 2: …" beside "rank 0, 1, 3: …". Where every rank stands
+    alone the first to be named is blamed; of two that differ, both are. Of ``ranks`` in all, that may be all.
+    """
+    if blamed is not None:
+        return "named" if blamed == guilty else "wrong rank"
+    if text.startswith(_NOBODY):
+        return "unnamed"
+    groups = [[int(digits) for digits in re.findall(r"\d+", found)] for found in _RANKS.findall(text)]
+    if ranks == 2 and [0, 1] in map(sorted, groups):
+        return "named"
+    alone = [group[0] for group in groups if len(group) == 1]
+    if not groups or (not alone and guilty in groups[0] and len(groups) == 1 and len(groups[0]) > 1):
+        return "unnamed"
+    if alone and (alone[0] == guilty or (guilty in alone and len(set(alone)) <= 2)):
+        return "named"
+    return "wrong rank"
+
+
+def _errors(seen: Seen) -> list[str]:
+    """Every distinct thing that was said, the starter's words first."""
+    said = [seen.message, *(record.error for record in seen.records)]
+    return list(dict.fromkeys(text for text in said if text))
+
+
+def one_line(text: str) -> str:
+    """A message as it fits into a table, without the folders of this machine."""
+    line = _FOLDERS.sub("…/", " ".join(text.split()))
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def slowest(records: Iterable[RankRecord]) -> float:
+    """Seconds of the slowest rank."""
+    return max((record.seconds for record in records), default=0.0)

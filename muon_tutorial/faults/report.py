@@ -1,0 +1,93 @@
+"""The campaign's table: kinds against verdicts, in Markdown and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .campaign import repeat_line
+from .case import GOOD, VERDICTS, Outcome
+
+
+def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """By kind and verdict, in the order in which kinds first come."""
+    found: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        row = found.setdefault(outcome.case.kind, dict.fromkeys(VERDICTS, 0))
+        row[outcome.verdict] += 1
+    return found
+
+
+def share_named(outcomes: Sequence[Outcome]) -> float:
+    """Of the refusals of what one rank did, the part that named it."""
+    one = [o for o in outcomes if o.case.rank is not None and o.verdict not in ("survived", "not guarded")]
+    return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
+
+
+def as_data(outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that ``faults.json`` keeps: the table, and every outcome that was not good."""
+    bad = [outcome.as_json() for outcome in outcomes if not outcome.is_good]
+    return {
+        "facts": dict(facts),
+        "totals": totals(outcomes),
+        "named": round(share_named(outcomes), 4),
+        "kinds": counts(outcomes),
+        "bad": bad,
+    }
+
+
+def totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """By verdict."""
+    return {name: sum(o.verdict == name for o in outcomes) for name in VERDICTS}
+
+
+def as_markdown(outcomes: Sequence[Outcome], facts: Mapping[str, Any], size: int) -> str:
+    """The whole page."""
+    shown = [name for name, count in totals(outcomes).items() if count or name in GOOD]
+    head = [
+        "# Faults",
+        "",
+        "Written by `scripts/faults.py`; do not edit. Every fault was put into a real run, on purpose.",
+        "",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+        f"- the rank at fault was named in {100 * share_named(outcomes):.1f} % of the refusals of one rank's",
+        "",
+    ]
+    rows = [("**all**", totals(outcomes)), *counts(outcomes).items()]
+    table = [_row(["fault", "cases", *shown]), _row(["---", *["---:"] * (1 + len(shown))])]
+    for name, row in rows:
+        table.append(_row([name, sum(row.values()), *(row[verdict] or "" for verdict in shown)]))
+    return "\n".join([*head, *table, "", *_how_they_end(), *_bad(outcomes, size)]) + "\n"
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _how_they_end() -> list[str]:
+    return [
+        "*named*: one named error on every rank that could still speak, and it names the rank at fault. "
+        "*survived*: equal to `torch.optim.Muon` in one process, to the bit. Everything else is a hole. "
+        "*not guarded*: nothing looks for it yet, and it was not run.",
+        "",
+    ]
+
+
+def _bad(outcomes: Sequence[Outcome], size: int) -> list[str]:
+    """The first of each kind and verdict, with the command that runs it again."""
+    first: dict[tuple[str, str], Outcome] = {}
+    for outcome in outcomes:
+        if not outcome.is_good and outcome.verdict != "not guarded":
+            first.setdefault((outcome.case.kind, outcome.verdict), outcome)
+    if not first:
+        return []
+    lines = ["## Holes", "", "The first of each kind.", ""]
+    for outcome in first.values():
+        case = outcome.case
+        lines += [f"- **{outcome.verdict}**: {case}", f"  - {_plain(outcome.detail)}"]
+        lines += [f"  - `{repeat_line(case.seed, size, case.number)}`"]
+    return lines
+
+
+def _plain(text: str) -> str:
+    return text.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")

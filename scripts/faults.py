@@ -1,0 +1,122 @@
+"""Break real runs on purpose, hundreds of times, and say how each ended.
+
+    python scripts/faults.py --seed 0 --count 600
+
+writes results/faults.md and results/faults.json: a table of what was broken against how it ended. Equal seeds
+and counts give equal cases. `--list` only names them; `--only WORDS` runs the kinds with these words in their
+name, `--case K` a single one, and both write nothing unless told `--out`. Linux only: it looks at /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
+from muon_tutorial.faults.campaign import Campaign, repeat_line, warm_up  # noqa: E402
+from muon_tutorial.faults.case import Case, Outcome  # noqa: E402
+from muon_tutorial.faults.draw import draw  # noqa: E402
+from muon_tutorial.faults.report import as_data, as_markdown, share_named, totals  # noqa: E402
+from scripts.files import made, write_whole  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw, run, show, write; 1 where a fault ended badly."""
+    asked = parse(arguments)
+    cases = [case for seed in asked.seed for case in chosen(asked, draw(seed, asked.count, asked.only))]
+    if asked.list:
+        for case in cases:
+            print(f"{case.seed}.{case.number:<4} {case}")
+        return 0
+    begun = time.monotonic()
+    outcomes = run(cases, asked)
+    seconds = time.monotonic() - begun
+    for name, count in totals(outcomes).items():
+        print(f"{name:>18} {count or '–'}")
+    print(f"the rank at fault named: {100 * share_named(outcomes):.1f} %; {seconds:.0f} s")
+    if asked.out is not None:
+        write(asked, outcomes, seconds)
+    return int(not all(outcome.is_good for outcome in outcomes))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
+    parser.add_argument("--count", type=int, default=600, help="cases of a seed (600)")
+    parser.add_argument("--only", default="", metavar="WORDS", help="kinds with these words in their name")
+    parser.add_argument("--case", type=int, metavar="K", help="the K-th case of the seed alone")
+    parser.add_argument("--list", action="store_true", help="name the cases, and run none")
+    parser.add_argument("--out", type=Path, help="folder for the table (results/ for whole campaigns)")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="every outcome as a line of JSON")
+    asked = parser.parse_args(arguments)
+    if asked.count < 1:
+        parser.error(f"--count must be at least 1, got {asked.count}")
+    if sys.platform != "linux":
+        parser.error("this campaign reads /proc: it needs Linux")
+    if asked.out is None and not asked.only and asked.case is None:
+        asked.out = ROOT / "results"
+    return asked
+
+
+def chosen(asked: argparse.Namespace, cases: list[Case]) -> list[Case]:
+    """All of a seed's cases, or the one that was asked for."""
+    return [case for case in cases if asked.case in (None, case.number)]
+
+
+def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
+    """Run the cases of each seed, and tell of each that ends badly, with the command that repeats it."""
+
+    def show(outcome: Outcome) -> None:
+        lines.write(json.dumps(outcome.as_json()) + "\n")
+        lines.flush()
+        if not outcome.is_good or asked.case is not None:
+            case = outcome.case
+            again = repeat_line(case.seed, asked.count, case.number)
+            again += f" --only {shlex.quote(asked.only)}" if asked.only else ""
+            print(f"{outcome.verdict}: {case}\n    {outcome.detail}\n    {again}", flush=True)
+
+    campaign = Campaign()
+    try:
+        with open(asked.lines or os.devnull, "w", encoding="utf-8") as lines:
+            warm_up()
+            seeds = dict.fromkeys(case.seed for case in cases)
+            return [o for s in seeds for o in campaign.run([case for case in cases if case.seed == s], show)]
+    finally:
+        campaign.close()
+
+
+def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> None:
+    """The table and its data."""
+    seeds = " ".join(map(str, asked.seed))
+    facts = {
+        "command": f"python scripts/faults.py --seed {seeds} --count {asked.count}",
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "seeds": ", ".join(map(str, asked.seed)),
+        "cases": len(outcomes),
+        "seconds": round(seconds),
+    }
+    folder = made(asked.out)
+    write_whole(folder / "faults.md", as_markdown(outcomes, facts, asked.count))
+    write_whole(folder / "faults.json", json.dumps(as_data(outcomes, facts), indent=1) + "\n")
+    print(f"wrote {folder / 'faults.md'} and faults.json beside it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
