@@ -24,7 +24,7 @@ HUGE = 2e38  # finite in float32 and bfloat16; the sum of two is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
 """Faults that leave a rank without a gradient: where the step averages, it counts as zero."""
-GUARD = "guard_every"
+GUARD = "compare_every"
 """The keyword by which ``Muon`` is told how often to compare replicas in mid run."""
 
 
