@@ -105,6 +105,10 @@ class CallbackStep:
         """Find out which gradients there are, before anything changes. Must be walked by all ranks."""
         self.present = yield Call(partial(self._agree, stamp), Label("gradients present"))
 
+    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
+        """Compare stamps, before the parameters are others. Must be walked by all ranks."""
+        yield Call(partial(self._agree, stamp), Label("gradients present"))
+
     def overflowed(self, found_inf: Tensor) -> Walk:
         """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks."""
 
@@ -208,15 +212,14 @@ class CallbackStep:
             MismatchError: on all of them: their stamps differ.
         """
         device = self.parameters[0].data.device if self.parameters else torch.device("cpu")
-        gradients = [parameter.grad for parameter in self.parameters]
+        gradients = [parameter.grad if stamp.complaint is None else None for parameter in self.parameters]
         counts, ranks = self._sum(step_flags(gradients, stamp, device))
         trouble = find_trouble(counts, ranks, torn_allowed=False)
+        here = dist.get_rank(self._group) if dist.is_initialized() else 0
         if trouble is not None:
-            here = dist.get_rank(self._group) if dist.is_initialized() else 0
             table = rank_table(own_evidence(trouble, gradients, stamp), here, ranks, device)
-            refuse_step(trouble, self._sum(table)[0], self.names, TORN, stamp)
-        if stamp.complaint is not None:
-            raise stamp.complaint
+            refuse_step(trouble, self._sum(table)[0], self.names, TORN, stamp, here)
+        stamp.raise_complaint(here)
         return [i for i, there in enumerate(present_gradients(counts, len(gradients))) if there]
 
     def _sum(self, counts: Tensor) -> tuple[Tensor, int]:

@@ -159,6 +159,7 @@ def play_locally(case: Case) -> list[RankRecord]:
         rigs += [job.build(faulty_blueprint(case, grid.at(r)), world.mesh(r)) for r in grid.ranks]
         for step in range(job.STEPS):
             for rig in rigs:
+                rig.muon.zero_grad()
                 rig.give(step)
                 if step == job.FAULT_AT and fault.strike is not None and is_faulty(case, rig.at):
                     fault.strike(rig, case.random)
@@ -179,6 +180,7 @@ def play_alone(rank: int, case: Case, folder: str) -> RankRecord:
         Path(folder, STRUCK).write_text(str(time.monotonic()), encoding="utf-8")
     rig = job.build(faulty_blueprint(case, world.at), world)
     for step in range(job.STEPS):
+        rig.muon.zero_grad()
         rig.give(step)
         if step == job.FAULT_AT:
             disturb(case, fault, rig)

@@ -38,7 +38,8 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
 def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
     """Return the whole report of a failed launch; its first line says it all."""
     first = first_failure(ranks)
-    parts = [_headline(first, len(ranks), timeout) + _in_phase(first)]
+    left = all(rank.returned is not None for rank in ranks if rank is not first)
+    parts = [_headline(first, len(ranks), timeout, left) + _in_phase(first)]
     if first.raised:
         parts.append(first.raised.traceback)
     elif first.location and first.location.line:
@@ -86,8 +87,10 @@ def _requests(text: str) -> dict[int, str]:
     }
 
 
-def _headline(rank: WatchedRank, world_size: int, timeout: float) -> str:
+def _headline(rank: WatchedRank, world_size: int, timeout: float, others_left: bool) -> str:
     subject = f"rank {rank.rank} of {world_size}"
+    if rank.raised and rank.raised.is_echo and others_left and world_size > 1:
+        return f"{subject} asked for more than the others, which had returned: {_summary(rank.raised)}"
     if rank.raised and rank.raised.is_echo:
         return f"no rank failed by itself: {subject} waited for the others in vain: {_summary(rank.raised)}"
     if rank.raised:

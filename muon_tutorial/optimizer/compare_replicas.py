@@ -25,6 +25,7 @@ from ..step.agreement import HASHES, checksum, differ, say_outliers
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, gather_objects, sum_counts
+from ..worlds.local import LocalMesh
 from .make_steps import MeshStep
 
 Axes = frozenset[str]
@@ -68,6 +69,25 @@ def compare_replicas(
                 f"{when} {replicas[wrong[0]].name} is not the same on all ranks that should hold the same of "
                 f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
             )
+
+
+def compare_in_process(steps: Sequence[MeshStep]) -> None:
+    """Compare this rank's parameters with those of the ranks that share its process, of a ``LocalWorld``.
+
+    Raises:
+        MismatchError: a rank before this one holds another value of what should be the same.
+    """
+    for mesh in steps:
+        if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LocalMesh):
+            at = mesh.step.at
+            for values, _ in _planned(mesh.step):
+                place = tuple(at[axis] for axis in at.grid.axes if axis not in values.axes)
+                other = mesh.world.first_to_hold((values.name, place), int(values.hash))
+                if other is not None:
+                    raise MismatchError(
+                        f"before the first step {values.name} is not the same on ranks {other} and "
+                        f"{at.rank}, and should be; nothing was changed: begin with the same values"
+                    )
 
 
 def broadcast_parameters(steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer]) -> None:

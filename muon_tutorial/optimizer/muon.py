@@ -45,7 +45,7 @@ from .changed_parameters import (
     tensor_kind,
     widened,
 )
-from .compare_replicas import broadcast_parameters, compare_replicas
+from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 from .momentum_slice import mark_slices
@@ -55,6 +55,9 @@ COMPARED = (
     *("parts", "transposed", "betas", "amsgrad", "maximize"),
 )
 """The hyperparameters of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
+
+
+PARAMETERS = "the parameters' dimensions, group by group,"
 
 
 class Muon(torch.optim.Optimizer):
@@ -137,6 +140,8 @@ class Muon(torch.optim.Optimizer):
         self._warned = False
         self._steps_done = 0
         self._zeroed = 0
+        self._rest: int | None = None
+        self._agreed_steps: list[MeshStep] = []
         self._compared = False
         self.companions: tuple[torch.optim.Optimizer, ...] = ()
         self._is_new = True
@@ -164,10 +169,12 @@ class Muon(torch.optim.Optimizer):
 
         Also of the companions' parameters. All ranks of the mesh must call.
         """
+        steps = self._steps()
+        for mesh in steps:
+            if isinstance(mesh.world, LiveWorld):
+                mesh.run(mesh.step.compare(Stamp({PARAMETERS: self._parameters_text()})))
         if self.initial_values == "broadcast":
-            broadcast_parameters(self._steps(), self.companions)
-        else:
-            self._steps()
+            broadcast_parameters(steps, self.companions)
 
     @property
     def plans(self) -> list[Plan]:
@@ -264,9 +271,9 @@ class Muon(torch.optim.Optimizer):
         Raises:
             TutorialError: as ``step()`` does.
         """
-        steps = self._steps()
         call = "step() after ready_gradients()" if self._gradients_ready else "step()"
         stamp = self._stamp(call, complaint or self._complaint())
+        steps = self._steps_agreed(stamp, len(rest or ()))
         if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
             steps[0].run(self._readying(None, rest, stamp))
         else:
@@ -340,6 +347,9 @@ class Muon(torch.optim.Optimizer):
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
         steps, stamp = self._steps(), self._stamp("step()", self._complaint())
+        if not self._compared and self.compare_every is not None:
+            compare_in_process(steps)
+            self._compared = True
         for mesh in steps:
             yield from mesh.step.agree(stamp)
         for mesh in steps:
@@ -363,7 +373,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
-        steps = self._steps()
+        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", self._complaint())
+        steps = self._steps_agreed(stamp, len(rest))
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
             return None
@@ -410,6 +421,30 @@ class Muon(torch.optim.Optimizer):
             self._mark_gradients()
         return self._made_steps
 
+    def _steps_agreed(self, stamp: Stamp, rest: int) -> list[MeshStep]:
+        """The steps for a step that averages ``rest`` others too.
+
+        Where this rank has come to other parameters, all ranks must have: they are asked by the steps of
+        before, since making new ones takes exchanges of its own.
+        """
+        changed = self._made_steps is None or self._parameters_changed()
+        if (changed or rest != self._rest) and self._rest is not None and self._make_steps is not alone:
+            for mesh in self._agreed_steps:
+                mesh.run(mesh.step.compare(stamp, self._rest))
+        self._agreed_steps, self._rest = self._steps(), rest
+        return self._agreed_steps
+
+    def _parameters_changed(self) -> bool:
+        params = self._params()
+        return not same_tensors(self._made_for, params) or [tensor_kind(it) for it in params] != self._made_of
+
+    def _parameters_text(self) -> str:
+        """How many parameters each group has, of how many dimensions; also of those beside Muon's.
+
+        Not their shapes: what tensor parallelism cut unevenly has others on each rank.
+        """
+        return str([[param.ndim for param in group["params"]] for group in self._all_groups()])
+
     def _warn_of_no_gradients(self) -> None:
         """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
         if self._is_new and self._params() and not any(param.grad is not None for param in self._params()):
@@ -434,6 +469,7 @@ class Muon(torch.optim.Optimizer):
         groups = self._all_groups()
         values = {key: ", ".join(str(_number(group.get(key))) for group in groups) for key in COMPARED}
         counted = {
+            PARAMETERS: self._parameters_text(),
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self._steps_done),
             "the number of zero_grad() calls since the last step": str(self._zeroed),
@@ -522,6 +558,8 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("_steps_done", 0)
         self.__dict__.setdefault("_zeroed", 0)
+        self.__dict__.setdefault("_rest", None)
+        self.__dict__.setdefault("_agreed_steps", [])
         self.__dict__.setdefault("_compared", False)
         self.__dict__.setdefault("initial_values", "compare")
         self.__dict__.setdefault("compare_every", 100)

@@ -33,6 +33,15 @@ class Stamp:
         """All there is to compare; the complaint last."""
         return {**self.values, _COMPLAINT: str(self.complaint or "")}
 
+    def raise_complaint(self, rank: int) -> None:
+        """Raise the complaint, if there is one, as that of a rank.
+
+        Raises:
+            TutorialError: of the complaint's class.
+        """
+        if self.complaint is not None:
+            raise type(self.complaint)(f"rank {rank}: {self.complaint}")
+
 
 NO_STAMP = Stamp()
 _COMPLAINT = "what keeps this rank from stepping"
@@ -67,9 +76,8 @@ def agree_on_gradients(
         table = rank_table(own_evidence(trouble, gradients, stamp), at.rank, ranks, device)
         for axis in at.grid.axes:
             table = yield from all_reduce(table, axis, at, Label("which rank"))
-        refuse_step(trouble, table, names, torn or "", stamp)
-    if stamp.complaint is not None:
-        raise stamp.complaint
+        refuse_step(trouble, table, names, torn or "", stamp, at.rank)
+    stamp.raise_complaint(at.rank)
     return present_gradients(counts, len(gradients))
 
 
@@ -148,7 +156,9 @@ def rank_table(row: Sequence[float], rank: int, ranks: int, device: torch.device
     return table
 
 
-def refuse_step(trouble: Trouble, table: Tensor, names: Sequence[str], torn: str, stamp: Stamp) -> NoReturn:
+def refuse_step(
+    trouble: Trouble, table: Tensor, names: Sequence[str], torn: str, stamp: Stamp, rank: int
+) -> NoReturn:
     """Say what is wrong and on which rank, from all ranks' evidence.
 
     Raises:
@@ -157,9 +167,10 @@ def refuse_step(trouble: Trouble, table: Tensor, names: Sequence[str], torn: str
         TutorialError: this rank's own complaint.
     """
     if trouble.kind == "stamp":
+        stamp.raise_complaint(rank)
         _refuse_other_stamps(stamp, table)
     name, ranks, column = names[trouble.index], len(table), table[:, 0].tolist()
-    guilty = [rank for rank, found in enumerate(column) if found]
+    guilty = [its for its, found in enumerate(column) if found]
     where = f"on {len(guilty)} of {ranks} ranks ({_say_ranks(guilty)})"
     if trouble.kind == "missing":
         raise GradientError(f"the gradient of {name} is missing {where}{torn}")
@@ -177,8 +188,6 @@ def refuse_step(trouble: Trouble, table: Tensor, names: Sequence[str], torn: str
 
 
 def _refuse_other_stamps(stamp: Stamp, table: Tensor) -> NoReturn:
-    if stamp.complaint is not None:
-        raise stamp.complaint
     columns = dict(zip(stamp.texts, table.T.tolist(), strict=True))
     guilty = [rank for rank, found in enumerate(columns.pop(_COMPLAINT)) if found != _hash("")]
     if guilty:

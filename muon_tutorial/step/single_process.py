@@ -41,6 +41,10 @@ class AloneStep:
         return
         yield  # a generator that asks for nothing
 
+    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
+        """There is nobody to compare with."""
+        yield from self.agree(stamp)
+
     def step(self) -> Walk:
         """One optimizer step, matrix by matrix."""
         for group in self.groups:

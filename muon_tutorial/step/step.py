@@ -97,8 +97,16 @@ class PlanStep:
         if self.present is None:
             yield from self._agree((), stamp)
         else:
-            nothing = [None] * (len(self.parameters) + rest)
-            yield from agree_on_gradients(nothing, (), self._device, self.at, None, stamp=stamp)
+            yield from self.compare(stamp, rest)
+
+    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
+        """Compare stamps alone, by as many flags as a step asks for. Must be walked by all ranks of the grid.
+
+        Raises:
+            MismatchError: on every rank: they differ.
+        """
+        nothing = [None] * (len(self.parameters) + rest)
+        yield from agree_on_gradients(nothing, (), self._device, self.at, None, stamp=stamp)
 
     def overflowed(self, found_inf: Tensor) -> Walk:
         """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks of the grid."""

@@ -8,7 +8,7 @@ order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,15 @@ class LocalMesh:
         turn = len(mine) - 1
         check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
+    def first_to_hold(self, what: Hashable, value: int) -> int | None:
+        """The rank that said before this one that it holds another value of the same; None if nobody did.
+
+        ``what`` is that of a rank's newest plan.
+        """
+        turn = len(self.world.plans.get(self.at.rank, ()))
+        rank, held = self.world.held.setdefault((turn, what), (self.at.rank, value))
+        return None if held == value else rank
+
     def run(self, walk: Walk) -> Any:
         """Refused where there are other ranks: they have to be stepped together, by ``LocalWorld.run``."""
         if self.grid.world_size > 1:
@@ -115,6 +124,7 @@ class LocalWorld:
     pick: Callable[[int], int] = lambda ready: 0
     observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
     plans: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
+    held: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 

@@ -48,6 +48,10 @@ def do(what: str, both: MuonWithAdamW, model: nn.Sequential) -> None:
             both.muon._zeroed = 0  # as after a step that the others have not taken
         case "loads its state":
             both.load_state_dict(both.state_dict())
+        case "adds a group":
+            both.muon.add_param_group({"params": [nn.Parameter(torch.eye(3))]})
+        case "adds a group to AdamW's":
+            both.adamw.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
         case "casts its model":
             model[2].bias.data = model[2].bias.data.double()
             model[2].bias.grad = None
@@ -141,6 +145,37 @@ def test_a_gradient_of_another_shape_is_refused(strategy: str | None) -> None:
     with pytest.raises(GradientError, match=r"shape \(3, 3\) on cpu has a gradient of shape \(4, 3\)"):
         muon.step()
     assert torch.equal(param, torch.eye(3))
+
+
+def built_with(rank: int, odd: bool) -> str:
+    """What a rank hears where rank 1 gives AdamW one parameter more when it makes the pair."""
+    up, down = nn.Linear(6, 8), nn.Linear(8, 6)
+    muon = Muon([up.weight], strategy="zero1", mesh=build_mesh({"dp": 2}))
+    beside = [up.bias, *([down.bias] if odd and rank == 1 else [])]
+    try:
+        MuonWithAdamW(muon, torch.optim.AdamW(beside))
+    except MismatchError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.live
+def test_another_number_of_parameters_beside_is_found_when_the_pair_is_made() -> None:
+    assert launch(built_with, 2, args=(False,)) == ["nothing"] * 2
+    for heard in launch(built_with, 2, args=(True,)):
+        assert "the parameters' dimensions, group by group," in heard
+        assert "ranks 0 and 1 differ" in heard
+
+
+def test_ranks_of_one_process_with_other_first_values_are_refused() -> None:
+    grid = Grid.of(dp=2)
+    world = LocalWorld(grid)
+    params = [nn.Parameter(torch.eye(4) * (1 + rank)) for rank in grid.ranks]
+    muons = [Muon([param], strategy="owner", mesh=world.mesh(rank)) for rank, param in enumerate(params)]
+    for param in params:
+        param.grad = torch.eye(4)
+    with pytest.raises(MismatchError, match=r"before the first step .* not the same on ranks 0 and 1"):
+        world.run([muon.program() for muon in muons])
 
 
 def test_a_rank_that_readies_alone_is_found_before_anything_moves() -> None:
