@@ -123,10 +123,16 @@ print(lesson.first_missing_call(hang))
 print(lesson.say_lines(hang))
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` prints the same from outside, without stopping the process. PyTorch has
-# such a list of calls, too, its **flight recorder**. Set `TORCH_FR_BUFFER_SIZE` before the ranks start, as this
-# lesson did. It was made for NCCL. On Gloo, torch 2.13 records the kind, the group, the number within the group and
-# the sizes. It does not say whether a call has ended. These are the last calls of rank 0:
+# In a run of your own, `py-spy dump --pid …` prints the same from outside, while the process stands. You need not
+# have it: here is a dump of rank 3, recorded while this run stood still. Read it from below.
+
+# %%
+print(lesson.recorded_dump())
+
+# %% [markdown]
+# PyTorch keeps a list of calls, too, its **flight recorder**. Set `TORCH_FR_BUFFER_SIZE` before the ranks start, as
+# this lesson did. It was made for NCCL. On Gloo, torch 2.13 records the kind, the group, the number within the group
+# and the sizes. It does not say whether a call has ended. These are the last calls of rank 0:
 
 # %% tags=["volatile"]
 print(lesson.say_flight(hang, rank=0, last=steps))

@@ -265,6 +265,13 @@ def test_words_are_wrapped_and_a_recorder_that_is_off_says_how_to_turn_it_on(lie
     assert re.fullmatch(r"gloo:all_gather +group 3 +call 7 +sizes \[\[4\]\]", lesson.say_flight(on, 0))
 
 
+def test_the_recorded_dump_names_the_call_in_which_the_run_says_that_rank_stands(hang: TrainingRun) -> None:
+    stack = re.findall(r"^    (\w+) \(", lesson.recorded_dump(), re.MULTILINE)
+    assert stack[0] == "all_gather"
+    assert stack[-2:] == ["load", "take_step"]
+    assert "rank 3: self.load()" in lesson.say_lines(hang)
+
+
 def test_faults_name_their_lines() -> None:
     assert all(lesson.guilty_lines(kind).count("def ") == 1 for kind in KINDS)
     assert Fault("no bug").rank == -1

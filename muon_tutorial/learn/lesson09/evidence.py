@@ -7,11 +7,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import inputs
 from .on_ranks import TrainingRun
 from .training_rank import CALLS, RUNGS, STEPS, CallNote
 
@@ -268,6 +270,12 @@ def say_lines(run: TrainingRun) -> str:
         at = next(filter(None, phase), "")
         lines.append(f"rank {rank}: {f'{at:<16} {report.lines[-1]}' if report.stuck else 'returned'}")
     return "\n".join(lines)
+
+
+def recorded_dump() -> str:
+    """What py-spy 0.4.2 printed of rank 3's main thread while the run of the first picture stood still."""
+    file = resources.files(inputs) / "recorded" / "py_spy_hang.txt"
+    return file.read_text(encoding="utf-8").rstrip()
 
 
 def say_flight(run: TrainingRun, rank: int, last: int = 4) -> str:
