@@ -55,8 +55,13 @@ HANDLE_PROCESSES = ("scripts", "launching", "faults")
 
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
-# ring.py takes collectives apart, message by message, for lesson 03.
-MOVERS = {f"{PACKAGE}.worlds.live", f"{PACKAGE}.learn.lesson03.ring"}
+# ring.py takes collectives apart, message by message, for lesson 03; training_rank.py is a loop such as
+# readers write by hand, for lesson 09 to break.
+MOVERS = {
+    f"{PACKAGE}.worlds.live",
+    f"{PACKAGE}.learn.lesson03.ring",
+    f"{PACKAGE}.learn.lesson09.training_rank",
+}
 
 # Names in torch.distributed, by how they start: all_gather_into_tensor, irecv, ...
 MOVES_DATA = re.compile(r"(all_)?(gather|reduce|to_all)|scatter|broadcast|(batch_)?i?(send|recv)")

@@ -339,6 +339,30 @@ def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+HERO_BOTTOM = """const box = document.querySelector('.hero img').getBoundingClientRect();
+    return [box.bottom, box.right, box.width]"""
+
+
+@needs_a_browser
+@pytest.mark.parametrize(("width", "height"), [(1200, 900), (400, 800)])
+def test_question_and_hero_are_seen_without_scrolling(
+    width: int, height: int, browser: Any, folder: Path
+) -> None:
+    heroes = [path for path in LESSONS if parsed(folder / f"{path.stem}.html").select(".hero img")]
+    assert heroes
+    window = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+    try:
+        for path in heroes:
+            open_page(browser, folder / f"{path.stem}.html")
+            bottom, right, wide = browser.execute_script(HERO_BOTTOM)
+            assert bottom <= height
+            assert right <= width
+            assert wide > 300
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @needs_a_browser
 def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
     open_page(browser, folder / f"{FIRST.stem}.html")

@@ -13,7 +13,16 @@ from muon_tutorial.learn.course import series
 from scripts.notebooks import FOLDER, ROOT, sources
 from scripts.series import SETUP, main, wanted, with_series
 
-MINUTES = {"five": 5, "ten": 10, "fifteen": 15, "twenty": 20, "twenty-five": 25, "thirty": 30, "forty": 40}
+MINUTES = {
+    "five": 5,
+    "ten": 10,
+    "fifteen": 15,
+    "twenty": 20,
+    "twenty-five": 25,
+    "thirty": 30,
+    "forty": 40,
+    "sixty": 60,
+}
 
 
 @pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)

@@ -94,10 +94,12 @@ stepping world | 08 | All ranks in one process, as generators, so that one can s
     messages.
 route | 08 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 08 | One change of how one axis holds a tensor, such as cut → whole on all.
+oracle | 09 | The same training in one process. What ranks find is held against it.
+flight recorder | 09 | A list of each rank's latest calls, kept in memory, to be read after a hang.
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 07 08 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 07 08 09 | The number of places of the grid along each axis.
 rank | 00 03 07 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
 place | 05 06 | Where a rank stands along one axis of the grid, from 0.

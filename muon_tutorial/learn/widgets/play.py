@@ -59,5 +59,6 @@ def play(
     once for each of their combinations. ``interval`` is milliseconds from a picture to the next: leave it
     longer than a picture takes, which should be 0.1 s at most.
     """
+    # the film comes first: a page that has room for few pictures keeps the first control
     others = {name: control for name, control in controls.items() if name != label}
-    return show(functools.cache(draw), still, live, **others, **{label: Player(label, last, interval)})
+    return show(functools.cache(draw), still, live, **{label: Player(label, last, interval)}, **others)
