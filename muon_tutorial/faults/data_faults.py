@@ -259,8 +259,8 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """FSDP2 lets ranks that began differently keep their own shards: nothing is held twice."""
-    return dp * tp > 1 and strategy != job.FSDP2
+    """Under FSDP2 nothing is held twice; of a user's own functions only the user knows what is."""
+    return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
@@ -270,7 +270,7 @@ def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
 
 def _copied_over_dp(strategy: str, dp: int, tp: int) -> bool:
     """Where every piece has a copy that could tell; of pieces that only tp cut, none has."""
-    return _plain(strategy, dp, tp) and dp > 1
+    return _hand_cut(strategy, dp, tp) and dp > 1
 
 
 def _plain(strategy: str, dp: int, tp: int) -> bool:
@@ -340,6 +340,9 @@ FAULTS: Mapping[str, DataFault] = {
 }
 """By name. ``nothing`` is the control: it must always survive."""
 
+COMPARED = {"other first values", "first values off by one bit"}
+"""Faults that are to be found: unless told so, Muon gives all ranks the first one's values, as DDP does."""
+
 NAMELESS = {"equal shapes swapped, without names"}
 """Faults for which no rank tells names of parameters."""
 
@@ -347,6 +350,8 @@ NAMELESS = {"equal shapes swapped, without names"}
 def blueprint_for(kind: str, strategy: str) -> Blueprint:
     """What the ranks build that are not faulty."""
     plan = job.blueprint(strategy)
+    if kind in COMPARED:
+        plan = altered(plan, settings={**plan.settings, "initial_values": "compare"})
     if FAULTS[kind].needs_guard and has_guard():
         return altered(plan, settings={**plan.settings, GUARD: 1})
     return _nameless(plan) if kind in NAMELESS else plan

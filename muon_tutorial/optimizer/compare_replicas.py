@@ -33,11 +33,16 @@ Axes = frozenset[str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replica:
-    """Tensors of this rank, and the axes along which every rank holds the same."""
+    """Tensors of this rank, and the axes along which every rank holds the same.
+
+    Whether it was ``named`` by the user: else the name says where it stands in a list, and that list may be
+    in another order on another rank.
+    """
 
     name: str
     parts: tuple[Tensor, ...]
     axes: Axes
+    named: bool = True
 
     @property
     def hash(self) -> Tensor:
@@ -75,30 +80,32 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
     """Compare this rank's parameters with those of the ranks that share its process, of a ``LocalWorld``.
 
     Raises:
-        MismatchError: a rank before this one holds another value of what should be the same.
+        MismatchError: on the last of them that comes here: they hold different values.
     """
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LocalMesh):
             at = mesh.step.at
             for values, _ in _planned(mesh.step):
                 place = tuple(at[axis] for axis in at.grid.axes if axis not in values.axes)
-                other = mesh.world.first_to_hold((values.name, place), int(values.hash))
-                if other is not None:
+                said = mesh.world.held_by_ranks((values.name, place), int(values.hash))
+                if len(said) == at.size(*values.axes) and len(set(said.values())) > 1:
                     raise MismatchError(
-                        f"before the first step {values.name} is not the same on ranks {other} and "
-                        f"{at.rank}, and should be; nothing was changed: begin with the same values"
+                        f"before the first step {values.name} is not the same on all ranks that should hold "
+                        f"the same of it: {say_outliers([*said.values()], [*said])}; nothing was changed: "
+                        "begin with the same values"
                     )
 
 
 def broadcast_parameters(steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer]) -> None:
     """Give all ranks that should hold the same of a parameter the first one's, as DDP does when it is made.
 
-    Only what differs travels. Parameters without values, on the meta device, are left alone. All ranks must
-    call.
+    Only what differs travels. Parameters without values, on the meta device, are left alone, and those
+    without names: nobody can tell which of another rank's they are. All ranks must call.
     """
     for world, replicas in _meshes(steps, companions, with_state=False):
         for index in _differing(world, replicas):
-            world.run(_sent_anew(replicas[index], world))
+            if replicas[index].named:
+                world.run(_sent_anew(replicas[index], world))
 
 
 def _sent_anew(replica: Replica, world: LiveWorld) -> Walk:
@@ -131,7 +138,8 @@ def _planned(step: PlanStep) -> Iterator[tuple[Replica, Replica]]:
         axes = frozenset(step.at.grid.axes) - {axis for axis, _ in matrix.cuts}
         sliced = frozenset({"dp"} if shard.flat else ())
         momentum = Replica(f"the momentum of {matrix.name}", (shard.parameter.momentum,), axes - sliced)
-        yield Replica(matrix.name, (shard.parameter.data,), axes), momentum
+        named = "param_names" in shard.parameter.group
+        yield Replica(matrix.name, (shard.parameter.data,), axes, named), momentum
 
 
 def _beside(
@@ -150,7 +158,7 @@ def _beside(
                     continue
                 state = _state_tensors(optimizer.state.get(param, {}))
                 yield (
-                    Replica(name, (local_part(param.detach()),), axes),
+                    Replica(name, (local_part(param.detach()),), axes, "param_names" in group),
                     Replica(f"the optimizer state of {name}", state, axes),
                 )
 

@@ -82,7 +82,8 @@ class Muon(torch.optim.Optimizer):
         transposed: the weights are stored (in, out), as Hugging Face's ``Conv1D`` and some experts are. The
             learning rate goes by outputs and inputs, and ``parts`` count columns. Best set on a group.
         initial_values: of parameters that several ranks hold alike: ``"broadcast"`` gives all of them the
-            first rank's, now, as DDP does; ``"compare"`` leaves them. The first step compares either way.
+            first rank's, now, as DDP does, if they have names; ``"compare"`` leaves them. The first step
+            compares either way.
         compare_every: how many steps lie between two comparisons of what several ranks hold alike, parameters
             and state (a hash of each, summed over every axis of the mesh); None for never.
 

@@ -84,14 +84,15 @@ class LocalMesh:
         turn = len(mine) - 1
         check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
-    def first_to_hold(self, what: Hashable, value: int) -> int | None:
-        """The rank that said before this one that it holds another value of the same; None if nobody did.
+    def held_by_ranks(self, what: Hashable, value: int) -> dict[int, int]:
+        """Say what this rank holds of something; returns what it and the ranks before it said.
 
         ``what`` is that of a rank's newest plan.
         """
         turn = len(self.world.plans.get(self.at.rank, ()))
-        rank, held = self.world.held.setdefault((turn, what), (self.at.rank, value))
-        return None if held == value else rank
+        said = self.world.held.setdefault((turn, what), {})
+        said[self.at.rank] = value
+        return said
 
     def run(self, walk: Walk) -> Any:
         """Refused where there are other ranks: they have to be stepped together, by ``LocalWorld.run``."""
@@ -124,7 +125,7 @@ class LocalWorld:
     pick: Callable[[int], int] = lambda ready: 0
     observers: list[Callable[[Collective, Coordinate], None]] = field(default_factory=list)
     plans: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
-    held: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+    held: dict[Hashable, dict[int, int]] = field(default_factory=dict)
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from muon_tutorial import MuonWithAdamW, build_mesh, launch
+from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
 from muon_tutorial.errors import MismatchError
 from muon_tutorial.step.agreement import checksum
 from muon_tutorial.step.parameter_state import local_part
@@ -102,6 +102,22 @@ def test_ranks_begin_with_the_first_ones_values_as_under_ddp(layout: str) -> Non
         for held, _ in ranks:
             assert all(torch.equal(held[i], list(first.parameters())[i]) for i in (0, 2))
         assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
+
+
+def unnamed_and_swapped(rank: int) -> str:
+    """What a rank hears where rank 1 lists two equal shapes in another order, without names."""
+    torch.manual_seed(0)
+    up, down = nn.Linear(6, 6), nn.Linear(6, 6)
+    weights = [down.weight, up.weight] if rank == 1 else [up.weight, down.weight]
+    muon = Muon(weights, strategy="owner", mesh=build_mesh({"dp": 3}))
+    both = MuonWithAdamW(muon, torch.optim.AdamW([up.bias, down.bias]))
+    return heard_in_a_step(nn.Sequential(up, down), both)
+
+
+def test_what_has_no_name_is_compared_and_never_overwritten() -> None:
+    for heard in launch(unnamed_and_swapped, 3):
+        assert "group 0, parameter 0 is not the same on all ranks" in heard
+        assert "rank 1 differs from the others" in heard
 
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:

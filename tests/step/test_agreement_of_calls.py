@@ -174,7 +174,7 @@ def test_ranks_of_one_process_with_other_first_values_are_refused() -> None:
     muons = [Muon([param], strategy="owner", mesh=world.mesh(rank)) for rank, param in enumerate(params)]
     for param in params:
         param.grad = torch.eye(4)
-    with pytest.raises(MismatchError, match=r"before the first step .* not the same on ranks 0 and 1"):
+    with pytest.raises(MismatchError, match=r"is not the same on all ranks .*: ranks 0 and 1 differ"):
         world.run([muon.program() for muon in muons])
 
 
