@@ -23,6 +23,9 @@ STARTING, LATE = 40.0, 4.0
 """Seconds that a starter may take to be there on a busy machine, and that it is watched over the limit."""
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
+_NAMED_BY_A_RANK = re.compile(r"waited in vain for rank (\d+)")
+"""What a rank says before torchrun, which knows only who ended first, and a stopped rank does not."""
+
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
 TRAIN = (
     *("-m", "muon_tutorial", "train", "--dp", "2", "--tp", "1", "--steps", "100000", "--layers", "1"),
@@ -102,7 +105,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     started.end()
     orphans = left_behind(started.mark)  # they are only that if it ended by itself
     words = started.words()
-    found = _ROOT_CAUSE.search(words)
+    found = _NAMED_BY_A_RANK.search(words) or _ROOT_CAUSE.search(words)
     return Seen(
         message=_said_under_torchrun(words, found),
         named=not in_time or started.process.returncode != 0,
@@ -139,9 +142,11 @@ def _struck_at(folder: Path) -> float:
 
 
 def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
-    """The package's own error, if a rank raised one, and whom torchrun blames."""
-    own = [line for line in words.splitlines() if "muon_tutorial.errors." in line]
-    blamed = f"torchrun names rank {found[1]} first" if found else "torchrun names nobody"
+    """The package's own error, if a rank raised one or missed another, and who is blamed."""
+    own = [
+        line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
+    ]
+    blamed = f"rank {found[1]} is named first" if found else "nobody is named"
     return " / ".join([*own[:1], blamed])
 
 

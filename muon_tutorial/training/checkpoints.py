@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..checkpoint import CheckpointManager
 from ..optimizer.muon_with_adamw import MuonWithAdamW
+from .run_folder import METRICS
 
 KEPT = 2
 TORCHRUN_ECHO = 1.0
@@ -47,6 +48,15 @@ class Saving:
     def stop_file(self) -> Path:
         """The file whose presence asks all ranks to save and stop after the step they are in."""
         return self.folder / "stop"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step has been recorded since the run began, or went on."""
+        try:
+            records = (self.folder / METRICS).read_bytes().count(b"\n")
+        except OSError:
+            return False
+        return records > (self.begin or 0)
 
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint."""
@@ -113,7 +123,7 @@ class Saver:
 
 @contextmanager
 def stopping_on_interrupt(saving: Saving, say: str | None, echo: float = 0.0) -> Iterator[None]:
-    """Let the first Ctrl-C ask the run to save and stop, and a second one interrupt at once.
+    """Let the first Ctrl-C ask a run that has begun to save and stop, and a second one interrupt at once.
 
     ``say`` is printed at the first; None where another process says it. Another one within ``echo`` seconds
     of the first is the same. For the main thread.
@@ -121,7 +131,7 @@ def stopping_on_interrupt(saving: Saving, say: str | None, echo: float = 0.0) ->
     asked: list[float] = []
 
     def ask(*_: object) -> None:
-        if asked and time.monotonic() - asked[0] > echo:
+        if not saving.has_begun or (asked and time.monotonic() - asked[0] > echo):
             raise KeyboardInterrupt
         if not asked:
             asked.append(time.monotonic())

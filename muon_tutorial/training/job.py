@@ -23,12 +23,11 @@ from .checkpoints import Saving, StoppedRun
 from .loop import train_rank
 from .progress import showing_progress
 from .records import RunResult, StepRecord
-from .run_folder import RunFolder
+from .run_folder import METRICS, RunFolder
 from .settings import TrainSettings
 from .text import load_text
 
 RECORD = "@step "
-METRICS = "metrics.jsonl"
 SPARE_LINES = 200
 
 

@@ -21,6 +21,9 @@ from matplotlib.figure import Figure
 
 from ..errors import RunFolderError
 
+METRICS = "metrics.jsonl"
+"""The file of a run's steps, one line each."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:

@@ -87,6 +87,14 @@ def test_a_run_goes_on_with_its_own_settings_but_for_the_grid() -> None:
     assert own == replace(SETTINGS, lr=0.5, dp=1)
 
 
+def test_a_run_has_begun_when_a_step_is_recorded_that_it_took(tmp_path: Path) -> None:
+    assert not Saving(tmp_path).has_begun
+    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n{")
+    assert Saving(tmp_path).has_begun
+    assert not Saving(tmp_path, begin=2).has_begun
+    assert Saving(tmp_path, begin=1).has_begun
+
+
 def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
     from muon_tutorial.training.job import _earlier_records
 
