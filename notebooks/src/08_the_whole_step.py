@@ -9,7 +9,7 @@
 # are from lesson 03.
 #
 # - *Previous:* [07 · What happens if each shard is orthogonalized alone?](07_each_shard_alone.ipynb)
-# - *Next:* none yet, this is the last so far.
+# - *Next:* [10 · Does it survive my loop?](10_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
 #   nothing to install.

@@ -94,6 +94,13 @@ stepping world | 08 | All ranks in one process, as generators, so that one can s
     messages.
 route | 08 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 08 | One change of how one axis holds a tensor, such as cut → whole on all.
+FSDP2 | 10 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
+    for the moment it is used.
+DTensor | 10 | A tensor of which each rank holds a part, and which knows the whole.
+scheduler | 10 | An object that changes the learning rate from step to step. It counts them itself.
+clip | 10 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
+checkpoint | 10 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
+torchrun | 10 | PyTorch's command that starts one process a rank, and starts all again if one dies.
 """
 
 _SYMBOLS = """\

@@ -65,6 +65,7 @@ LESSONS = (
         ("01", "06"),
     ),
     Lesson("08", "08_the_whole_step", "The whole step, and its opposite arrows", 40, ("03", "05", "06")),
+    Lesson("10", "10_does_it_survive_my_loop", "Does it survive my loop?", 40, ("06", "08")),
 )
 
 PATHS = (
