@@ -352,15 +352,14 @@ match.check(found)
 # 1. `twice`: how many steps were done twice in the life of your run?
 # 2. `files`: how many files hold the tensors of its first checkpoint?
 # 3. `too_long`: if each rank clips its own part, how many times too long is the whole gradient?
-
-# %%
-quiz = lesson.quiz(life)
+#
+# *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 answers = {"twice": ..., "files": ..., "too_long": ...}
 
 # %%
-quiz.check(answers)
+lesson.quiz(life).check(answers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>

@@ -228,7 +228,7 @@ def explain_life(life: RunLife) -> str | Diagnosis | None:
     """What is wrong with a run that was killed and went on, told by the first thing that is."""
     every, last = life.job.every, life.last
     try:
-        saved = lives.opened(life.checkpoints, every)
+        saved = lives.opened(life.left, every)
     except CheckpointError as error:
         what = f"After the kill there was no checkpoint of step {every} that can be read: {error}."
         return Diagnosis(what, ("CheckpointManager's save makes one, if all ranks call it.",))

@@ -27,6 +27,8 @@ from .trials import steps_alike
 
 PATIENCE = 12.0
 REFERENCE = Port()
+AT_THE_KILL = "at_the_kill"
+"""A copy of the checkpoints as the killed ranks left them: after a wrong ``load`` they may be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class RunLife:
     def checkpoints(self) -> Path:
         """The folder of its checkpoints."""
         return self.folder / CHECKPOINTS
+
+    @property
+    def left(self) -> Path:
+        """The folder of those that the killed ranks left."""
+        return self.folder / AT_THE_KILL
 
 
 def read(folder: Path, job: Job) -> RunLife:
@@ -133,10 +140,10 @@ def start(
             timeout=timeout,
             output="quiet",
         )
-    except RankFailedError as error:
-        if job.victim is None or not read(folder, job).last.killed:
+    except RankFailedError:
+        attempts = read(folder, job).attempts
+        if job.victim is None or not attempts or attempts[-1].killed is None:
             raise
-        del error
         return True
     return all(done)
 
@@ -155,9 +162,16 @@ def live(
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
     if not start(folder, (dp, tp), victim, port, backend=backend, timeout=timeout):
         return None
+    keep_copy(folder)
     grid = again or other_grid(dp, tp)
     written = start(folder, grid, job, port, echo=True, backend=backend, timeout=timeout)
     return read(folder, job) if written else None
+
+
+def keep_copy(folder: Path) -> None:
+    """Copy the checkpoints of a run whose ranks are dead."""
+    if (folder / CHECKPOINTS).is_dir():
+        shutil.copytree(folder / CHECKPOINTS, folder / AT_THE_KILL)
 
 
 def undisturbed(dp: int, tp: int, job: Job, port: Port = REFERENCE, *, backend: str = "gloo") -> RunLife:
@@ -205,7 +219,7 @@ def companions(life: RunLife, port: Port = REFERENCE, backend: str = "gloo") -> 
     """Run both, in one launch, on the grid that the life began with."""
     again, fresh = new_folder(), new_folder()
     name, first = f"step-{life.job.every:08d}", life.attempts[0]
-    shutil.copytree(life.checkpoints / name, again / CHECKPOINTS / name)
+    shutil.copytree(life.left / name, again / CHECKPOINTS / name)
     launch(
         _train_both,
         first.ranks,
@@ -243,7 +257,7 @@ def tensor_files(life: RunLife) -> int:
 
 def loaded_alike(life: RunLife) -> bool:
     """Whether what the new ranks held before their first step is what was saved, to the bit."""
-    saved = opened(life.checkpoints, life.last.begin)
+    saved = opened(life.left, life.last.begin)
     return same_bits(saved, opened(life.folder / ECHO, life.last.begin))
 
 
@@ -281,7 +295,7 @@ def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> Bi
     The second is tried on real ranks, now.
     """
     (dp, tp), last = life.attempts[0].grid, life.last
-    saved = opened(life.checkpoints, last.begin)
+    saved = opened(life.left, last.begin)
     stepped = steps_alike(dp, tp, last.grid, life.job.seed, backend)
     names = list(tiny_job.TinyModel().state_dict())
     return BitsReport(
@@ -294,8 +308,10 @@ def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> Bi
 
 
 def _bits_row(name: str, what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> BitsRow:
-    alike = sum(torch.equal(one[key], other[key]) for key in one)
-    return BitsRow(name, what, alike, len(one), furthest(one, other))
+    """Two states side by side; AdamW's counters of steps, single numbers, are left out."""
+    keys = [key for key in one if one[key].ndim]
+    alike = sum(torch.equal(one[key], other[key]) for key in keys)
+    return BitsRow(name, what, alike, len(keys), furthest(one, other))
 
 
 def ends_alike(others: Companions) -> bool:

@@ -103,8 +103,11 @@ class Job:
 
 
 def factor_of(step: int, steps: int) -> float:
-    """What the learning rates are multiplied with in a step: down along a line, to zero behind the last."""
-    return 1 - step / steps
+    """What the learning rates are multiplied with in a step: down along a line, to zero behind the last.
+
+    Zero it stays, so that a loop which counts wrongly comes to its end, and can be told so.
+    """
+    return max(0.0, 1 - step / steps)
 
 
 def other_grid(dp: int, tp: int) -> tuple[int, int]:

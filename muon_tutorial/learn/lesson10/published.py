@@ -5,7 +5,7 @@ The sources were read at the commits below. Nothing of them is copied: names, pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,8 @@ def check_match() -> Exercise:
         for idea, right in right_match().items():
             if match.get(idea, ...) is ...:
                 return f"{idea} is still open."
+            if not isinstance(match[idea], Iterable):
+                return f"{idea}: give two letters, such as 'AE'."
             said = set(map(str, match[idea]))
             if unknown := said - {name.letter for name in NAMES}:
                 return f"{idea}: {sorted(unknown)[0]!r} is none of the letters A to H."
