@@ -7,16 +7,14 @@ and starts them again after the kill.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...errors import UsageError
+from ...launching.start_torchrun import start_torchrun, torchrun_words
 from ...launching.torchrun import join_torchrun, leave_torchrun, restarted_by_torchrun
 from . import lives
 from .lives import Companions, RunLife
@@ -85,8 +83,6 @@ def _source(function: Callable) -> str:
 
 def _without_types(source: str) -> str:
     """A function without its annotations, which name what a script does not import."""
-    import ast
-
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -98,11 +94,11 @@ def _without_types(source: str) -> str:
 
 def command_of(dp: int, tp: int, job: Job) -> list[str]:
     """The command line, as one would type it."""
-    victim = [] if job.victim is None else ["--victim", str(job.victim)]
-    return [
-        "torchrun", "--standalone", "--nproc-per-node", str(dp * tp), "--max-restarts", "1", SCRIPT,
-        "--dp", str(dp), "--tp", str(tp), "--steps", str(job.steps), "--seed", str(job.seed), *victim,
-    ]  # fmt: skip
+    numbers = {"dp": dp, "tp": tp, "steps": job.steps, "seed": job.seed}
+    if job.victim is not None:
+        numbers["victim"] = job.victim
+    arguments = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
+    return torchrun_words(SCRIPT, dp * tp, restarts=1, arguments=arguments)
 
 
 def show_command(dp: int, tp: int, job: Job) -> None:
@@ -116,18 +112,12 @@ def run_torchrun(dp: int, tp: int, job: Job, port: Port) -> RunLife:
     """Write the script, run it under torchrun with a kill, and read what became of it.
 
     Raises:
-        UsageError: torchrun ended with an error; says the end of what it printed.
+        LaunchError: torchrun failed, or did not end; says the end of what it printed.
     """
     folder = lives.new_folder()
     (folder / SCRIPT).write_text(script_of(port), encoding="utf-8")
     (folder / "run").mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", *command_of(dp, tp, job)[1:]]
-    done: Any = subprocess.run(
-        command, cwd=folder, env=_environment(), text=True, timeout=_LIMIT, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    if done.returncode:
-        raise UsageError(f"torchrun ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
+    start_torchrun(command_of(dp, tp, job), folder, _LIMIT)
     return lives.read(folder / "run", job)
 
 
@@ -143,8 +133,3 @@ def say_torchrun(run: RunLife | None, others: Companions) -> str:
         f"they went on from the checkpoint of step {last.begin}, and came to step {last.end}\n"
         f"the same bits as undisturbed under launch(): {same}"
     )
-
-
-def _environment() -> dict[str, str]:
-    places = [*sys.path, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}

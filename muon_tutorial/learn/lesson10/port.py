@@ -7,9 +7,6 @@ line by line, so that what a killed run did can be read afterwards. Knows nothin
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ... import CheckpointManager, MuonWithAdamW, build_mesh
 from ...errors import UsageError
+from ...launching.start_torchrun import die_at_once
+from ...worlds.live import gather_objects
 from . import tiny_job
 
 LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 0.02, 3e-3, 0.1, 0.25
@@ -157,7 +154,7 @@ def train(
         loss.backward()
         lr = rate_of(optimizer)
         port.update(model, optimizer, scheduler)
-        diary.note("step", step=step, loss=mean_over(loss, mesh["dp"]), lr=lr)
+        diary.note("step", step=step, loss=mean_of(loss), lr=lr)
         if (step + 1) % job.every == 0:
             if port.save(manager, step + 1, model, optimizer, scheduler) is ...:
                 return False
@@ -168,11 +165,9 @@ def train(
 
 
 def die(rank: int, diary: Path, step: int) -> None:
-    """Write down who dies, and die of SIGKILL, which no process can catch. (Windows knows no such signal.)"""
+    """Write down who dies, and die."""
     Diary(diary, writes=True).note("kill", step=step, rank=rank)
-    if sys.platform == "win32":
-        os._exit(137)
-    os.kill(os.getpid(), signal.SIGKILL)
+    die_at_once()
 
 
 def rate_of(optimizer: torch.optim.Optimizer) -> float:
@@ -180,12 +175,10 @@ def rate_of(optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def mean_over(loss: torch.Tensor, mesh: Any) -> float:
-    """The mean of all dp places' losses. All ranks must call."""
-    total = loss.detach().clone()
-    total = total.full_tensor() if isinstance(total, DTensor) else total
-    dist.all_reduce(total, group=mesh.get_group())
-    return float(total) / mesh.size()
+def mean_of(loss: torch.Tensor) -> float:
+    """The mean of all ranks' losses. All ranks must call."""
+    losses = gather_objects(float(loss.detach()))
+    return sum(losses) / len(losses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -25,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ... import MuonWithAdamW, build_mesh
 from ...launching.launch import launch
+from ...worlds.live import gather_objects
 from . import plain_loop, port, tiny_job
 from .port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, factor_of
 
@@ -73,7 +73,7 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
 
     def loss_of(model: nn.Module, step: int) -> Tensor:
         loss = tiny_job.loss_of(model, step, seed, mesh)
-        losses.append(port.mean_over(loss, mesh["dp"]))
+        losses.append(port.mean_of(loss))
         return loss
 
     shard = partial(tiny_job.shard, mesh=mesh)
@@ -115,9 +115,7 @@ def _clipped_alone(mesh: DeviceMesh, seed: int) -> float:
     tiny_job.loss_of(model, 0, seed, mesh).backward()
     grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     factor = MAX_NORM / max(MAX_NORM, math.sqrt(squares(grads)))
-    total = torch.tensor(squares(grads) * factor**2, dtype=torch.float64)
-    dist.all_reduce(total)
-    return math.sqrt(float(total)) / MAX_NORM
+    return math.sqrt(sum(gather_objects(squares(grads) * factor**2))) / MAX_NORM
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -212,11 +210,8 @@ def _look_at(model: nn.Module, optimizer: Any) -> MadeOptimizer:
 def _norms(model: nn.Module) -> tuple[float, float]:
     """The norm of the whole gradient, and the largest of a rank's own part. All ranks must call."""
     grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-    total = torch.tensor(squares(grads), dtype=torch.float64)
-    largest = total.clone()
-    dist.all_reduce(total)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return math.sqrt(float(total)), math.sqrt(float(largest))
+    parts = gather_objects(squares(grads))
+    return math.sqrt(sum(parts)), math.sqrt(max(parts))
 
 
 def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], object]) -> UpdateReport | None:
