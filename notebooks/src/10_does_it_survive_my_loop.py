@@ -60,7 +60,8 @@ lines, ported, survived, match = lesson.all_exercises(dp, tp, job, backend)
 # Here is a plain loop. It runs on every rank, with a tiny model: one symbol in, the next one out. `shard` cuts
 # the model in place, over tp, then with **FSDP2** (`fully_shard`) over dp. From then on each parameter is a
 # **DTensor**: each rank holds its own part, and the tensor knows the whole. The **scheduler** lowers the
-# learning rate a little after each step. To **clip** a gradient is to shorten it where its norm is too large.
+# learning rate a little after each step. Line 7 *clips* the gradient: to **clip** means to shorten it where its
+# norm is too large.
 
 # %%
 lesson.show_plain()
@@ -170,8 +171,14 @@ print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that i
 # ## Survive
 #
 # A **checkpoint** is all that a run needs to go on: the model, what the optimizer remembers, and what the loop
-# remembers. Every rank holds a part of every matrix, so every rank writes a file. `CheckpointManager` keeps
-# checkpoints in a folder, by step, and they are complete or not there at all:
+# remembers. The plain loop's last line saves much less:
+
+# %%
+print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
+
+# %% [markdown]
+# Every rank holds a part, so every rank has to write a file. `CheckpointManager` keeps checkpoints in a folder,
+# by step, and they are complete or not there at all:
 #
 # - `manager.save(step, model, optimizer, extra={…})`: all ranks must call. `extra` is yours.
 # - `manager.latest_step()`: the newest complete checkpoint's step, or None if there is none.
@@ -259,11 +266,11 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# To load is to copy, and copies are exact. A step is exact, too: each matrix is whole on one rank when it is
-# orthogonalized, whoever held which part before. What differs is the gradient. It is a sum over dp, and over
-# tp inside the model, and another grid adds in another order: that moves the last bits of float32. Newton–Schulz
-# works in bfloat16, so here and there a last bit tips a coarser rounding. The numbers in the picture are the sum
-# of that over all steps. On the *same* grid nothing differs:
+# Loading copies, and copies are exact. A step is exact, too: when a matrix is orthogonalized, it is whole on one
+# rank, whoever held which part before. The gradient differs. It is a sum over dp, and over tp inside the model,
+# and another grid adds in another order: that moves the last bits of float32. Newton–Schulz works in bfloat16,
+# so here and there a last bit tips a coarser rounding, and the next step begins from there. On the *same* grid
+# nothing differs:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -273,11 +280,10 @@ print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(
 #
 # `launch()` is for notebooks. **torchrun** is PyTorch's own command: it starts one process a rank, tells each
 # its number, and starts all of them again if one dies, as often as `--max-restarts` allows. Your four functions
-# go into a script as they are. This is the command:
+# go into a script as they are. This is the command, for a pair of ranks of which one is killed:
 
 # %%
-to_kill = lesson.Job(steps, seed, victim=dp * tp - 1)
-lesson.show_command(dp, tp, to_kill)
+lesson.show_command(job)
 
 # %% [markdown]
 # And this runs it. (torchrun listens on all of this machine's network addresses as long as it runs. On a
@@ -285,20 +291,20 @@ lesson.show_command(dp, tp, to_kill)
 # `load` finds the checkpoint.
 
 # %%
-under_torchrun = lesson.run_torchrun(dp, tp, to_kill, mine) if torchrun else None
-print(lesson.say_torchrun(under_torchrun, others))
+under_torchrun = lesson.run_torchrun(job, mine, backend) if torchrun else None
+print(lesson.say_torchrun(under_torchrun))
 
 # %% [markdown]
 # On several machines you start the same command on each, with `--nnodes` and `--rdzv-endpoint` in the place of
-# `--standalone`, and the folder on a disk that all of them see. With GPUs you add `--backend nccl`. Say it
-# plainly: of the picture on top, this project has run the first three lanes. **It has never
-# run on several machines, and nothing of this course has been run on NCCL.** The calls are the same. The
-# order of sums in a collective, its errors and its timing are not. Try it with few steps first, and hold it
-# against one process, as you have done all along.
+# `--standalone`, and the folder on a disk that all of them see. With GPUs you add `--backend nccl`. Plainly
+# said: this project has run the first three lanes of the picture on top, and no more. **Nothing of this course
+# has been run on several machines, and nothing on NCCL.** The calls are the same there. The order of sums, the
+# errors and the timing are not. Try it with few steps first, and hold it against one process, as you have done
+# all along.
 #
 # ## Five traps
 #
-# These do not stop a run; they make it worse, and nobody tells you.
+# Most of these do not stop a run. They make it worse, and nobody tells you.
 
 # %%
 print(lesson.say_traps(seed))

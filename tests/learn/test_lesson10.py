@@ -271,9 +271,10 @@ def test_the_hero_says_which_lanes_were_never_run() -> None:
 
 
 def test_the_command_is_what_the_picture_says() -> None:
-    words = on_torchrun.command_of(4, 1, Job(12, victim=3))
-    assert words[:4] == ["torchrun", "--standalone", "--nproc-per-node", "4"]
+    words = on_torchrun.command_of(Job(12))
+    assert words[:4] == ["torchrun", "--standalone", "--nproc-per-node", "2"]
     assert "--max-restarts" in words
+    assert words[-2:] == ["--victim", "1"]
     assert any("torchrun --standalone" in lane.cells[0] for lane in lesson.LANES if lane.ran)
 
 
@@ -299,18 +300,14 @@ def test_a_script_has_the_functions_and_what_they_need(prepare: Any) -> None:
 @pytest.mark.live
 @pytest.mark.exhaustive
 def test_torchrun_restarts_the_script_and_its_end_has_the_bits_of_an_undisturbed_launch() -> None:
-    run = on_torchrun.run_torchrun(2, 1, replace(JOB, victim=1), Port())
-    whole = lives.undisturbed(2, 1, JOB)
-    others = lives.Companions(run, whole)
-    said = on_torchrun.say_torchrun(run, others)
+    said = on_torchrun.say_torchrun(on_torchrun.run_torchrun(JOB, Port()))
     assert "rank 1 was killed after 3 steps; torchrun started all 2 ranks again" in said
     assert "from the checkpoint of step 2, and came to step 6" in said
     assert said.endswith("True")
 
 
 def test_without_torchrun_nothing_is_claimed() -> None:
-    life, undisturbed = pretended()
-    assert on_torchrun.say_torchrun(None, lives.Companions(life, undisturbed)).startswith("Not run")
+    assert on_torchrun.say_torchrun(None).startswith("Not run")
 
 
 def test_published_names_are_matched() -> None:

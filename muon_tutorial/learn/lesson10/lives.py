@@ -6,6 +6,7 @@ this process alone, whatever grid it comes from.
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -112,8 +113,10 @@ def _attempt(lines: Sequence[Mapping[str, Any]]) -> Attempt:
 
 
 def new_folder() -> Path:
-    """A folder for a run, below the system's temporary ones."""
-    return Path(mkdtemp(prefix="muon-lesson10-"))
+    """A folder for a run, below the system's temporary ones; it is removed when this process ends."""
+    folder = Path(mkdtemp(prefix="muon-lesson10-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def start(
@@ -172,13 +175,6 @@ def keep_copy(folder: Path) -> None:
     """Copy the checkpoints of a run whose ranks are dead."""
     if (folder / CHECKPOINTS).is_dir():
         shutil.copytree(folder / CHECKPOINTS, folder / AT_THE_KILL)
-
-
-def undisturbed(dp: int, tp: int, job: Job, port: Port = REFERENCE, *, backend: str = "gloo") -> RunLife:
-    """The same run, and nobody is killed."""
-    folder = new_folder()
-    start(folder, (dp, tp), job, port, backend=backend)
-    return read(folder, job)
 
 
 def opened(folder: Path, step: int) -> dict[str, Tensor]:

@@ -11,16 +11,19 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UsageError
 from ...launching.start_torchrun import start_torchrun, torchrun_words
 from ...launching.torchrun import join_torchrun, leave_torchrun, restarted_by_torchrun
 from . import lives
-from .lives import Companions, RunLife
+from .lives import RunLife
 from .port import Job, Port, train
 
 SCRIPT = "my_port.py"
+PAIR = (2, 1)
+"""The grid of the run under torchrun, small so that it is quick: each rank is a fresh Python."""
 _HEAD = '''\
 """My port, for torchrun."""
 import torch
@@ -92,44 +95,56 @@ def _without_types(source: str) -> str:
     return ast.unparse(tree) + "\n"
 
 
-def command_of(dp: int, tp: int, job: Job) -> list[str]:
-    """The command line, as one would type it."""
-    numbers = {"dp": dp, "tp": tp, "steps": job.steps, "seed": job.seed}
-    if job.victim is not None:
-        numbers["victim"] = job.victim
+@dataclass(frozen=True, slots=True)
+class TorchrunOutcome:
+    """A run under torchrun of which a rank was killed, and the same under ``launch()``, undisturbed."""
+
+    killed: RunLife
+    undisturbed: RunLife
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both end with the same bits."""
+        return lives.same_bits(lives.final(self.killed), lives.final(self.undisturbed))
+
+
+def command_of(job: Job) -> list[str]:
+    """The command line for a pair of ranks, as one would type it; the second is the victim."""
+    dp, tp = PAIR
+    numbers = {"dp": dp, "tp": tp, "steps": job.steps, "seed": job.seed, "victim": dp * tp - 1}
     arguments = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
     return torchrun_words(SCRIPT, dp * tp, restarts=1, arguments=arguments)
 
 
-def show_command(dp: int, tp: int, job: Job) -> None:
+def show_command(job: Job) -> None:
     """Print the command line."""
-    words = command_of(dp, tp, job)
+    words = command_of(job)
     cut = words.index(SCRIPT)
     print(" ".join(words[:cut]), "\\\n   ", " ".join(words[cut:]))
 
 
-def run_torchrun(dp: int, tp: int, job: Job, port: Port) -> RunLife:
-    """Write the script, run it under torchrun with a kill, and read what became of it.
+def run_torchrun(job: Job, port: Port, backend: str = "gloo") -> TorchrunOutcome:
+    """Write the script, run it under torchrun with a kill, and run the same functions under ``launch()``.
 
     Raises:
         LaunchError: torchrun failed, or did not end; says the end of what it printed.
     """
-    folder = lives.new_folder()
+    folder, other = lives.new_folder(), lives.new_folder()
     (folder / SCRIPT).write_text(script_of(port), encoding="utf-8")
     (folder / "run").mkdir()
-    start_torchrun(command_of(dp, tp, job), folder, _LIMIT)
-    return lives.read(folder / "run", job)
+    start_torchrun(command_of(job), folder, _LIMIT)
+    lives.start(other, PAIR, job, port, backend=backend)
+    return TorchrunOutcome(lives.read(folder / "run", job), lives.read(other, job))
 
 
-def say_torchrun(run: RunLife | None, others: Companions) -> str:
+def say_torchrun(outcome: TorchrunOutcome | None) -> str:
     """What became of a run under torchrun, beside the undisturbed one under ``launch()``."""
-    if run is None:
+    if outcome is None:
         return "Not run: torchrun = False. The command stands above."
-    first, last = run.attempts[0], run.last
+    first, last = outcome.killed.attempts[0], outcome.killed.last
     victim, step = first.killed or (None, None)
-    same = lives.same_bits(lives.final(run), lives.final(others.undisturbed))
     return (
         f"rank {victim} was killed after {step} steps; torchrun started all {last.ranks} ranks again\n"
         f"they went on from the checkpoint of step {last.begin}, and came to step {last.end}\n"
-        f"the same bits as undisturbed under launch(): {same}"
+        f"the same bits as undisturbed under launch(): {outcome.is_same}"
     )

@@ -64,7 +64,7 @@ LANES = (
         False,
     ),
 )
-_LEFT, _TOP, _ACROSS, _DOWN = 138, 58, 142, 54
+_LEFT, _TOP, _ACROSS, _DOWN = 150, 58, 142, 54
 
 
 def hero() -> Picture:

@@ -159,8 +159,10 @@ def train(
             if port.save(manager, step + 1, model, optimizer, scheduler) is ...:
                 return False
             diary.note("save", step=step + 1)
-        if rank == job.victim and step + 1 == job.fatal:
-            die(rank, folder / DIARY, step + 1)
+        if job.victim is not None and step + 1 == job.fatal:
+            gather_objects(rank)  # rank 0 has written this step down before anybody dies
+            if rank == job.victim:
+                die(rank, folder / DIARY, step + 1)
     return True
 
 

@@ -25,7 +25,7 @@ def say_traps(seed: int) -> str:
             f"AdamW {_default(torch.optim.AdamW):g}",
             f"embedding, head    two dimensions, too: by shape alone, Muon would take {_by_shape()} "
             f"matrices, not {_hidden()}",
-            f"reduce dtype       {PARTS} gradients summed in bfloat16: off by {_lost(seed):.1%} of the norm",
+            f"reduce dtype       {PARTS} gradients added in bfloat16: off by {_lost(seed):.1%} of the norm",
             f"checkpoint keys    {_key()} becomes {_key(compiled=True)} under torch.compile",
         )
     )
