@@ -27,7 +27,7 @@ lesson.hero()
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
 # - *Previous:* [08 · The whole step, and its opposite arrows](08_the_whole_step.ipynb)
-# - *Next:* none yet, this is the last so far.
+# - *Next:* [10 · Does it survive my loop?](10_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. It has
 #   nothing to install.

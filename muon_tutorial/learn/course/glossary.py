@@ -96,6 +96,13 @@ route | 08 | The hops by which a matrix gets from where it is kept to where it i
 hop (hops) | 08 | One change of how one axis holds a tensor, such as cut → whole on all.
 oracle | 09 | The same training in one process. What ranks find is held against it.
 flight recorder | 09 | A list of each rank's latest calls, kept in memory, to be read after a hang.
+FSDP2 | 10 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
+    for the moment it is used.
+DTensor | 10 | A tensor of which each rank holds a part, and which knows the whole.
+scheduler | 10 | An object that changes the learning rate from step to step. It counts them itself.
+clip | 10 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
+checkpoint | 10 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
+torchrun | 10 | PyTorch's command that starts one process a rank, and starts all again if one dies.
 """
 
 _SYMBOLS = """\

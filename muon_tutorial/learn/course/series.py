@@ -66,6 +66,7 @@ LESSONS = (
     ),
     Lesson("08", "08_the_whole_step", "The whole step, and its opposite arrows", 40, ("03", "05", "06")),
     Lesson("09", "09_it_hangs_or_lies", "It hangs, or lies. Which rank, which line?", 60, ("04", "06")),
+    Lesson("10", "10_does_it_survive_my_loop", "Does it survive my loop?", 40, ("06", "08")),
 )
 
 PATHS = (
@@ -74,7 +75,7 @@ PATHS = (
         ("00", "01", "02", "07"),
         "Lesson 07 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "08", "09")),
+    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "08", "09", "10")),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 

@@ -1,0 +1,40 @@
+"""Torchrun is started with a limit, says why it failed, and restarts a rank that dies at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from muon_tutorial.errors import LaunchError
+from muon_tutorial.launching.start_torchrun import start_torchrun, torchrun_words
+
+pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform == "win32", reason="signals")]
+
+DIES_ONCE = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    from muon_tutorial.launching.start_torchrun import die_at_once
+    print("dies now", flush=True)
+    die_at_once()
+print("alive again")
+"""
+
+
+def test_a_rank_that_dies_at_once_is_restarted(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(DIES_ONCE)
+    printed = start_torchrun(torchrun_words("job.py", 1, 1, []), tmp_path, limit=110)
+    assert printed.index("dies now") < printed.index("alive again")
+
+
+def test_what_fails_says_the_end_of_what_it_printed(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("raise SystemExit('no such luck')")
+    with pytest.raises(LaunchError, match=r"exit code 1:[\s\S]*no such luck|no such luck"):
+        start_torchrun(torchrun_words("job.py", 1, 0, []), tmp_path, limit=110)
+
+
+def test_what_does_not_end_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import time; time.sleep(600)")
+    with pytest.raises(LaunchError, match=r"did not end within 0\.5 s"):
+        start_torchrun(torchrun_words("job.py", 1, 0, []), tmp_path, limit=0.5)

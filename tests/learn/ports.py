@@ -1,0 +1,166 @@
+"""Ports of lesson 10 that are wrong in one way each, for real ranks to run, and functions that try them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from muon_tutorial import MuonWithAdamW
+from muon_tutorial.learn.lesson10 import port, trials
+from muon_tutorial.learn.lesson10.port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, Job, Port
+
+RIGHT: dict[str, Any] = {"lr": LR, "adamw_lr": ADAMW_LR, "weight_decay": WEIGHT_DECAY}
+
+
+def made_too_early(model: nn.Module, shard: Any) -> Any:
+    optimizer = MuonWithAdamW.from_model(model, **RIGHT)
+    shard(model)
+    return optimizer
+
+
+def not_cut(model: nn.Module, shard: Any) -> Any:
+    return MuonWithAdamW.from_model(model, **RIGHT)
+
+
+def adamw_alone(model: nn.Module, shard: Any) -> Any:
+    shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=LR)
+
+
+def nothing_made(model: nn.Module, shard: Any) -> Any:
+    shard(model)
+
+
+def one_rate(model: nn.Module, shard: Any) -> Any:
+    shard(model)
+    return MuonWithAdamW.from_model(model, lr=LR, weight_decay=WEIGHT_DECAY)
+
+
+def torchs_decay(model: nn.Module, shard: Any) -> Any:
+    shard(model)
+    return MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR)
+
+
+def less_for_muon(model: nn.Module, shard: Any) -> Any:
+    shard(model)
+    return MuonWithAdamW.from_model(model, **RIGHT, exclude=["layers.0.up*"])
+
+
+def own_shard_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    locals_of = [nn.Parameter(trials.local(it)) for it in model.parameters()]
+    for mine, parameter in zip(locals_of, model.parameters(), strict=True):
+        assert parameter.grad is not None
+        mine.grad = trials.local(parameter.grad)
+    torch.nn.utils.clip_grad_norm_(locals_of, MAX_NORM)
+    finish(optimizer, scheduler)
+
+
+def not_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    finish(optimizer, scheduler)
+
+
+def clipped_afterwards(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    optimizer.step()
+    scheduler.step()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.zero_grad()
+
+
+def clipped_too_short(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM / 2)
+    finish(optimizer, scheduler)
+
+
+def stepped_twice(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    finish(optimizer, scheduler)
+
+
+def scheduler_first(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    scheduler.step()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def scheduler_forgotten(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def gradients_left(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    scheduler.step()
+
+
+def finish(optimizer: Any, scheduler: Any) -> None:
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+
+
+def stub(*_: object) -> Any:
+    return ...
+
+
+def try_all(rank: int, grid: tuple[int, int], pairs: Sequence[tuple[Any, Any]]) -> list[trials.PortReport]:
+    """All these ports on the same ranks, one after the other."""
+    return [trials.try_port(rank, grid, 0, prepare, update) for prepare, update in pairs]
+
+
+def on_rank_0_only(manager: Any, step: int, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    if dist.get_rank() == 0:
+        port.save(manager, step, model, optimizer, scheduler)
+
+
+def torch_save(manager: Any, step: int, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    if dist.get_rank() == 0:
+        manager.folder.mkdir(exist_ok=True)
+        torch.save(
+            {name: trials.local(it) for name, it in model.named_parameters()}, manager.folder / "model.pt"
+        )
+
+
+def scheduler_not_restored(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    return manager.load(model, optimizer)["step"]
+
+
+def position_not_restored(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    scheduler.load_state_dict(manager.load(model, optimizer)["scheduler"])
+    return 0
+
+
+def one_step_off(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    return port.load(manager, model, optimizer, scheduler) + 1
+
+
+def nothing_loaded(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    return manager.latest_step() or 0
+
+
+def momentum_not_loaded(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    before = optimizer.state_dict()
+    extra = manager.load(model, optimizer)
+    optimizer.load_state_dict(before)
+    scheduler.load_state_dict(extra["scheduler"])
+    return extra["step"]
+
+
+def no_step_returned(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> Any:
+    if manager.latest_step() is not None:
+        port.load(manager, model, optimizer, scheduler)
+    return None
+
+
+def resume_all(rank: int, grid: tuple[int, int], folders: list[Path], job: Job, loads: list[Any]) -> None:
+    """Go on in each folder, with each of these functions, on the same ranks."""
+    for folder, load in zip(folders, loads, strict=True):
+        port.train(rank, grid, folder, job, Port(load=load), echo=True)
