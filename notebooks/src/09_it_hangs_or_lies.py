@@ -64,7 +64,9 @@ from muon_tutorial.learn.widgets.reveal import compare
 print(inspect.getsource(lesson.TrainingRank.take_step))
 
 # %% [markdown]
-# In five of these phases ranks call each other, always in this order: load, average, gather, share, log.
+# In five phases ranks call each other, always in this order: load, average, gather, share, log. You will look in vain
+# for `gather` above. It happens inside `self.update()`: an owner gathers whole inputs over tp before it orthogonalizes
+# them.
 #
 # Now the opposite case, a run that does not hang. From step 2 on, rank 1 has another learning rate. In which result
 # of step 2 does its mistake show first: gradient, average, momentum, input, update or share? And at the end, will
@@ -104,7 +106,7 @@ lesson.guess().check(rung, agree)
 #
 # ## Tool 1: compare the calls
 #
-# `hang` is the run of the first picture, made anew just now. For a hang, write down what each rank calls, and when.
+# `hang` is the run of the first picture, made anew just now. We call it **the hanging run**. For a hang, write down what each rank calls, and when.
 # Then look for the first call that some rank should have made, and did not. First, what a log would have shown.
 # Then the calls; one that still waits ends in "…".
 
@@ -117,7 +119,8 @@ print(lesson.first_missing_call(hang))
 
 # %% [markdown]
 # A rank that waits has done its duty. Only the missing call tells who is to blame. Here are the lines in which the
-# ranks stand:
+# ranks stand. On the left is the phase, as `take_step` calls it. On the right is the innermost line of our code, the
+# one that called PyTorch and has not come back.
 
 # %%
 print(lesson.say_lines(hang))
@@ -142,14 +145,17 @@ print(lesson.say_flight(hang, rank=0, last=steps))
 #
 # A run that lies makes all its calls. So compare its numbers with something that has no ranks: the same training in
 # one process, called the **oracle**. Each result of a step is a rung: gradient, average, momentum, input of
-# Newton–Schulz, update, and the shared weights. The letters are a hash of all its bits. This is the run with
-# another learning rate.
+# Newton–Schulz, update, and the shared weights. The letters are a hash of all its bits. This is **the lying run**, the
+# one with another learning rate.
 
 # %% tags=["volatile"]
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Read from the top. The *first* orange rung counts. All below it only inherits. In words, as above:
+# Read from the top. The *first* orange rung counts. Those below it have only inherited the mistake. Green below orange
+# does not mean that somebody has repaired it: Newton–Schulz works in bfloat16, and may round a wrong last bit away.
+# You can compare the hashes with each other, too, between rows and between steps. Where two are equal, so are
+# the numbers. Should they be? In words, as above:
 
 # %%
 print(lesson.first_difference(lie))
@@ -174,10 +180,19 @@ lesson.explore_spread(dp, tp, live=widgets)
 # ## Six runs, five minutes each
 #
 # Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
-# make the same mistake, write `"all"` in place of a rank. These are the kinds and the phases:
+# make the same mistake, write `"all"` in place of a rank.
+#
+# > **It hangs:** `say_calls(run, step)`, `first_missing_call(run)`, `draw_waits(run)`, `say_lines(run)`.<br>
+# > The phase to name is that of the *missing call*.<br>
+# > **It lies:** `draw_ladder(run)`, `first_difference(run)`, `say_packed(run, step, phase)`.<br>
+# > The phase to name is that of the *first rung that differs*.<br>
+# > `say_outcome(run)` tells you which of the two it is.
+#
+# These are the phases and the kinds. Two kinds look alike. Take a rank that owes `load`. If it stands in `average`,
+# the next call of the program, it has *skipped* one. If it stands in `log`, further down, then its *order* is another.
 
 # %%
-print("\n".join([", ".join(lesson.KINDS), ", ".join(lesson.PHASES)]))
+print("phases: " + ", ".join(lesson.PHASES), lesson.say_kinds(), sep="\n\n")
 clinic = lesson.open_clinic(dp, tp, seed, backend)
 
 # %% [markdown]
@@ -211,7 +226,13 @@ clinic.check("A", found_a)
 # %% [markdown]
 # ### Run B
 #
-# `draw_waits(b)` draws this one. A rank with a None in its gradients may be worth a look.
+# `draw_waits(b)` draws this one.
+#
+# <details><summary>Hint</summary>
+#
+# Does the guilty rank have gradients at all? `lesson.first_difference(b)` reads a run that hangs, too.
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -309,7 +330,8 @@ clinic.check("E", found_e)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Size 1, cosine 1, and a difference as large as rounding makes it. The batches were added up in another order.
+# Size 1, cosine 1, and a difference as large as rounding makes it. The batches were added up in another order. Look at
+# the ladder of step 2, too: bfloat16 has rounded the difference away, and `update` and `share` are green again.
 #
 # ```python
 # found_e = (lesson.first_difference(e).who, "gradient", "no bug")
@@ -347,8 +369,14 @@ clinic.check("F", found_f)
 # ## Two at once
 #
 # In run G two mistakes meet, and the first hides the second. Find one. Then take it out, by its kind, and run again:
-# `clinic.run("G", repaired=["…"])`. What did each rank pack? `lesson.say_packed(g, 1, "average")` prints it. Answer
-# with a list of two findings.
+# `clinic.run("G", repaired=["…"])`. Answer with a list of two findings. Each is judged by a run that has this mistake
+# alone.
+#
+# <details><summary>Hint</summary>
+#
+# If several ranks differ at the first rung, ask what each of them packed. `lesson.say_packed(g, step, phase)` prints it.
+#
+# </details>
 #
 # *Hard · 12 minutes · optional*
 
@@ -366,7 +394,7 @@ clinic.check("G", found_g)
 # <details><summary>Solution</summary>
 #
 # The averages of one dp group differ in step 1: one rank packs in alphabetical order. Without that, the first
-# difference is in step 2, on all ranks, and nobody has called `average` there.
+# difference is in step 2, on all ranks, and nobody has called `average` there: its hash is that of `gradient`.
 #
 # ```python
 # odd = lesson.packs_otherwise(g, 1, "average")
@@ -380,15 +408,15 @@ clinic.check("G", found_g)
 #
 # - Agreement between ranks proves nothing. Keep an oracle of one process.
 # - In a hang, look for the first call that is missing. The rank that complains is a witness.
-# - In a lie, the first rung that differs names the line. All later ones inherit.
+# - In a lie, the first rung that differs names the line. Later ones only inherit, or round it away.
 # - Look at size and cosine before you look for a bug. Another order of a sum is legitimate.
 # - Repair one thing, then run again.
 #
 # **Quiz.** Answer with numbers. You can measure each of them with one line above.
 #
-# 1. `waiting`: how many ranks wait in the first run?
-# 2. `agree`: do the copies of the second run agree at its end (1) or not (0)?
-# 3. `step`: in which step does the second run first differ from the oracle?
+# 1. `waiting`: how many ranks wait in the hanging run?
+# 2. `agree`: do the copies of the lying run agree at its end (1) or not (0)?
+# 3. `step`: in which step does the lying run first differ from the oracle?
 #
 # *Easy · 2 minutes · required*
 

@@ -49,8 +49,9 @@ def test_a_sound_run_has_every_rung_of_the_oracle_and_keeps_the_order_of_calls()
     run = run_with(dp=2, tp=2)
     assert not run.hangs
     assert all(rung.reached and not rung.wrong for rung in lesson.rungs(run))
-    assert lesson.first_difference(run) is None
-    assert lesson.first_missing_call(run) is None
+    assert (not lesson.first_difference(run), not lesson.first_missing_call(run)) == (True, True)
+    assert repr(lesson.first_difference(run)) == "nothing differs from the oracle"
+    assert repr(lesson.first_missing_call(run)) == "no call is missing: nobody waits for ever"
     assert lesson.waits(run) == []
     assert lesson.copies_agree(run)
     assert [len(calls) for calls in lesson.call_lists(run)] == [len(lesson.program(2))] * 4
@@ -61,7 +62,7 @@ def test_a_sound_run_has_every_rung_of_the_oracle_and_keeps_the_order_of_calls()
 def test_on_other_grids_sound_runs_are_the_oracles_and_every_finding_is_the_tools(
     grid: tuple[int, int],
 ) -> None:
-    assert lesson.first_difference(run_with(dp=grid[0], tp=grid[1])) is None
+    assert not lesson.first_difference(run_with(dp=grid[0], tp=grid[1]))
     for letter in "ABCDEF":
         clinic = lesson.open_clinic(*grid)
         assert found_by_tools(clinic.run(letter)) == truth(clinic, letter)[:2]
@@ -147,6 +148,35 @@ def test_two_mistakes_are_found_one_after_the_other(clinic: Any) -> None:
         assert verdict.passed is False
         assert says in verdict.message
     assert clinic.check("G", right[::-1])
+
+
+def test_each_wrong_rank_or_phase_of_two_findings_is_answered_by_a_run_with_that_mistake_alone(
+    clinic: Any,
+) -> None:
+    faults = clinic.faults("G")
+    right = [("all" if fault.rank < 0 else fault.rank, "average", fault.kind) for fault in faults]
+    for place, (who, phase, kind) in enumerate(right):
+        wrong = [(who, other, kind) for other in lesson.PHASES if other != phase]
+        wrong += [(other, phase, kind) for other in (0, 1, 2, 3, "all") if other != who]
+        for finding in wrong:
+            answer = [finding if each == place else right[each] for each in range(2)]
+            verdict = clinic.check("G", answer)
+            assert verdict.passed is False, answer
+            assert f"In a run with {kind!r} alone: " in verdict.message
+            assert f"average of step {faults[place].step}" in verdict.message or finding[0] == "all"
+            assert not re.search(r"\b[Nn]one\b|no rank", verdict.message), verdict.message
+
+
+@pytest.mark.parametrize(
+    "repaired", [["nonsense"], ["another seed"], ["not averaged", "nonsense"], "nonsense"]
+)
+def test_a_repair_of_what_is_not_in_the_run_is_refused(repaired: Any, clinic: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"run G has no '(nonsense|another seed)' to repair\. The kinds are"
+    ) as told:
+        clinic.run("G", repaired=repaired)
+    assert all(repr(kind) in str(told.value) for kind in KINDS)
+    assert "\n" not in str(told.value)
 
 
 def test_no_bug_is_within_rounding_and_every_lie_is_far_outside(clinic: Any) -> None:
@@ -272,6 +302,13 @@ def test_the_recorded_dump_names_the_call_in_which_the_run_says_that_rank_stands
     assert "rank 3: self.load()" in lesson.say_lines(hang)
 
 
+def test_a_hang_that_has_no_wrong_number_says_how_far_that_was_looked_at(hang: TrainingRun) -> None:
+    assert repr(lesson.first_difference(hang)) == "nothing differs from the oracle in what the ranks reached"
+    assert "in the order in which they complained" in lesson.say_outcome(hang)
+
+
 def test_faults_name_their_lines() -> None:
+    assert list(lesson.MEANINGS) == list(KINDS)
+    assert all(f"{kind} " in line for kind, line in zip(KINDS, lesson.say_kinds().splitlines(), strict=True))
     assert all(lesson.guilty_lines(kind).count("def ") == 1 for kind in KINDS)
     assert Fault("no bug").rank == -1

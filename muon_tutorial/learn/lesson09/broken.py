@@ -173,6 +173,19 @@ PHASE_OF = {
     "no bug": ("gradient",),
 }
 """The phases that are right answers for each kind."""
+MEANINGS = {
+    "leaves early": "a rank returns from its loop before the others do",
+    "skipped call": "a rank leaves one call out, and goes on to the next one in the program",
+    "order of calls": "a rank makes a later call before the one that is due",
+    "another seed": "a rank starts from other random weights",
+    "not averaged": "each dp position goes on with its own gradients",
+    "stale momentum": "the new momentum is used nowhere: the old one stays",
+    "order of parameters": "a rank packs the right matrices for a call, in another order",
+    "shard's shape": "a factor comes from the shape of the rows at hand, not of the whole matrix",
+    "another learning rate": "the right update is applied at another rate",
+    "no bug": "the same numbers are added up in another order, so only the last bits differ",
+}
+"""Each kind in one line."""
 METHOD_OF = {
     "leaves early": "train",
     "another seed": "own_seed",
@@ -190,6 +203,11 @@ def class_of(faults: tuple[Fault, ...]) -> Broken:
     if len(faults) > 1:
         return SortsNamesAndNeverAverages
     return KINDS[faults[0].kind]
+
+
+def say_kinds() -> str:
+    """Each kind and what it means, a line each."""
+    return "\n".join(f"{kind:<24}{meaning}" for kind, meaning in MEANINGS.items())
 
 
 def guilty_lines(kind: str) -> str:

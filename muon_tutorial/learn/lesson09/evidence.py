@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,6 +59,19 @@ def hash_of(results: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class NothingFound:
+    """What a search that found nothing says; false where a truth is asked for."""
+
+    said: str
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return self.said
+
+
+@dataclass(frozen=True, slots=True)
 class FirstDifference:
     """The first rung that is not the oracle's: which ranks, which matrices, and how far off the numbers are.
 
@@ -98,11 +111,13 @@ class FirstDifference:
         ])  # fmt: skip
 
 
-def first_difference(run: TrainingRun) -> FirstDifference | None:
-    """The first rung that differs from the oracle's; None where all that was reached is the oracle's."""
+def first_difference(run: TrainingRun) -> FirstDifference | NothingFound:
+    """The first rung that differs from the oracle's; a false value that says so where none does."""
     wrong = [rung for rung in rungs(run) if rung.wrong]
     if not wrong:
-        return None
+        return NothingFound(
+            "nothing differs from the oracle" + (" in what the ranks reached" if run.hangs else "")
+        )
     first = [rung for rung in wrong if (rung.step, rung.name) == (wrong[0].step, wrong[0].name)]
     ranks = tuple(rung.rank for rung in first)
     matrices = tuple(dict.fromkeys(name for rung in first for name in rung.wrong))
@@ -142,23 +157,20 @@ def outcomes(lie: TrainingRun) -> dict[str, Any]:
 
 def say_outcome(run: TrainingRun) -> str:
     """What a test, or the log, would have shown of a run."""
-    lines = []
+    said = {}
     if run.hangs:
         stuck = sorted((each.at, rank) for rank, each in enumerate(run.reports) if each.stuck)
         silent = [rank for rank, each in enumerate(run.reports) if not each.stuck]
-        lines.append(
-            f"waited in vain, first to complain first   ranks {', '.join(str(rank) for _, rank in stuck)}"
+        said["waited in vain, in the order in which they complained"] = (
+            f"ranks {', '.join(str(rank) for _, rank in stuck)}"
         )
-        lines.append(f"returned without an error                 {', '.join(map(str, silent)) or 'none'}")
+        said["returned without an error"] = ", ".join(map(str, silent)) or "none"
     else:
-        lines.append(
-            f"returned without an error                 {run.grid.world_size} of {run.grid.world_size}"
-        )
-        lines.append(f"copies agree to the last bit at the end   {'yes' if copies_agree(run) else 'no'}")
-    losses = run.reports[0].notes.losses
-    return "\n".join(
-        [*lines, f"losses that rank 0 logged                 {', '.join(f'{each:.4f}' for each in losses)}"]
-    )
+        said["returned without an error"] = f"{run.grid.world_size} of {run.grid.world_size}"
+        said["copies agree to the last bit at the end"] = "yes" if copies_agree(run) else "no"
+    said["losses that rank 0 logged"] = ", ".join(f"{each:.4f}" for each in run.reports[0].notes.losses)
+    wide = max(map(len, said)) + 3
+    return "\n".join(f"{what:<{wide}}{value}" for what, value in said.items())
 
 
 # Calls: who made which, and who waits for whom.
@@ -209,8 +221,8 @@ class MissingCall:
         )
 
 
-def first_missing_call(run: TrainingRun) -> MissingCall | None:
-    """Where a rank first leaves the order of calls that all are to keep; None where nobody does."""
+def first_missing_call(run: TrainingRun) -> MissingCall | NothingFound:
+    """Where a rank first leaves the order of calls that all are to keep; a false value where none does."""
     due = program(run.dp)
     for number, call in enumerate(due):
         for rank in run.grid.ranks:
@@ -221,8 +233,9 @@ def first_missing_call(run: TrainingRun) -> MissingCall | None:
     ends = [(len(_made(run, rank)), rank) for rank, report in enumerate(run.reports) if not report.stuck]
     if run.hangs and ends:
         number, rank = min(ends)
-        return MissingCall(rank, *due[number], "it returned") if number < len(due) else None
-    return None
+        if number < len(due):
+            return MissingCall(rank, *due[number], "it returned")
+    return NothingFound("no call is missing: nobody waits for ever")
 
 
 def program(dp: int) -> list[tuple[int, str]]:

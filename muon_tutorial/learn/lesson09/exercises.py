@@ -6,9 +6,10 @@ A wrong answer is met by what the run's own evidence says against it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...errors import UsageError
 from ..exercises.judge import Diagnosis, Exercise, numbers
 from .broken import ALL, HANGS, KINDS, PHASE_OF, Fault, guilty_lines
 from .evidence import ROUNDING, FirstDifference, copies_agree, first_difference, first_missing_call, waits
@@ -26,12 +27,12 @@ HANG_HINTS = (
     "A rank that waits has done its duty. Who should be there, and is not?",
 )
 LADDER_HINTS = (
-    "lesson.first_difference(run) names the first rung. All that comes after it only inherits.",
+    "lesson.first_difference(run) names the first rung. What comes after it has inherited its mistake.",
     "If the first rung differs on one rank, it is that rank. If on all, all run the same wrong line.",
 )
 KIND_HINTS = (
     "Compare size and cosine at the first rung: 1 and 1 is rounding; another size alone is a factor.",
-    "For a run that hangs: what did the rank do in place of the missing call? Are its gradients there?",
+    "For a run that hangs: what did the rank do in place of the missing call? Are its gradients None?",
 )
 
 
@@ -54,7 +55,16 @@ class Clinic:
         return faults_of(letter, self.dp, self.tp, self.seed)
 
     def run(self, letter: str, repaired: Sequence[str] = ()) -> TrainingRun:
-        """An anonymous run on real ranks; with ``repaired``, without mistakes of these kinds."""
+        """An anonymous run on real ranks; with ``repaired``, without mistakes of these kinds.
+
+        Raises:
+            UsageError: a kind in ``repaired`` is not in this run, so that nothing would be repaired.
+        """
+        repaired = [repaired] if isinstance(repaired, str) else repaired
+        for kind in repaired:
+            if kind not in LETTERS[letter]:
+                kinds = ", ".join(repr(each) for each in KINDS)
+                raise UsageError(f"run {letter} has no {kind!r} to repair. The kinds are {kinds}.")
         faults = [fault for fault in self.faults(letter) if fault.kind not in repaired]
         name = f"run {letter}"
         run = run_with(*faults, dp=self.dp, tp=self.tp, seed=self.seed, backend=self.backend, name=name)
@@ -88,10 +98,19 @@ class Clinic:
                     return judge(run, self.faults(letter)[0], answer[0])
                 hint = f"clinic.run({letter!r}, repaired=[{known!r}]) shows what is left."
                 return Diagnosis(f"{known!r} is there. The other is not {_others(answer, known)!r}.", (hint,))
-            run = self.run(letter, [each.kind for each in self.faults(letter) if each is not fault])
-            if wrong := judge(run, fault, found[0]):
+            wrong = judge(self._alone(letter, fault), fault, found[0])
+            if isinstance(wrong, Diagnosis):
+                return replace(wrong, what=f"In a run with {fault.kind!r} alone: {wrong.what}")
+            if wrong:
                 return wrong
         return None
+
+    def _alone(self, letter: str, fault: Fault) -> TrainingRun:
+        """The run in which all other mistakes are repaired; run once, and kept."""
+        name = f"{letter}, {fault.kind}"
+        if name not in self.kept:
+            self.kept[name] = self.run(letter, [kind for kind in LETTERS[letter] if kind != fault.kind])
+        return self.kept[name]
 
 
 def _others(answer: Sequence[Any], known: str) -> str:
@@ -158,9 +177,9 @@ def _against_who(run: TrainingRun, fault: Fault, who: Any) -> Diagnosis | None:
         )
         return Diagnosis(f"{waiting}, and up to there it has made every call that was due.", HANG_HINTS)
     spot = first_difference(run)
-    if spot is None or who == "all":
-        ranks = ", ".join(map(str, spot.ranks)) if spot else "none"
-        return Diagnosis(f"Not all: the first rung that differs does so on rank {ranks} only.", LADDER_HINTS)
+    if not spot or who == "all":
+        ranks = _ranks(spot.ranks) if spot else "no rank"
+        return Diagnosis(f"Not all: the first rung that differs does so on {ranks} only.", LADDER_HINTS)
     if who in spot.ranks:
         where = f"At {spot.phase} of step {spot.step}, rank {who} differs, but so does rank"
         others = ", ".join(str(rank) for rank in spot.ranks if rank != who)
@@ -169,6 +188,10 @@ def _against_who(run: TrainingRun, fault: Fault, who: Any) -> Diagnosis | None:
     return Diagnosis(
         f"At the first rung that differs, {_rung(spot)}, rank {who} has the oracle's bits.", LADDER_HINTS
     )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _rung(spot: FirstDifference) -> str:
@@ -185,7 +208,7 @@ def _against_phase(run: TrainingRun, fault: Fault, phase: str) -> Diagnosis | No
         )
         return Diagnosis(f"Up to {phase}, or from it on, that explains no wait. {said}", HANG_HINTS)
     spot = first_difference(run)
-    assert spot is not None
+    assert spot
     if PHASES.index(phase) > PHASES.index(spot.phase):
         why = f"By {phase}, the numbers are wrong already: {_rung(spot)} differs before it."
     else:
@@ -199,7 +222,7 @@ def _against_kind(run: TrainingRun, fault: Fault, kind: str) -> Diagnosis | None
     if run.hangs:
         return Diagnosis(_not_this_hang(run, fault, kind), KIND_HINTS[1:])
     spot = first_difference(run)
-    assert spot is not None
+    assert spot
     return Diagnosis(_excluded(spot, kind), KIND_HINTS[:1])
 
 
@@ -254,19 +277,19 @@ def guess() -> Exercise:
 
 def worked_hang(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> TrainingRun:
     """The run of the first picture, on your machine."""
-    return run_with(*hero_faults(), dp=dp, tp=tp, seed=seed, backend=backend, name="the first run")
+    return run_with(*hero_faults(), dp=dp, tp=tp, seed=seed, backend=backend, name="the hanging run")
 
 
 def worked_lie(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> TrainingRun:
     """A run with another learning rate on rank 1, from step 2 on."""
     fault = Fault("another learning rate", 1, 2)
-    return run_with(fault, dp=dp, tp=tp, seed=seed, backend=backend, name="the second run")
+    return run_with(fault, dp=dp, tp=tp, seed=seed, backend=backend, name="the lying run")
 
 
 def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     """Three numbers that the notebook has measured."""
     spot = first_difference(lie)
-    assert spot is not None
+    assert spot
     expected = {
         "waiting": len({wait.waiter for wait in waits(hang)}),
         "agree": int(copies_agree(lie)),
@@ -274,7 +297,7 @@ def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     }
     why = {
         "waiting": "Count who waits: len({wait.waiter for wait in lesson.waits(hang)}).",
-        "agree": "1 if the copies of the second run agree: lesson.copies_agree(lie).",
+        "agree": "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
         "step": "Ask lesson.first_difference(lie).step.",
     }
     return numbers(expected, why)
