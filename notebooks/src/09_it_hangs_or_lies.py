@@ -92,12 +92,12 @@ agree = ...  # a bool
 hang = lesson.worked_hang(dp, tp, seed, backend)
 lie = lesson.worked_lie(dp, tp, seed, backend)
 
+# %%
+lesson.guess().check(rung, agree)
+
 # %% tags=["answer"]
 print(lesson.say_outcome(lie), lesson.first_difference(lie), sep="\n\n")
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
-
-# %%
-lesson.guess().check(rung, agree)
 
 # %% [markdown]
 # That is the first trap: agreement between ranks proves nothing. Every copy of a matrix takes its new rows from the same

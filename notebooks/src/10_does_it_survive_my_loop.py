@@ -129,6 +129,7 @@ print(lesson.say_too_early(plain))
 # Two functions. `prepare` gets the model and a function that cuts it; it returns the optimizer. Let Muon have
 # the learning rate 0.02, AdamW 0.003, both the weight decay 0.1. `update` does what follows the backward pass:
 # clip the gradient to the norm 0.25, step, move the scheduler, clear the gradients. Real ranks try both.
+# (`from_model` takes `lr` for Muon and `adamw_lr` for AdamW; `help(MuonWithAdamW.from_model)` says what else.)
 #
 # *Medium · 8 minutes · required*
 
@@ -185,7 +186,8 @@ print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 # - `manager.load(model, optimizer)`: puts the newest back into both, and returns its `extra`.
 #
 # Write `save`, which the loop calls now and then, and `load`, which it calls once before the first step, in a
-# new run too. `load` returns the step to go on with. (Which batch a step sees follows from its number alone.)
+# new run too. The `step` that `save` gets is how many steps are done. `load` returns the step to go on with,
+# counted from 0. (Which batch a step sees follows from its number alone.)
 #
 # *Medium · 12 minutes · required*
 
@@ -353,10 +355,10 @@ match.check(found)
 # - Loaded state and a step with the same gradient are the same on any grid, to the bit. Sums over ranks are not.
 # - The same functions run under `launch()` and under torchrun. On NCCL we have not run them.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above.
+# **Quiz.** Answer with numbers. You can measure each of them with one line.
 #
 # 1. `twice`: how many steps were done twice in the life of your run?
-# 2. `files`: how many files hold the tensors of its first checkpoint?
+# 2. `files`: how many files hold the tensors of its first checkpoint? (`lesson.tensor_files(life)` counts.)
 # 3. `too_long`: if each rank clips its own part, how many times too long is the whole gradient?
 #
 # *Easy · 3 minutes · required*

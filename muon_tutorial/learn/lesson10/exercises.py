@@ -236,9 +236,10 @@ def explain_life(life: RunLife) -> str | Diagnosis | None:
         what = "What the new ranks held when they began is not what was saved."
         return Diagnosis(what, ("manager.load(model, optimizer) puts both back.",))
     if last.begin != every:
+        batches = "batches that had been seen came again" if last.begin < every else "batches were left out"
         what = (
             f"The model is that of step {every}, but the loop went on with step {last.begin}: the data's "
-            "position was not restored, and batches that had been seen came again."
+            f"position was not restored as it was, and {batches}."
         )
         return Diagnosis(what, ("load is to return the step to go on with.", "Save it in extra."))
     for step, rate in last.rates.items():
