@@ -28,7 +28,7 @@ LISTS = [
 LINES = sorted({line for lines in LISTS for line in lines})
 
 
-def tested() -> dict[str, list[str]]:
+def pinned_versions() -> dict[str, list[str]]:
     """The versions in constraints.txt by name: several where they differ by Python or system."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     versions: dict[str, list[str]] = {}
@@ -43,7 +43,7 @@ def tested() -> dict[str, list[str]]:
 def test_a_dependency_has_one_floor_which_the_tested_versions_satisfy(line: str) -> None:
     requirement = Requirement(line)
     assert [each.operator for each in requirement.specifier] == [">="]
-    versions = tested()[canonicalize_name(requirement.name)]
+    versions = pinned_versions()[canonicalize_name(requirement.name)]
     assert [version for version in versions if version not in requirement.specifier] == []
 
 
