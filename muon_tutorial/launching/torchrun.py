@@ -31,7 +31,7 @@ from .peers import Peers
 from .phase import keep_slot, own_phase
 from .timeouts import check_timeout, let_new_groups_time_out
 
-_UNTIL_ENDED = 0.5  # seconds for torchrun to find the rank that broke before those that only noticed
+_UNTIL_ENDED = 1.0  # seconds for torchrun to find the rank that broke before those that only noticed
 _UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
 
 # Whether this process has missed another rank: it can then not leave its groups in good order.

@@ -106,7 +106,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 #
 # ## Tool 1: compare the calls
 #
-# `hang` is the run of the first picture, made anew just now. We call it **the hanging run**. For a hang, write down what each rank calls, and when.
+# `hang` is the run of the first picture, made anew just now. We call it the hanging run. For a hang, write down what each rank calls, and when.
 # Then look for the first call that some rank should have made, and did not. First, what a log would have shown.
 # Then the calls; one that still waits ends in "…".
 
@@ -145,7 +145,7 @@ print(lesson.say_flight(hang, rank=0, last=steps))
 #
 # A run that lies makes all its calls. So compare its numbers with something that has no ranks: the same training in
 # one process, called the **oracle**. Each result of a step is a rung: gradient, average, momentum, input of
-# Newton–Schulz, update, and the shared weights. The letters are a hash of all its bits. This is **the lying run**, the
+# Newton–Schulz, update, and the shared weights. The letters are a hash of all its bits. This is the lying run, the
 # one with another learning rate.
 
 # %% tags=["volatile"]

@@ -90,6 +90,7 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
         others = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
         for param in others:
             param.grad = torch.ones_like(param)
+        ledger.clear()
         if others:
             muon.ready_gradients(rest=others)
         muon.step()
