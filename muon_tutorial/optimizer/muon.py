@@ -274,12 +274,15 @@ class Muon(torch.optim.Optimizer):
         """
         call = "step() after ready_gradients()" if self._gradients_ready else "step()"
         stamp = self._stamp(call, complaint or self._complaint())
-        steps = self._steps_agreed(stamp, len(rest or ()))
+        others = len(rest or ())
+        if rest is None and self._gradients_ready:
+            others = self._rest or 0  # as many as were readied
+        steps = self._steps_agreed(stamp, others)
         if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
             steps[0].run(self._readying(None, rest, stamp))
         else:
             for mesh in steps:
-                mesh.run(mesh.step.agree(stamp, len(rest or ())))  # on all before anything changes on one
+                mesh.run(mesh.step.agree(stamp, others))  # on all before anything changes on one
         self._compare(steps)
         self._warn_of_no_gradients()
         self._is_new = False

@@ -182,9 +182,9 @@ lesson.explore_spread(dp, tp, live=widgets)
 # Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
 # make the same mistake, write `"all"` in place of a rank.
 #
-# > **It hangs:** `say_calls(run, step)`, `first_missing_call(run)`, `draw_waits(run)`, `say_lines(run)`.<br>
+# > *It hangs:* `say_calls(run, step)`, `first_missing_call(run)`, `draw_waits(run)`, `say_lines(run)`.<br>
 # > The phase to name is that of the *missing call*.<br>
-# > **It lies:** `draw_ladder(run)`, `first_difference(run)`, `say_packed(run, step, phase)`.<br>
+# > *It lies:* `draw_ladder(run)`, `first_difference(run)`, `say_packed(run, step, phase)`.<br>
 # > The phase to name is that of the *first rung that differs*.<br>
 # > `say_outcome(run)` tells you which of the two it is.
 #

@@ -40,8 +40,14 @@ def page(server: lab.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def pictures_in(path: Path) -> int:
-    outputs = [out for cell in nbformat.read(path, as_version=4).cells for out in cell.get("outputs", [])]
+    """How many pictures a notebook shows unrun: those that answer a prediction wait folded."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if not folded(cell)]
+    outputs = [out for cell in cells for out in cell.get("outputs", [])]
     return sum(out.get("data", {}).get("text/html", "").count("<img ") for out in outputs)
+
+
+def folded(cell: Any) -> bool:
+    return bool(cell.metadata.get("jupyter", {}).get("outputs_hidden"))
 
 
 def press(page: Any, selector: str, index: int = 0) -> Any:
