@@ -56,11 +56,11 @@ HANDLE_PROCESSES = ("scripts", "launching", "faults")
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
 # ring.py takes collectives apart, message by message, for lesson 03; training_rank.py is a loop such as
-# readers write by hand, for lesson 09 to break.
+# readers write by hand, for lesson 12 to break.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
-    f"{PACKAGE}.learn.lesson03.ring",
-    f"{PACKAGE}.learn.lesson09.training_rank",
+    f"{PACKAGE}.learn.collectives.ring",
+    f"{PACKAGE}.learn.broken_runs.training_rank",
 }
 
 # Names in torch.distributed, by how they start: all_gather_into_tensor, irecv, ...

@@ -1,7 +1,7 @@
 """What lessons are made of. Floor 10: it observes, and starts nothing but the ranks that a lesson runs.
 
 =================  =========================================================================================
-lesson00 …         a folder for each notebook: what it runs on ranks, its pictures, its exercises
+the_grid, …        a folder for each notebook, what it runs on ranks, its pictures, its exercises
 exercises          judge: what is wrong with this answer, and a hint; on_real_ranks: answers that ranks run
 pictures           picture: one self-contained ``<img>`` with words; holdings, figures, spectra: what is drawn
 widgets            controls over a picture; predict first, then reveal; a button for each rank

@@ -43,7 +43,7 @@ widgets: bool = True
 import os
 import torch
 from muon_tutorial import Muon, build_mesh, launch
-from muon_tutorial.learn import lesson00 as lesson
+from muon_tutorial.learn import first_look as lesson
 from muon_tutorial.learn.inputs import measure
 
 # %% [markdown]

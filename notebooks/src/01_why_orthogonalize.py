@@ -40,7 +40,7 @@ widgets: bool = True
 # %%
 import torch
 from muon_tutorial import split_parameters
-from muon_tutorial.learn import lesson01 as lesson
+from muon_tutorial.learn import why_muon as lesson
 from muon_tutorial.learn.inputs import measure, small_gpt
 
 # %% [markdown]

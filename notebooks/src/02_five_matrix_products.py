@@ -38,7 +38,7 @@ widgets: bool = True
 
 # %%
 import torch
-from muon_tutorial.learn import lesson02 as lesson
+from muon_tutorial.learn import five_products as lesson
 from muon_tutorial.learn.inputs import recordings
 
 # %% [markdown]

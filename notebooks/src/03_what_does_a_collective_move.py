@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn import lesson03 as lesson
+from muon_tutorial.learn import collectives as lesson
 
 # %% [markdown]
 # ## Everybody has a piece, everybody wants all
@@ -57,7 +57,7 @@ from muon_tutorial.learn import lesson03 as lesson
 # %% tags=["ranks"]
 ranks = dp * tp
 guess, ring = lesson.predict(ranks), lesson.check_ring(ranks, backend)
-lesson.picture_of_gather(lesson.run_gather(lesson.ring_all_gather, ranks, backend), "lesson03-first")
+lesson.picture_of_gather(lesson.run_gather(lesson.ring_all_gather, ranks, backend), "collectives-first")
 
 # %% [markdown]
 # Follow one number through the picture: each rank passes on what came last. (An arrow that leaves the card on
@@ -118,7 +118,7 @@ except RankFailedError as error:
 
 # %% tags=["ranks"]
 stuck = lesson.run_gather(lambda mine, rank, ranks: everybody_sends_first(rank), ranks, backend, timeout=2.0)
-lesson.picture_of_gather(stuck, "lesson03-stuck")
+lesson.picture_of_gather(stuck, "collectives-stuck")
 
 # %% [markdown]
 # Some libraries put small messages aside and let `send` return at once. There the same mistake passes every

@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch, zeropower_via_newtonschulz
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn import lesson04 as lesson
+from muon_tutorial.learn import first_muon as lesson
 
 # %% [markdown]
 # ## Compute once, share the answer
@@ -170,7 +170,7 @@ torn = lesson.run_share(early_share, dp, backend, seed, lacking="k1")
 print(lesson.say_outcome(torn))
 
 # %%
-lesson.draw_run(torn, "lesson04-torn")
+lesson.draw_run(torn, "first_muon-torn")
 
 # %% [markdown]
 # No error, and training would go on. All ranks even agree to the last bit, as they have added up the same
@@ -196,7 +196,7 @@ def mended_share(parameters, rank, ranks):
 
 # %% tags=["ranks"]
 mine = lesson.run_share(mended_share, dp, backend, seed, lacking="k1")
-lesson.draw_run(mine, "lesson04-mine")
+lesson.draw_run(mine, "first_muon-mine")
 
 # %%
 mend.check(mended_share)

@@ -41,7 +41,7 @@ widgets: bool = True
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
-from muon_tutorial.learn import lesson05 as lesson
+from muon_tutorial.learn import zero1_buffer as lesson
 
 # %% [markdown]
 # ## Three rulers
@@ -169,7 +169,7 @@ print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
 print("the whole of it:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
 
 # %% [markdown]
-# This is why lesson 08 has a *dp gather*: Newton–Schulz needs a matrix whole, and ranges cut matrices.
+# This is why lesson 09 has a *dp gather*: Newton–Schulz needs a matrix whole, and ranges cut matrices.
 #
 # ## How large should a bucket be?
 #

@@ -9,7 +9,7 @@
 # parallelism.
 #
 # - *Previous:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
-# - *Next:* [07 · What happens if each shard is orthogonalized alone?](07_each_shard_alone.ipynb)
+# - *Next:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. It has
 #   nothing to install.
@@ -40,8 +40,8 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn.lesson06 import on_ranks as work
-from muon_tutorial.learn import lesson06 as lesson
+from muon_tutorial.learn.the_grid import on_ranks as work
+from muon_tutorial.learn import the_grid as lesson
 
 # %% [markdown]
 # ## Every rank stands where a row and a column cross

@@ -1,4 +1,4 @@
-"""Ports of lesson 10 that are wrong in one way each, for real ranks to run, and functions that try them."""
+"""Ports of lesson 13 that are wrong in one way each, for real ranks to run, and functions that try them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from muon_tutorial import MuonWithAdamW
-from muon_tutorial.learn.lesson10 import port, trials
-from muon_tutorial.learn.lesson10.port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, Job, Port
+from muon_tutorial.learn.my_loop import port, trials
+from muon_tutorial.learn.my_loop.port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, Job, Port
 
 RIGHT: dict[str, Any] = {"lr": LR, "adamw_lr": ADAMW_LR, "weight_decay": WEIGHT_DECAY}
 

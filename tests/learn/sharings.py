@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import Muon, build_mesh, zeropower_via_newtonschulz
-from muon_tutorial.learn.lesson04 import on_ranks as sharing
+from muon_tutorial.learn.first_muon import on_ranks as sharing
 
 Parameters = list[torch.nn.Parameter]
 

@@ -10,7 +10,7 @@ import xml.dom.minidom
 import pytest
 
 from muon_tutorial import Grid, Matrix, Shard, zero1
-from muon_tutorial.learn.pictures import figures, holdings, picture
+from muon_tutorial.learn.pictures import colours, figures, holdings, picture
 from muon_tutorial.learn.pictures.holdings import RankBoxes, StepMoment
 from muon_tutorial.plan.layout import Box
 
@@ -38,10 +38,17 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_ink_can_be_read_on_every_fill_and_fills_differ() -> None:
-    fills = (picture.CARD, picture.EMPTY, *picture.HOLDERS)
-    assert min(contrast(picture.INK, fill) for fill in fills) >= 4.5
-    assert contrast(picture.QUIET, picture.CARD) >= 4.5
-    assert len(set(picture.HOLDERS)) == len(picture.HOLDERS) == 8
+    fills = (
+        colours.CARD,
+        colours.EMPTY,
+        colours.MARKED,
+        colours.RIGHT_FILL,
+        colours.WRONG_FILL,
+        *colours.RANKS,
+    )
+    assert min(contrast(colours.INK, fill) for fill in fills) >= 4.5
+    assert contrast(colours.QUIET, colours.CARD) >= 4.5
+    assert len(set(colours.RANKS)) == len(colours.RANKS) == 8
 
 
 def test_a_picture_is_one_img_that_brings_everything_in_the_same_bytes_for_the_same_data() -> None:

@@ -61,7 +61,7 @@ def test_the_page_is_what_the_glossary_says_and_its_links_lead_to_notebooks() ->
 @pytest.mark.parametrize(
     ("asked", "entry"),
     [
-        *((form, "hop (lesson 08): One change") for form in ("hop", "Hops", "HOP")),
+        *((form, "hop (lesson 09): One change") for form in ("hop", "Hops", "HOP")),
         *((form, "U, S, Vt: The SVD") for form in ("Vt", " Vt")),
         ("s", "s: One singular value."),
         (" rank ", "rank"),

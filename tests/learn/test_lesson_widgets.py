@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 
 from muon_tutorial import Grid
-from muon_tutorial.learn import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07
+from muon_tutorial.learn import (
+    collectives,
+    first_look,
+    first_muon,
+    five_products,
+    shards_alone,
+    the_grid,
+    why_muon,
+    zero1_buffer,
+)
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
+from .test_collectives import all_reduce
 from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
-from .test_lesson03 import all_reduce
-from .test_lesson04 import pretended
+from .test_first_muon import pretended
 
 Says = Callable[[Mapping[str, Any]], str]
 
@@ -31,41 +40,47 @@ def where(dp: int, tp: int) -> Says:
 
 
 def updates(steps: int) -> Any:
-    return lesson01.explore(small_gpt.train(steps, seed=steps), lesson01.svd_muon)
+    return why_muon.explore(small_gpt.train(steps, seed=steps), why_muon.svd_muon)
 
 
 def rounds(ranks: int) -> Any:
-    return lesson03.explore_sum(lesson03.run_sum(all_reduce, ranks))
+    return collectives.explore_sum(collectives.run_sum(all_reduce, ranks))
 
 
 def holders(dp: int, tp: int) -> Any:
-    return lesson00.explore(lesson00.plan_of(dp, tp))
+    return first_look.explore(first_look.plan_of(dp, tp))
 
 
 def buffers(ranks: int) -> Any:
-    return lesson04.explore(pretended(ranks))
+    return first_muon.explore(pretended(ranks))
 
 
 SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     "01 trained": (
         partial(updates, 3),
-        lambda at: f"blocks.{at['layer']}.{lesson01.KINDS[at['matrix']]}",
+        lambda at: f"blocks.{at['layer']}.{why_muon.KINDS[at['matrix']]}",
         "",
     ),
     "01 untrained": (partial(updates, 0), lambda at: f"blocks.{at['layer']}.", ""),
-    "02": (lesson02.microscope, lambda at: lesson02.SPECTRA[at["spectrum"]], "After 5 steps"),
+    "02": (
+        five_products.microscope,
+        lambda at: five_products.SPECTRA[at["spectrum"]],
+        "After 5 steps",
+    ),
     "04 loads": (
-        lesson04.explore_loads,
-        lambda at: f"{at['ranks']} ranks. by index: the busiest has {lesson04.fair_shares(at['ranks']):.2f}",
+        first_muon.explore_loads,
+        lambda at: (
+            f"{at['ranks']} ranks. by index: the busiest has {first_muon.fair_shares(at['ranks']):.2f}"
+        ),
         "6 ranks.",
     ),
     "05": (
-        lambda: lesson05.explore(lesson05.plan_of(4, 1, 400), 400),
+        lambda: zero1_buffer.explore(zero1_buffer.plan_of(4, 1, 400), 400),
         lambda at: f"dp {at['dp']} ",
         "Its slices by dp position",
     ),
-    "07": (
-        lambda: lesson07.explore(4),
+    "08": (
+        lambda: shards_alone.explore(4),
         lambda at: f"{at['matrix']}: Cut by {at['cut']} into {at['pieces']}",
         "power law: Cut by rows into 4",
     ),
@@ -77,7 +92,7 @@ for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
         "6 · its weight",
     )
 for dp, tp in ((2, 3), (2, 6)):
-    SHELLS[f"06 {dp} {tp}"] = (partial(lesson06.explore, dp, tp), where(dp, tp), "A grid of")
+    SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")
 for ranks in (1, 2, 3, 4):
     still = f"Round {2 * (ranks - 1)}: rank 0 sends"
     SHELLS[f"04 {ranks}"] = (
@@ -101,7 +116,7 @@ def test_every_position_can_be_drawn_and_says_what_it_shows(name: str) -> None:
 
 
 def test_where_tp_cuts_nothing_both_cuts_are_drawn_and_said_in_the_same_words() -> None:
-    shell, says = lesson06.explore(3, 1), where(3, 1)
+    shell, says = the_grid.explore(3, 1), where(3, 1)
     shown = [(position, move(shell, position)) for position in positions(shell)]
     assert all(says(position) in alt_of_sound_picture(page) for position, page in shown)
     assert len({page for _, page in shown}) == 6

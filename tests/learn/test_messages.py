@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muon_tutorial.learn.lesson03.messages import (
+from muon_tutorial.learn.collectives.messages import (
     CallNote,
     PieceContent,
     content_of,

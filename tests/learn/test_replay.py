@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from muon_tutorial.learn import lesson08
-from muon_tutorial.learn.lesson08 import replay
-from muon_tutorial.learn.lesson08.recording import Tile
+from muon_tutorial.learn import the_mirror
+from muon_tutorial.learn.the_mirror import replay
+from muon_tutorial.learn.the_mirror.recording import Tile
 
 from .test_every_widget import drive_shell
 
@@ -22,7 +22,7 @@ GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
 @pytest.fixture(params=GRIDS, ids=str)
 def recording(request: pytest.FixtureRequest) -> replay.Recording:
     dp, tp = request.param
-    return lesson08.record_here(dp, tp, 0)
+    return the_mirror.record_here(dp, tp, 0)
 
 
 def test_what_is_written_is_read_again(recording: replay.Recording) -> None:
@@ -40,7 +40,7 @@ def test_a_recording_is_drawn_without_any_process() -> None:
     code = (
         "import subprocess, multiprocessing.process as m, torch.distributed as d\n"
         "subprocess.Popen.__init__ = m.BaseProcess.start = None\n"
-        "from muon_tutorial.learn.lesson08 import replay\n"
+        "from muon_tutorial.learn.the_mirror import replay\n"
         "print(len(replay.render(replay.load(), 4).svg), d.is_initialized())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ import ipywidgets
 import pytest
 import torch
 
-from muon_tutorial.learn import lesson01
+from muon_tutorial.learn import why_muon
 from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, compare, predict
@@ -58,7 +58,7 @@ def test_without_a_kernel_the_answer_is_folded_and_there(card: Picture, live: bo
 
 def test_lesson_01_names_the_nearest_guess_and_says_which_way_the_others_are() -> None:
     G = torch.diag(torch.tensor([90.0, 1.0, 1.0]))
-    widget = lesson01.predict_ratio(G)
+    widget = why_muon.predict_ratio(G)
     assert isinstance(widget, Reveal)
     widget.button.click()
     said = {}

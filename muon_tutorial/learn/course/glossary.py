@@ -86,35 +86,35 @@ column parallel | 06 | A way to cut a Linear: each place makes some outputs. It 
     weight's rows.
 row parallel | 06 | A way to cut a Linear: each place takes some inputs. It cuts dimension 1, the weight's
     columns.
-shard | 07 | The piece of a matrix that one rank holds.
-cosine | 07 | Of two matrices: 1 if they point the same way, 0 if they are at right angles.
-distance | 07 | From UVᵀ: the size of the difference, divided by the size of UVᵀ.
-phase (phases) | 08 | One of the seven parts of a distributed step.
-stepping world | 08 | All ranks in one process, as generators, so that one can stop between any two
+shard | 08 | The piece of a matrix that one rank holds.
+cosine | 08 | Of two matrices: 1 if they point the same way, 0 if they are at right angles.
+distance | 08 | From UVᵀ: the size of the difference, divided by the size of UVᵀ.
+phase (phases) | 09 | One of the seven parts of a distributed step.
+stepping world | 09 | All ranks in one process, as generators, so that one can stop between any two
     messages.
-route | 08 | The hops by which a matrix gets from where it is kept to where it is whole.
-hop (hops) | 08 | One change of how one axis holds a tensor, such as cut → whole on all.
-oracle | 09 | The same training in one process. What ranks find is held against it.
-flight recorder | 09 | A list of each rank's latest calls, kept in memory, to be read after a hang.
-FSDP2 | 10 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
+route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
+hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
+oracle | 12 | The same training in one process. What ranks find is held against it.
+flight recorder | 12 | A list of each rank's latest calls, kept in memory, to be read after a hang.
+FSDP2 | 13 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
     for the moment it is used.
-DTensor | 10 | A tensor of which each rank holds a part, and which knows the whole.
-scheduler | 10 | An object that changes the learning rate from step to step. It counts them itself.
-clip | 10 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
-checkpoint | 10 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
-torchrun | 10 | PyTorch's command that starts one process a rank, and starts all again if one dies.
+DTensor | 13 | A tensor of which each rank holds a part, and which knows the whole.
+scheduler | 13 | An object that changes the learning rate from step to step. It counts them itself.
+clip | 13 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
+checkpoint | 13 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
+torchrun | 13 | PyTorch's command that starts one process a rank, and starts all again if one dies.
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 07 08 09 | The number of places of the grid along each axis.
-rank | 00 03 07 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
+dp, tp | 00 04 05 06 08 09 12 | The number of places of the grid along each axis.
+rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
 place | 05 06 | Where a rank stands along one axis of the grid, from 0.
 W, x | 01 06 | The weight of a layer, and its input.
 lr | 01 | The learning rate: what the update is multiplied with.
 G | 01 | The gradient of one weight.
 U, S, Vt | 01 02 | The SVD: directions of the output, singular values, of the input.
-UVᵀ | 07 | The orthogonalized matrix; `U @ Vt` in code.
+UVᵀ | 08 | The orthogonalized matrix; `U @ Vt` in code.
 X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
@@ -122,10 +122,10 @@ s | 01 02 | One singular value.
 s, l | 04 | There, the shorter and the longer side of a matrix.
 in, out | 06 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
-P₁, P₂, … | 07 | What became of each rank's piece. There, S is all of them, side by side.
+P₁, P₂, … | 08 | What became of each rank's piece. There, S is all of them, side by side.
 a to b | 05 | A range: from number a up to, and without, number b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
-x, route, at | 08 | What a rank holds, the way it goes, and where the rank stands.
+x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
 """
 
 

@@ -16,13 +16,21 @@ _WIDTH = 108
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One notebook: its number, the stem of its file, its title, its minutes, and the lessons it needs."""
+    """One notebook: the stem of its file, its package, its title, its minutes, and the lessons it needs.
 
-    number: str
+    What the notebook uses is ``muon_tutorial.learn.<package>``.
+    """
+
     stem: str
+    package: str
     title: str
     minutes: int
     after: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> str:
+        """Its place in the course, in two digits."""
+        return self.stem[:2]
 
     @property
     def file(self) -> str:
@@ -50,32 +58,56 @@ class CoursePath:
 
 
 LESSONS = (
-    Lesson("00", "00_a_distributed_muon_step", "What does a distributed Muon step look like?", 5),
-    Lesson("01", "01_why_orthogonalize", "Why orthogonalize a gradient?", 15),
-    Lesson("02", "02_five_matrix_products", "How do five matrix products do it?", 20, ("01",)),
-    Lesson("03", "03_what_does_a_collective_move", "What does a collective move?", 25, ("00",)),
-    Lesson("04", "04_the_first_distributed_muon", "How did the first distributed Muon work?", 30, ("03",)),
-    Lesson("05", "05_zero1_and_the_virtual_buffer", "ZeRO-1 and the virtual buffer", 20, ("00", "03")),
-    Lesson("06", "06_the_grid", "The 2-D grid, and what TP cuts", 30, ("03", "05")),
+    Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 5),
+    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 15),
+    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 20, ("01",)),
+    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 25, ("00",)),
     Lesson(
-        "07",
-        "07_each_shard_alone",
+        "04_the_first_distributed_muon",
+        "first_muon",
+        "How did the first distributed Muon work?",
+        30,
+        ("03",),
+    ),
+    Lesson(
+        "05_zero1_and_the_virtual_buffer",
+        "zero1_buffer",
+        "ZeRO-1 and the virtual buffer",
+        20,
+        ("00", "03"),
+    ),
+    Lesson("06_the_grid", "the_grid", "The 2-D grid, and what TP cuts", 30, ("03", "05")),
+    Lesson(
+        "08_each_shard_alone",
+        "shards_alone",
         "What happens if each shard is orthogonalized alone?",
         20,
         ("01", "06"),
     ),
-    Lesson("08", "08_the_whole_step", "The whole step, and its opposite arrows", 40, ("03", "05", "06")),
-    Lesson("09", "09_it_hangs_or_lies", "It hangs, or lies. Which rank, which line?", 60, ("04", "06")),
-    Lesson("10", "10_does_it_survive_my_loop", "Does it survive my loop?", 40, ("06", "08")),
+    Lesson(
+        "09_the_whole_step",
+        "the_mirror",
+        "The whole step, and its opposite arrows",
+        40,
+        ("03", "05", "06"),
+    ),
+    Lesson(
+        "12_it_hangs_or_lies",
+        "broken_runs",
+        "It hangs, or lies. Which rank, which line?",
+        60,
+        ("04", "06"),
+    ),
+    Lesson("13_does_it_survive_my_loop", "my_loop", "Does it survive my loop?", 40, ("06", "09")),
 )
 
 PATHS = (
     CoursePath(
         "Only the math",
-        ("00", "01", "02", "07"),
-        "Lesson 07 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
+        ("00", "01", "02", "08"),
+        "Lesson 08 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "08", "09", "10")),
+    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "12", "13")),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 
@@ -150,11 +182,11 @@ def hero_lines(of: Lesson) -> str:
     """How a set-up cell that is the first screen, too, ends: with the lesson's picture.
 
     >>> print(hero_lines(lesson("05")))
-    from muon_tutorial.learn import lesson05 as lesson
+    from muon_tutorial.learn import zero1_buffer as lesson
     lesson.hero()
     <BLANKLINE>
     """
-    return f"from muon_tutorial.learn import lesson{of.number} as lesson\nlesson.hero()\n"
+    return f"from muon_tutorial.learn import {of.package} as lesson\nlesson.hero()\n"
 
 
 def table(folder: str = "notebooks/") -> str:

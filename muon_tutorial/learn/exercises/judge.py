@@ -2,25 +2,36 @@
 
 An answer of ``...`` is unanswered: nothing is judged, and the cells that follow go on with the reference.
 A ``Diagnosis`` brings hints of its own, for those who made this mistake; ``Par`` says how good is good.
-It deals in answers and messages alone: what a check returns shows itself in a notebook.
+It deals in answers and messages alone: what a check returns shows itself in a notebook, in colour, and with the
+picture of this wrong answer if its ``Diagnosis`` brings one.
 """
 
 from __future__ import annotations
 
+import html
 import math
 import textwrap
 import traceback
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..pictures.colours import EMPTY, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
+
+if TYPE_CHECKING:
+    from ..pictures.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with an answer, and the hints for whoever goes wrong in this way, one for each time."""
+    """What is wrong with an answer, and the hints for whoever goes wrong in this way, one for each time.
+
+    ``picture`` shows what this wrong answer does.
+    """
 
     what: str
     hints: tuple[str, ...] = ()
+    picture: Picture | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +64,31 @@ class MistakeError(Exception):
     """What is wrong with an answer, as a sentence; a judge may raise it in place of returning it."""
 
 
+_SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
+_LOOK = {True: ("✓", RIGHT, RIGHT_FILL), False: ("✗", WRONG, WRONG_FILL), None: ("…", QUIET, EMPTY)}
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerVerdict:
     """What a check says. ``passed`` is None where nothing was answered."""
 
     passed: bool | None
     message: str
+    picture: Picture | None = None
 
     def __bool__(self) -> bool:
         return self.passed is True
 
     def __repr__(self) -> str:
-        word = {True: "Right.", False: "Not yet.", None: "No answer yet."}[self.passed]
-        return textwrap.fill(f"{word} {self.message}".strip(), 100, break_on_hyphens=False)
+        drawn = f" {self.picture.alt}" if self.picture else ""
+        said = f"{_SAID[self.passed]} {self.message}{drawn}"
+        return textwrap.fill(said.strip(), 100, break_on_hyphens=False)
+
+    def _repr_html_(self) -> str:
+        sign, edge, fill = _LOOK[self.passed]
+        style = f"border-left:4px solid {edge};background:{fill};color:{INK};padding:6px 12px;max-width:820px"
+        said = f"<b>{sign} {_SAID[self.passed]}</b> {html.escape(self.message)}"
+        return f'<div style="{style}">{said}</div>{self.picture.html if self.picture else ""}'
 
 
 @dataclass(slots=True)
@@ -110,7 +133,8 @@ class Exercise:
             return AnswerVerdict(True, f"{self.praise} {scored}".strip())
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
-        return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what)
+        said = f"{found.what} Hint: {hint}" if hint else found.what
+        return AnswerVerdict(False, said, found.picture)
 
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or of the exercise; the last one again once all are given."""

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
 from ...plan.layout import Box
+from .colours import EMPTY, INK, QUIET, rank_colour
 from .holdings import RankBoxes, StepMoment, layers
-from .picture import EMPTY, INK, QUIET, Picture, blank, finish, holder_colour, rectangle, write
+from .picture import Picture, blank, finish, rectangle, write
 
 _MARGIN, _GAP, _HEADER = 28, 56, 92
 
@@ -56,7 +57,7 @@ def _draw_layer(
     for item, box in ((held, box) for held in layer for box in held.boxes if box.numel):
         x, y = left + width * box.offset[1] / shape[1], top + height * box.offset[0] / shape[0]
         across, down = width * box.shape[1] / shape[1], height * box.shape[0] / shape[0]
-        rectangle(axes, x, y, across, down, holder_colour(item.rank), linewidth=1.2, zorder=4)
+        rectangle(axes, x, y, across, down, rank_colour(item.rank), linewidth=1.2, zorder=4)
         if box == max(item.boxes, key=lambda other: other.numel) and min(across / 4, down) > 9:
             label = f"rank {item.rank}" + (f"\nbytes {item.content}" if item.content and down > 30 else "")
             size = min(9.5, across / 6, down / (3.0 if "\n" in label else 1.6))

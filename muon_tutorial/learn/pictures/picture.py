@@ -20,23 +20,14 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-CARD = "#ffffff"
-INK = "#1b1b1b"
-QUIET = "#595959"
-EMPTY = "#ececec"
-ALARM = "#b00020"
-HOLDERS = ("#8cc9f0", "#f4b95f", "#7fcfb4", "#dda6c6", "#f0e68c", "#f0936a", "#c4c4c4", "#a9b8f4")
+from .colours import CARD, INK
+
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
     "text.color": INK,
     "path.simplify": False,
 }
-
-
-def holder_colour(rank: int) -> str:
-    """The fill that stands for a rank. Colours repeat after eight, so a label always says the rank, too."""
-    return HOLDERS[rank % len(HOLDERS)]
 
 
 @dataclass(frozen=True, slots=True)

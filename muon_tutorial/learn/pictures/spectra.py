@@ -13,9 +13,9 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from .picture import INK, QUIET, Picture, card, finish
+from .colours import INK, QUIET
+from .picture import Picture, card, finish
 
-BLUE, ORANGE, GREEN, PLUM = "#0072b2", "#c04e00", "#00795a", "#8f3f71"
 _FLOOR = 1e-4
 
 

@@ -1,0 +1,200 @@
+"""Pictures of lesson 12: who waits for whom, a run's ladder beside its oracle, a fault that spreads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch
+
+from ...plan.grid import Grid
+from .. import inputs
+from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.shell import Shell, choice
+from .evidence import Wait, first_missing_call, hash_of, ladder_order, rungs, waits
+from .on_ranks import TrainingRun
+from .spread import SPREADS, Moment, film_of, moments_of
+from .training_rank import CALLS
+
+SHIPPED = "hang_dp2_tp2.json"
+
+
+def hero() -> Picture:
+    """The first picture of the lesson: a recorded run that stands still, with the guilty edge."""
+    text = (resources.files(inputs) / "recorded" / SHIPPED).read_text(encoding="utf-8")
+    found = json.loads(text)
+    edges = [Wait(*each) for each in found["waits"]]
+    source = f"Recorded on {found['dp'] * found['tp']} real processes"
+    return draw_edges(
+        edges, Grid.of(dp=found["dp"], tp=found["tp"]), found["guilty"], source, "broken_runs-hero"
+    )
+
+
+def recording_of(run: TrainingRun) -> str:
+    """What the first picture needs of a run, as JSON; made with ``worked_hang(2, 2)``."""
+    missing = first_missing_call(run)
+    edges = [[each.waiter, each.awaited, each.step, each.phase] for each in waits(run)]
+    guilty = missing.rank if missing else -1
+    return json.dumps({"dp": run.dp, "tp": run.tp, "waits": edges, "guilty": guilty}) + "\n"
+
+
+def draw_waits(run: TrainingRun, guilty: int = -1) -> Picture:
+    """Who waits for whom in a run that stands still; edges to ``guilty`` are red."""
+    title = f"{run.name[0].upper()}{run.name[1:]}, just now, on {run.grid.world_size} real processes"
+    return draw_edges(waits(run), run.grid, guilty, title, f"broken_runs-waits-{run.name.replace(' ', '-')}")
+
+
+def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name: str) -> Picture:
+    """Ranks on their grid, and an arrow from each that waits to the one that has not come."""
+    across, down = 280, 176
+    width, height = max(540, 150 + across * (grid.size("tp") - 1)), 116 + down * (grid.size("dp") - 1)
+    figure, axes = blank(width, height)
+    write(axes, 16, 20, title, 11)
+    place = {}
+    for rank in grid.ranks:
+        at = grid.at(rank)
+        place[rank] = (width / 2 + across * (at["tp"] - (grid.size("tp") - 1) / 2), 72 + down * at["dp"])
+    for edge in edges:
+        _draw_edge(axes, place[edge.waiter], place[edge.awaited], edge, edge.awaited == guilty)
+    stuck = {edge.waiter for edge in edges}
+    for rank, (x, y) in place.items():
+        fill = WRONG_FILL if rank == guilty else MARKED if rank in stuck else EMPTY
+        rectangle(axes, x - 52, y - 21, 104, 42, fill, linewidth=2.4 if rank == guilty else 1.0, zorder=6)
+        write(axes, x, y - 7, f"rank {rank}", 11.5, ha="center", weight="bold", zorder=7)
+        state = "waits" if rank in stuck else "is gone"
+        write(axes, x, y + 10, state, 10, ha="center", zorder=7)
+    said = [
+        f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
+        for each in edges
+    ]
+    blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
+    return finish(figure, name, f"{title}. Who waits for whom: {'; '.join(said) or 'nobody waits'}.{blame}")
+
+
+def _draw_edge(
+    axes: Axes, start: tuple[float, float], stop: tuple[float, float], edge: Wait, marked: bool
+) -> None:
+    colour = WRONG if marked else INK
+    look: dict[str, Any] = {
+        "color": colour,
+        "linewidth": 3.2 if marked else 1.5,
+        "mutation_scale": 20,
+        "zorder": 4,
+    }
+    shrink = 20 if start[0] == stop[0] else 42
+    ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
+    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", **ends, **look))
+    along, aside = 0.42, 0.075  # of the way, and off it, where the bend is
+    x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
+    y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
+    box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
+    write(axes, x, y, f"{edge.phase}, step {edge.step}", 10, ha="center", color=colour, zorder=5, bbox=box)
+
+
+def draw_ladder(run: TrainingRun) -> Picture:
+    """Every rung of every rank: green as the oracle has it, orange where not, grey if not reached."""
+    found = rungs(run)
+    wide, high, left, top = 96, 21, 128, 64
+    ranks = run.grid.world_size
+    figure, axes = blank(left + wide * ranks + 20, top + high * (len(found) // ranks) + 14)
+    name = f"{run.name[0].upper()}{run.name[1:]}"
+    write(axes, 16, 18, f"{name}, rung by rung, beside one process", 11, weight="bold")
+    write(axes, 16, 36, "green: the oracle's bits · orange: others · grey: not reached", 9, color=QUIET)
+    for rank in range(ranks):
+        write(axes, left + wide * (rank + 0.5), 53, f"rank {rank}", 9, ha="center")
+    said = []
+    for number, rung in enumerate(found):
+        row, x = number // ranks, left + wide * rung.rank
+        y = top + row * high
+        if rung.rank == 0:
+            write(axes, 16, y + high / 2, f"{rung.step}  {rung.name}", 9)
+        fill = EMPTY if not rung.reached else WRONG_FILL if rung.wrong else RIGHT_FILL
+        rectangle(axes, x, y, wide - 4, high - 3, fill, linewidth=1.6 if rung.wrong else 0.4)
+        if rung.reached:
+            results = run.reports[rung.rank].notes.rungs[rung.step, rung.name]
+            write(
+                axes, x + wide / 2 - 2, y + high / 2 - 1, hash_of(results), 8, ha="center", family="monospace"
+            )
+        if rung.wrong:
+            said.append(f"step {rung.step} {rung.name} on rank {rung.rank}")
+    words = (
+        f"the first rungs that differ: {'; '.join(said[:ranks])}"
+        if said
+        else "no rung that was reached differs"
+    )
+    reached = sum(rung.reached for rung in found)
+    alt = f"The ladder of {run.name}: of {len(found)} rungs {reached} were reached; {words}."
+    return finish(figure, f"broken_runs-ladder-{run.name.replace(' ', '-')}", alt)
+
+
+def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int) -> Picture:
+    """One moment of a step with a fault: what each rank has done, what is wrong, and who stands and waits."""
+    film = film_of(dp, tp, rank, phase, fault)
+    now = film[min(moment, len(film) - 1)]
+    ranks, wide, left, top, high = dp * tp, 118, 96, 74, 44
+    figure, axes = blank(left + wide * ranks + 16, top + high * len(CALLS) + 40)
+    what = "skips" if fault == "skips" else "brings a wrong number to"
+    write(axes, 16, 20, f"Rank {rank} {what} {phase}. After {moment} calls:", 11, weight="bold")
+    for each in range(ranks):
+        write(
+            axes,
+            left + wide * (each + 0.5),
+            52,
+            f"rank {each}",
+            10,
+            ha="center",
+            weight="bold" if each == rank else "normal",
+        )
+    for row, name in enumerate(CALLS):
+        y = top + row * high
+        write(axes, 16, y + high / 2 - 4, name, 10)
+        _draw_links(axes, [group for link, group in now.links if link == name], y + high / 2 - 4, left, wide)
+        for each in range(ranks):
+            fill, word = _state(now, (name, each))
+            rectangle(axes, left + wide * each + 12, y, wide - 24, high - 12, fill, zorder=5)
+            write(axes, left + wide * (each + 0.5), y + high / 2 - 5, word, 9, ha="center", zorder=6)
+    end = now.end or ("the step has ended" if moment >= len(film) - 1 else "")
+    write(axes, 16, top + high * len(CALLS) + 16, end[:100], 9.5, color=WRONG if now.end else QUIET)
+    said = [
+        f"rank {each}: {', '.join(f'{name} {_state(now, (name, each))[1]}' for name in CALLS)}"
+        for each in range(ranks)
+    ]
+    alt = f"Moment {moment}: rank {rank} {what} {phase}. {'; '.join(said)}. {end}"
+    return finish(figure, f"broken_runs-spread-{rank}-{phase}-{fault}-{moment}", alt)
+
+
+def _draw_links(axes: Axes, groups: list[tuple[int, ...]], y: float, left: float, wide: float) -> None:
+    """A line through the ranks that have just called each other."""
+    for group in groups:
+        ends = [left + wide * (each + 0.5) for each in (group[0], group[-1])]
+        axes.plot(ends, [y, y], color=INK, linewidth=3, zorder=3)
+
+
+def _state(now: Moment, cell: tuple[str, int]) -> tuple[str, str]:
+    if cell in now.wrong:
+        return WRONG_FILL, "wrong"
+    if cell in now.done:
+        return RIGHT_FILL, "right"
+    return (MARKED, "waits") if cell in now.waiting else (EMPTY, "–")
+
+
+def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """Pick a rank, a phase and a fault, and play one step, call by call."""
+    last = moments_of(dp, tp)
+
+    def draw(rank: int, phase: str, fault: str, moment: int) -> Picture:
+        return draw_spread(dp, tp, rank, phase, fault, moment)
+
+    still = draw_spread(dp, tp, 2, "average", "wrong", last)
+    ranks = choice("rank", {f"rank {rank}": rank for rank in range(dp * tp)})
+    phases = choice("phase", {name: name for name in CALLS})
+    ranks.value, phases.value = 2, "average"
+    return play(draw, last, still, live, rank=ranks, phase=phases, fault=choice("fault", SPREADS))
+
+
+__all__ = ["draw_ladder", "draw_waits", "explore_spread", "hero", "ladder_order"]

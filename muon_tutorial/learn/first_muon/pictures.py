@@ -1,0 +1,227 @@
+"""Pictures of lesson 04: flat buffers with owners above and zeros grey, and the work of each rank.
+
+Colours say which rank wrote a number; where several did, their sum is hatched red.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from ..pictures.colours import ADAMW, EMPTY, INK, QUIET, WRONG, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.spectra import card, style
+from ..widgets.shell import Shell, choice, show, slider
+from .first_wrong_place import ranks_of, say_ranks
+from .makespan import COSTS, MOST, WAYS, WORST, fair_shares, plan_of
+from .on_ranks import LENGTH, PLACES, SharingRun, is_buffer, place_of
+
+MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
+_WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
+_SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
+_RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
+
+
+def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
+    """Owners, and all buffers at one moment of the step; one rank is framed and counted."""
+    figure, axes = blank(_WIDTH, round(_RULER + 96 + run.ranks * _STEP))
+    title = list(MOMENTS)[moment]
+    _draw_ruler(axes, run, f"{moment + 1} · {title}")
+    for row in range(run.ranks):
+        top = _RULER + 56 + row * _STEP
+        _draw_row(axes, run, row, moment, top, bold=row == rank)
+    said = _say_count(run, moment, rank)
+    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said, 9.5)
+    return finish(figure, f"first_muon-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
+
+
+def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
+    """The whole step: owners, what each rank hands over, and what comes back; wrong places framed red."""
+    shown = [0] if run.agree() else list(range(run.ranks))
+    second = _RULER + 62 + run.ranks * _STEP
+    figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
+    _draw_ruler(axes, run, "owners of the matrices")
+    write(axes, _LEFT, _RULER + 50, "what each rank hands over: its own answers, zeros grey", 9.5)
+    for rank in range(run.ranks):
+        _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
+    wrong = run.wrong()
+    verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
+    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}", 9.5)
+    for row, rank in enumerate(shown):
+        label = "every rank" if run.agree() else f"rank {rank}"
+        _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
+    return finish(figure, name, say_run(run))
+
+
+def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
+    write(axes, 12, 22, title, 11, weight="bold")
+    for rank in range(run.ranks):
+        left = _LEFT + 200 + rank * min(74, 580 / run.ranks)
+        rectangle(axes, left, 15, 13, 13, rank_colour(rank), linewidth=0.8)
+        if run.ranks <= 12:
+            write(axes, left + 18, 22, f"rank {rank}", 8.5)
+    write(axes, 12, _RULER + _HIGH / 2, "matrices", 9.5, weight="bold")
+    for place in PLACES:
+        _block(axes, place.start, place.stop, _RULER, rank_colour(place.owner(run.ranks)))
+        _write_name(axes, place.start, place.stop, _RULER, place.name)
+
+
+def _draw_row(
+    axes: Axes, run: SharingRun, rank: int, moment: int, top: float, *, bold: bool = False, label: str = ""
+) -> None:
+    """One rank's buffer at a moment."""
+    weight = "bold" if bold else "normal"
+    axes.text(12, top + _HIGH / 2, label or f"rank {rank}", size=9.5, weight=weight, va="center", color=INK)
+    _block(axes, 0, LENGTH, top, EMPTY)
+    for start, stop, code in _pieces(_codes(run, rank, moment)):
+        if code & (code - 1):  # several ranks' bits
+            _block(axes, start, stop, top, "#ffffff", edgecolor=WRONG, linewidth=0.6, hatch="/////")
+        else:
+            _block(axes, start, stop, top, rank_colour(code.bit_length() - 1))
+    for place in PLACES[1:]:
+        x = _LEFT + place.start * _SCALE
+        axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
+    for start, stop, name in _names(run, rank, moment):
+        _write_name(axes, start, stop, top, name, zorder=8)
+    for place in run.wrong_places(rank) if moment == 2 else ():
+        _block(axes, place.start, place.stop, top, "none", edgecolor=WRONG, linewidth=2.2, zorder=9)
+    if bold:
+        _block(axes, 0, LENGTH, top, "none", linewidth=2.6, zorder=9)
+
+
+def _block(axes: Axes, start: int, stop: int, top: float, fill: str, **look: Any) -> None:
+    x, width = _LEFT + start * _SCALE, (stop - start) * _SCALE
+    rectangle(axes, x, top, width, _HIGH, fill, **{"linewidth": 0.9, **look})
+
+
+def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look: Any) -> None:
+    write(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, 8, ha="center", **look)
+
+
+def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
+    """For each number in a rank's buffer at a moment: who wrote it, one bit a rank; 0 where it is zero."""
+    if moment == 0:
+        return torch.zeros(LENGTH, dtype=torch.long)
+    if moment == 1:
+        return (run.filled(rank) != 0).long() << rank
+    after = run.after(rank)
+    return torch.where((after == 0) | after.isnan(), 0, run.writers())
+
+
+def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
+    """Runs of one code that are not zero: (start, stop, code)."""
+    values, lengths = torch.unique_consecutive(codes, return_counts=True)
+    stops = lengths.cumsum(0)
+    pieces = zip((stops - lengths).tolist(), stops.tolist(), values.tolist(), strict=True)
+    return [piece for piece in pieces if piece[2]]
+
+
+def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
+    """Answers that lie whole in a rank's buffer at a moment: (start, stop, name)."""
+    if moment == 1:
+        yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
+    if moment == 2:
+        right, wrong = run.expected(), run.wrong_places(rank)
+        for place in PLACES:
+            if place not in wrong and bool(right[place.slice].any()):
+                yield place.start, place.stop, place.name
+
+
+def _say_count(run: SharingRun, moment: int, rank: int) -> str:
+    own = LENGTH - run.zeros(rank)
+    if moment == 0:
+        return f"rank {rank}: all {LENGTH:,} numbers of its buffer are zero."
+    if moment == 1:
+        zeros = run.zeros(rank)
+        return (
+            f"rank {rank}: {own:,} numbers are its own answers, {zeros:,} are zeros ({zeros / LENGTH:.0%})."
+        )
+    zeros = int((run.after(rank) == 0).sum())
+    came = LENGTH - own - zeros
+    return f"rank {rank}: {own:,} numbers were its own, {came:,} came from others, {zeros:,} are zero."
+
+
+def say_run(run: SharingRun) -> str:
+    """A run in words: who owns what, what each hands over and where it lies, and what is wrong after it."""
+    owned: dict[int, list[str]] = {}
+    for place in PLACES:
+        owned.setdefault(place.owner(run.ranks), []).append(place.name)
+    said = [f"Rank {rank} owns {', '.join(names)}." for rank, names in owned.items()]
+    for rank in range(run.ranks):
+        begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no answer"
+        said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
+    wrong = run.wrong()
+    end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
+    if lost := [rank for rank, report in enumerate(run.reports) if not is_buffer(report.returned)]:
+        end = f"No such buffer comes back from {say_ranks(lost)}"
+    return " ".join([*said, f"{end}; {_say_wrong(run, wrong)}."])
+
+
+def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
+    if not wrong:
+        return "every place is right"
+    flags = run.writers()
+    mixed = []
+    for place in PLACES:
+        together = [ranks_of(flag, run.ranks) for flag in flags[place.slice].unique().tolist()]
+        if len(writers := max(together, key=len)) > 1:
+            mixed.append(f"{place.name} ({say_ranks(writers)})")
+    sums = f"; sums of several ranks' answers in {', '.join(mixed)}" if mixed else ""
+    return f"wrong places: {', '.join(wrong)}{sums}"
+
+
+def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
+    """Buttons for the moment of the step and for the rank, over the flat buffers of a run."""
+    moment = choice("moment", MOMENTS)
+    moment.style.button_width = "120px"
+    rank = choice("rank", {f"rank {rank}": rank for rank in range(run.ranks)})
+    return show(
+        partial(draw_moment, run),
+        draw_run(run, "first_muon-first"),
+        live,
+        moment=moment,
+        rank=rank,
+    )
+
+
+def draw_loads(ranks: int) -> Picture:
+    """The work of each rank: matrices dealt out by index, and the costliest first."""
+    figure, said = card(900, 150 + 14 * ranks), []
+    fair = sum(COSTS) / ranks / 1e9
+    for number, way in enumerate(WAYS):
+        plan = plan_of(ranks, way)
+        by_rank: list[list[int]] = [[] for _ in range(ranks)]
+        for index, cost in enumerate(COSTS):
+            by_rank[plan.workers(index)[0]].append(cost)
+        loads = [sum(costs) / 1e9 for costs in by_rank]
+        title = f"{way}: the busiest has {max(loads) / fair:.2f} fair shares"
+        axes = style(figure.add_subplot(1, 2, number + 1), title, "GFLOP of Newton–Schulz", "rank")
+        for rank, costs in enumerate(by_rank):
+            _draw_load(axes, rank, sorted(costs, reverse=True))
+        axes.set_ylim(ranks - 0.4, -0.6)
+        axes.set_yticks(range(ranks))
+        axes.axvline(fair, color=INK, linewidth=1.4, linestyle="--")
+        axes.set_xlim(0, fair_shares(ranks) * fair * 1.05)
+        said.append(f"{title}; by rank {', '.join(f'{load:.0f}' for load in loads)} GFLOP.")
+    figure.text(0.5, 0.02, "light: 768 × 768 · dark: 768 × 3072 · dashed: a fair share",
+                size=8.5, ha="center", color=QUIET)  # fmt: skip
+    figure.tight_layout(rect=(0, 24 / (150 + 14 * ranks), 1, 1))
+    return finish(figure, f"first_muon-loads-{ranks}", f"{ranks} ranks. {' '.join(said)}")
+
+
+def _draw_load(axes: Axes, rank: int, costs: Sequence[int]) -> None:
+    """One rank's bar, one piece a matrix."""
+    spans = [(sum(costs[:number]) / 1e9, cost / 1e9) for number, cost in enumerate(costs)]
+    colours = ["#a8cdea" if cost == min(COSTS) else ADAMW for cost in costs]
+    axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=colours, edgecolors="#ffffff", linewidth=0.5)
+
+
+def explore_loads(live: bool = True) -> Shell | Picture:
+    """A slider over the number of ranks, over the work of each."""
+    ranks = slider("ranks", first=1, last=MOST, start=WORST)
+    return show(draw_loads, draw_loads(WORST), live, ranks=ranks)

@@ -1,0 +1,126 @@
+"""Lesson 02: Newton–Schulz as a polynomial of singular values, the spectra it works on, its error.
+
+Everything but the timings is float64: the same pictures on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ...newton_schulz import KELLER_JORDAN, Coefficients, coefficients_per_step, zeropower_via_newtonschulz
+from ..inputs import measure
+from ..inputs.recordings import real_gradient
+from ..why_muon.updates import svd_muon
+
+SCOPE_STEPS = 5
+QUIET_START = 0.01
+Step = Callable[[Tensor, float, float, float], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBounds:
+    """The least and the largest of some singular values."""
+
+    lowest: float
+    highest: float
+
+
+def polynomial(values: Tensor, steps: int, coefficients: Coefficients = KELLER_JORDAN) -> Tensor:
+    """Where ``steps`` steps of Newton–Schulz bring singular values, by plain arithmetic.
+
+    >>> polynomial(torch.tensor([1.0]), 1)
+    tensor([0.7010])
+    """
+    for a, b, c in coefficients_per_step(coefficients, steps):
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
+def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
+    """One step: ``aX + (bA + cA²)X`` for ``A = XXᵀ``. The reference of the exercise."""
+    A = X @ X.T
+    return a * X + (b * A + c * A @ A) @ X
+
+
+@functools.cache
+def spectra() -> Mapping[str, Tensor]:
+    """Singular values to put under the microscope, each divided by its Frobenius norm."""
+    generator = torch.Generator().manual_seed(0)
+    gaussian = torch.randn(64, 256, generator=generator, dtype=torch.float64)
+    square = torch.randn(64, 64, generator=generator, dtype=torch.float64)
+    steep = torch.arange(1, 65, dtype=torch.float64) ** -1.5
+    found = {
+        "gradient": torch.linalg.svdvals(real_gradient().matrix),
+        "random": torch.linalg.svdvals(gaussian),
+        "square": torch.linalg.svdvals(square),
+        "steep": steep,
+    }
+    return MappingProxyType({name: values / values.norm() for name, values in found.items()})
+
+
+SPECTRA = {
+    "gradient": "a recorded gradient",
+    "random": "a random 64 × 256 matrix",
+    "square": "a random 64 × 64 matrix",
+    "steep": "values that fall as 1 / k to the power 1.5",
+}
+
+
+def bounds_after(steps: int, start: float = QUIET_START) -> ValueBounds:
+    """Between which values everything ends that began between ``start`` and 1."""
+    ends = polynomial(torch.linspace(start, 1, 200_001, dtype=torch.float64), steps)
+    return ValueBounds(ends.min().item(), ends.max().item())
+
+
+@dataclass(frozen=True, slots=True)
+class StepsError:
+    """After some steps: how far from ``U Vᵀ`` (as a part of its norm), and seconds from the start."""
+
+    steps: int
+    error: float
+    seconds: float
+
+
+def measure_steps(G: Tensor, last: int, times: int = 5) -> list[StepsError]:
+    """Error and time of bf16 Newton–Schulz on ``G`` after 0 to ``last`` steps, on one thread."""
+    exact, G = svd_muon(G).float(), G.float()
+    rows = []
+    with measure.one_thread():
+        for steps in range(last + 1):
+            work = functools.partial(zeropower_via_newtonschulz, G, steps)
+            error = (work().float() - exact).norm() / exact.norm()
+            rows.append(StepsError(steps, error.item(), measure.median_seconds(work, times)))
+    return rows
+
+
+def say_steps(rows: Sequence[StepsError], G: Tensor) -> str:
+    """The measurement as a table, with the SVD's time below."""
+    with measure.one_thread():
+        svd = measure.median_seconds(lambda: svd_muon(G.float()), 3)
+    lines = ["steps   distance from U Vᵀ   time"]
+    lines += [f"{row.steps:>5}   {row.error:>18.2f}   {row.seconds * 1e3:.2f} ms" for row in rows]
+    return "\n".join([*lines, f"  SVD   {0:>18.2f}   {svd * 1e3:.2f} ms"])
+
+
+def only_values_moved(X: Tensor, Y: Tensor) -> bool:
+    """Whether ``Y`` has the directions of ``X``: between them, it is diagonal."""
+    U, _, Vt = torch.linalg.svd(X, full_matrices=False)
+    inside = U.T @ Y @ Vt.T
+    return torch.allclose(inside, torch.diag(inside.diag()), atol=1e-9)
+
+
+def say_bounds(X: Tensor, Y: Tensor, bounds: ValueBounds) -> str:
+    """How many of the values that began at ``QUIET_START`` or above are within the bounds now."""
+    before, after = (torch.linalg.svdvals(matrix) for matrix in (X, Y))
+    loud = int((before >= QUIET_START).sum())
+    inside = int(((after >= bounds.lowest - 1e-6) & (after <= bounds.highest + 1e-6)).sum())
+    return (
+        f"{loud} of {len(before)} values began at {QUIET_START} or above;\n"
+        f"{inside} of {len(after)} are between {bounds.lowest:.2f} and {bounds.highest:.2f} now."
+    )

@@ -1,7 +1,0 @@
-"""What notebook 07 uses: a gradient cut in pieces, alone and gathered, its pictures and exercises."""
-
-from __future__ import annotations
-
-from ..lazy_names import names_in
-
-__getattr__, __dir__ = names_in(__name__, "cuts", "on_ranks", "exercises", "pictures")

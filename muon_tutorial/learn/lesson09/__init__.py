@@ -1,9 +1,0 @@
-"""What notebook 09 uses: broken runs on real ranks, an oracle, and tools that find the line."""
-
-from __future__ import annotations
-
-from ..lazy_names import names_in
-
-__getattr__, __dir__ = names_in(
-    __name__, "on_ranks", "evidence", "training_rank", "broken", "exercises", "spread", "pictures"
-)

@@ -1,0 +1,20 @@
+"""What notebook 13 uses: a plain FSDP2 loop, its port, killed runs that go on, pictures, exercises."""
+
+from __future__ import annotations
+
+from ..lazy_names import names_in
+
+__getattr__, __dir__ = names_in(
+    __name__,
+    "exercises",
+    "traps",
+    "lives",
+    "port",
+    "trials",
+    "plain_loop",
+    "tiny_job",
+    "published",
+    "pictures",
+    "film",
+    "on_torchrun",
+)

@@ -1,0 +1,294 @@
+"""Exercises of lesson 13: which lines change, the port, surviving a kill, published sources, and the quiz."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from ...checkpoint import CheckpointManager
+from ...errors import CheckpointError, RankFailedError
+from ...launching.launch import launch
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, numbers
+from ..exercises.on_real_ranks import say_failure
+from . import lives, trials
+from .lives import PATIENCE, RunLife
+from .port import ECHO, LR, MAX_NORM, Job, Port, factor_of
+from .published import check_match
+from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, plain_lines
+
+__all__ = ["SPOILERS", "all_exercises", "check_lines", "check_port", "check_survival", "quiz"]
+
+SPOILERS = {
+    "moved": [r"\b0 of 6\b"],
+    "same_bits": [r"\['load', 'step'\]"],
+}
+"""What would answer each prediction of the notebook."""
+
+_STAYS = {
+    "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
+    "LambdaLR": "MuonWithAdamW is a torch Optimizer with groups: the scheduler takes it as it takes AdamW.",
+    "for step": "The loop's range has nothing to do with who steps; look there for going on.",
+    "loss =": "The model and its loss know nothing of optimizers.",
+    "backward": "FSDP2 sums and cuts the gradients in the backward pass, whoever steps.",
+    "clip_grad_norm_": "On DTensors, clip_grad_norm_ takes the norm of the whole gradient: right as it is.",
+    "optimizer.step": "One optimizer, one step: MuonWithAdamW steps both of its parts.",
+    "scheduler.step": "One scheduler moves the groups of both parts.",
+    "zero_grad": "zero_grad of MuonWithAdamW clears the gradients of both parts.",
+    "AdamW(": "That line says who steps. A kill takes nothing of it that a load does not bring back.",
+    "torch.save": "Saving has nothing to do with who steps.",
+}
+
+
+def line_of(text: str) -> int:
+    """The number of the plain loop's line that contains a text."""
+    return next(number for number, line in enumerate(plain_lines(), 1) if text in line)
+
+
+def check_lines() -> Exercise:
+    """The exercise: the lines of the plain loop that change for Muon, and those that change to survive."""
+    right = {
+        "for_muon": {line_of("AdamW("): "It makes an AdamW of everything, hidden matrices too."},
+        "to_survive": {
+            line_of("for step"): "After a restart, range(steps) begins at 0: what had been seen comes again.",
+            line_of("torch.save"): "Under FSDP2, rank 0 holds a part of each matrix only, and so would the "
+            "file. It would be without momentum, too, and would come when all is over.",
+        },
+    }
+
+    def judge(for_muon: object, to_survive: object) -> str | None:
+        for name, answer in {"for_muon": for_muon, "to_survive": to_survive}.items():
+            said, lines = _whole_numbers(answer), plain_lines()
+            if said is None or not all(1 <= line <= len(lines) for line in said):
+                return f"{name}: give a list of line numbers from 1 to {len(lines)}, such as [1, 6]."
+            if extra := sorted(said - set(right[name])):
+                return f"{name}: line {extra[0]} stays. {_why_it_stays(lines[extra[0] - 1])}"
+            if missing := sorted(set(right[name]) - said):
+                return f"{name}: line {missing[0]} has to change, too. {right[name][missing[0]]}"
+        return None
+
+    hints = (
+        "For Muon: what in the loop knows which optimizer it is? Everything else sees an Optimizer.",
+        "To survive: what does a new process not know? Where in the data to go on, and what was saved.",
+    )
+    praise = "One line for Muon. To survive, where the loop begins and how it saves; and a line that loads."
+    return Exercise(judge, hints, praise)
+
+
+def _whole_numbers(answer: object) -> set[int] | None:
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        return None
+    said = list(answer)
+    return set(said) if all(type(number) is int for number in said) else None
+
+
+def _why_it_stays(line: str) -> str:
+    return next(why for text, why in _STAYS.items() if text in line)
+
+
+def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
+    """The exercise: ``prepare`` and ``update``, tried on real ranks for a few steps."""
+
+    def judge(prepare: Callable, update: Callable) -> str | Diagnosis | None:
+        _check_callable(prepare=prepare, update=update)
+        arguments = ((dp, tp), seed, prepare, update)
+        try:
+            reports: list[PortReport] = launch(
+                trials.try_port, dp * tp, args=arguments, backend=backend, output="quiet", timeout=timeout
+            )
+        except RankFailedError as error:
+            raise MistakeError(say_failure(error)) from None
+        if any(report.is_open for report in reports):
+            raise OpenAnswerError
+        return explain_port(reports[0])
+
+    hints = (
+        "In prepare: first cut, then make. In update: four lines, as in the plain loop.",
+        "MuonWithAdamW.from_model(model, lr=…, adamw_lr=…, weight_decay=…)",
+    )
+    praise = "The hidden matrices go to Muon, the rest to AdamW, and the whole gradient is clipped."
+    return Exercise(judge, hints, praise)
+
+
+def _check_callable(**functions: object) -> None:
+    if any(function is ... for function in functions.values()):
+        raise OpenAnswerError
+    for name, function in functions.items():
+        if not callable(function):
+            raise MistakeError(f"{name} is to be a function.")
+
+
+def explain_port(report: PortReport) -> str | Diagnosis | None:
+    """What is wrong with a port, told by the first thing that is."""
+    assert report.made is not None
+    wrong = _wrong_make(report.made)
+    if wrong is not None:
+        return wrong
+    for step, update in enumerate(report.updates):
+        rates = tuple(LR * factor_of(at, 2 * trials.TRIED) for at in (step, step + 1))
+        if (found := _wrong_update(update, *rates)) is not None:
+            return Diagnosis(f"In step {step}: {found.what}", found.hints)
+    return None
+
+
+def _wrong_make(made: MadeOptimizer) -> str | Diagnosis | None:
+    if made.kind != "MuonWithAdamW" and not made.forgotten:
+        return f"prepare returned a {made.kind}. Muon is for the hidden matrices, AdamW for the rest: both."
+    if made.forgotten and made.is_cut and made.kind == "MuonWithAdamW":
+        what = (
+            f"The optimizer was made over the old parameters: {made.forgotten[0]} of the model as it is now "
+            "is not in it. Cutting the model has put new parameters in their place."
+        )
+        return Diagnosis(what, ("Which of your two lines comes first?", "Cut first, then make."))
+    if not made.is_cut:
+        return "The model was not cut: prepare is to call shard(model)."
+    if made.kind != "MuonWithAdamW":
+        return f"prepare is to return the optimizer; it returned a {made.kind}."
+    for name, (who, lr, decay) in expected_settings().items():
+        found_who, found_lr, found_decay = made.settings[name]
+        if found_who != who:
+            return (
+                f"{name} is stepped by {found_who}; embedding and head go to AdamW, hidden matrices to Muon."
+            )
+        if not math.isclose(found_lr, lr):
+            return Diagnosis(
+                f"{name} has the learning rate {found_lr:g}, not {lr:g}.",
+                ("With lr alone, one rate serves both, and Muon's updates are scaled to AdamW's size.",),
+            )
+        if not math.isclose(found_decay, decay):
+            return f"{name} has the weight decay {found_decay:g}, not {decay:g}: say it once, for both."
+    return None
+
+
+def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagnosis | None:
+    if len(update.norms_stepped) != 1:
+        return Diagnosis(f"the optimizer stepped {len(update.norms_stepped)} times, not once.")
+    [norm] = update.norms_stepped
+    if update.largest_shard <= MAX_NORM * 1.001 < norm < update.norm_before * 0.999:
+        what = (
+            f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}. No rank's own part was "
+            f"longer than {MAX_NORM:g}: each rank has clipped its own shard."
+        )
+        return Diagnosis(what, ("clip_grad_norm_ wants the parameters, not their local parts.",))
+    if norm > MAX_NORM * 1.001:
+        return Diagnosis(
+            f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}: it was not clipped before."
+        )
+    if norm < MAX_NORM * 0.999:
+        return Diagnosis(
+            f"the gradient's norm was {norm:.3f} at the step: it is to be clipped to {MAX_NORM:g}."
+        )
+    if not math.isclose(update.rate, rate):
+        return Diagnosis("the scheduler had moved before the optimizer stepped: step first.")
+    if not math.isclose(update.rate_after, rate_after):
+        what = f"the learning rate was {update.rate_after:g} afterwards, not {rate_after:g}"
+        return Diagnosis(f"{what}: does the scheduler step, once?")
+    if update.left:
+        return Diagnosis("the gradients are still there afterwards; the next ones would be added to them.")
+    return None
+
+
+def check_survival(
+    dp: int, tp: int, job: Job, port: Callable[[], Port], backend: str = "gloo", timeout: float = PATIENCE
+) -> Exercise:
+    """The exercise: ``save`` and ``load``. A rank is killed, and the run goes on on another grid.
+
+    ``port`` gives the other two functions: the reader's, if they have passed, or the reference.
+    """
+
+    def judge(save: Callable, load: Callable) -> str | Diagnosis | None:
+        _check_callable(save=save, load=load)
+        mine = Port(port().prepare, port().update, save, load)
+        try:
+            life = lives.live(dp, tp, job, mine, backend=backend, timeout=timeout)
+        except RankFailedError as error:
+            return _explain_failure(error)
+        if life is None:
+            raise OpenAnswerError
+        return explain_life(life)
+
+    hints = (
+        "manager.save(step, model, optimizer, extra={…}) on every rank; manager.load returns that extra.",
+        "What beside model and optimizer has a memory? Put its state_dict() into extra, and the step too.",
+    )
+    praise = (
+        "A rank was killed, other ranks went on from the checkpoint on another grid, and nothing was lost."
+    )
+    return Exercise(judge, hints, praise)
+
+
+def _explain_failure(error: RankFailedError) -> Diagnosis:
+    said = str(error)
+    if "save of step" in said:
+        what = "The ranks waited for each other in a save: some of them never called it."
+        return Diagnosis(what, ("Each rank holds a part of every matrix. Who is to call manager.save?",))
+    return Diagnosis(say_failure(error))
+
+
+def explain_life(life: RunLife) -> str | Diagnosis | None:
+    """What is wrong with a run that was killed and went on, told by the first thing that is."""
+    every, last = life.job.every, life.last
+    try:
+        saved = lives.opened(life.left, every)
+    except CheckpointError as error:
+        what = f"After the kill there was no checkpoint of step {every} that can be read: {error}."
+        return Diagnosis(what, ("CheckpointManager's save makes one, if all ranks call it.",))
+    if not lives.same_bits(saved, lives.opened(life.folder / ECHO, last.begin)):
+        what = "What the new ranks held when they began is not what was saved."
+        return Diagnosis(what, ("manager.load(model, optimizer) puts both back.",))
+    if last.begin != every:
+        batches = "batches that had been seen came again" if last.begin < every else "batches were left out"
+        what = (
+            f"The model is that of step {every}, but the loop went on with step {last.begin}: the data's "
+            f"position was not restored as it was, and {batches}."
+        )
+        return Diagnosis(what, ("load is to return the step to go on with.", "Save it in extra."))
+    for step, rate in last.rates.items():
+        due = LR * factor_of(step, life.job.steps)
+        if not math.isclose(rate, due, rel_tol=1e-6):
+            what = (
+                f"In step {step} the learning rate was {rate:.4g}; undisturbed, it would have been "
+                f"{due:.4g}. The scheduler was not restored: it counts from 0 again."
+            )
+            return Diagnosis(what, ("A scheduler has a state_dict(), too.",))
+    if CheckpointManager(life.checkpoints).latest_step() != life.job.steps:
+        return f"After the last step there is no checkpoint of step {life.job.steps}."
+    return None
+
+
+def quiz(life: RunLife) -> Exercise:
+    """Three numbers that the notebook has measured."""
+    first = life.attempts[0]
+    expected = {
+        "twice": life.taken_twice,
+        "files": len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp"))),
+        "too_long": math.sqrt(first.ranks),
+    }
+    why = {
+        "twice": "From the checkpoint up to the kill; or ask life.taken_twice.",
+        "files": "Every rank writes one: lesson.tensor_files(life).",
+        "too_long": "Squares of norms add up over ranks; or ask plain.clipped_alone.",
+    }
+    return numbers(expected, why, within=1e-3)
+
+
+def finished_port(ported: Exercise, survived: Exercise) -> Port:
+    """The reader's four functions; the reference's, said aloud, for those that have not passed."""
+    open_ones = [name for name, it in (("prepare and update", ported), ("save and load", survived))
+                 if it.accepted is ...]  # fmt: skip
+    if open_ones:
+        print(f"No right answer yet for {' nor for '.join(open_ones)}: the reference is used.")
+    halves = [() if it.accepted is ... else it.accepted for it in (ported, survived)]
+    default = Port()
+    return Port(
+        *(halves[0] or (default.prepare, default.update)), *(halves[1] or (default.save, default.load))
+    )
+
+
+def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """The notebook's exercises in order: lines, port, survival, published sources."""
+    ported = check_port(dp, tp, job.seed, backend)
+
+    def port() -> Port:
+        return Port() if ported.accepted is ... else Port(*ported.accepted)
+
+    return check_lines(), ported, check_survival(dp, tp, job, port, backend), check_match()

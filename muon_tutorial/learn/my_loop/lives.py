@@ -1,0 +1,315 @@
+"""Lesson 13: runs on real ranks that are killed, go on on another grid, and are compared bit by bit.
+
+A run leaves a diary and checkpoints. ``RunLife`` is read from the diary; ``opened`` reads a checkpoint in
+this process alone, whatever grid it comes from.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import CheckpointManager, MuonWithAdamW
+from ...errors import RankFailedError
+from ...launching.launch import launch
+from . import port as reference
+from . import tiny_job
+from .port import CHECKPOINTS, DIARY, ECHO, Job, Port, other_grid
+from .trials import steps_alike
+
+PATIENCE = 12.0
+REFERENCE = Port()
+AT_THE_KILL = "at_the_kill"
+"""A copy of the checkpoints as the killed ranks left them: after a wrong ``load`` they may be replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of the ranks: their grid, the step they began with, what they did, who was killed when."""
+
+    grid: tuple[int, int]
+    begin: int
+    losses: Mapping[int, float]
+    rates: Mapping[int, float]
+    saved: tuple[int, ...] = ()
+    killed: tuple[int, int] | None = None
+    """The rank, and after how many steps of the run."""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there were."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def end(self) -> int:
+        """How many steps of the run were done when it ended."""
+        return max(self.losses, default=self.begin - 1) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunLife:
+    """A run from its first start to its end."""
+
+    folder: Path
+    job: Job
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def last(self) -> Attempt:
+        """The attempt that came to the end, or the latest."""
+        return self.attempts[-1]
+
+    @property
+    def taken_twice(self) -> int:
+        """How many steps were done, lost and done again."""
+        pairs = zip(self.attempts, self.attempts[1:], strict=False)
+        return sum(before.end - after.begin for before, after in pairs)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of its checkpoints."""
+        return self.folder / CHECKPOINTS
+
+    @property
+    def left(self) -> Path:
+        """The folder of those that the killed ranks left."""
+        return self.folder / AT_THE_KILL
+
+
+def read(folder: Path, job: Job) -> RunLife:
+    """The life that a diary tells of."""
+    path, told = folder / DIARY, list[list[dict[str, Any]]]()
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in map(json.loads, lines):
+        if line["event"] == "begin":
+            told.append([])
+        told[-1].append(line)
+    return RunLife(folder, job, tuple(map(_attempt, told)))
+
+
+def _attempt(lines: Sequence[Mapping[str, Any]]) -> Attempt:
+    def of(event: str) -> list[Mapping[str, Any]]:
+        return [line for line in lines if line["event"] == event]
+
+    steps, killed = of("step"), [(line["rank"], line["step"]) for line in of("kill")]
+    dp, tp = lines[0]["grid"]
+    return Attempt(
+        (dp, tp),
+        lines[0]["step"],
+        {line["step"]: line["loss"] for line in steps},
+        {line["step"]: line["lr"] for line in steps},
+        tuple(line["step"] for line in of("save")),
+        killed[0] if killed else None,
+    )
+
+
+def new_folder() -> Path:
+    """A folder for a run, below the system's temporary ones; it is removed when this process ends."""
+    folder = Path(mkdtemp(prefix="muon-my_loop-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def start(
+    folder: Path,
+    grid: tuple[int, int],
+    job: Job,
+    port: Port = REFERENCE,
+    *,
+    echo: bool = False,
+    backend: str = "gloo",
+    timeout: float = PATIENCE,
+) -> bool:
+    """Start the ranks of a run, or start them again; returns whether the port's functions were written.
+
+    Raises:
+        RankFailedError: a rank failed otherwise than by the kill that the job asks for.
+    """
+    try:
+        done = launch(
+            reference.train,
+            grid[0] * grid[1],
+            args=(grid, folder, job, port, echo),
+            backend=backend,
+            timeout=timeout,
+            output="quiet",
+        )
+    except RankFailedError:
+        attempts = read(folder, job).attempts
+        if job.victim is None or not attempts or attempts[-1].killed is None:
+            raise
+        return True
+    return all(done)
+
+
+def live(
+    dp: int,
+    tp: int,
+    job: Job,
+    port: Port = REFERENCE,
+    *,
+    again: tuple[int, int] | None = None,
+    backend: str = "gloo",
+    timeout: float = PATIENCE,
+) -> RunLife | None:
+    """A run whose last rank is killed, and which goes on on another grid; None where the port is a stub."""
+    folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
+    if not start(folder, (dp, tp), victim, port, backend=backend, timeout=timeout):
+        return None
+    keep_copy(folder)
+    grid = again or other_grid(dp, tp)
+    written = start(folder, grid, job, port, echo=True, backend=backend, timeout=timeout)
+    return read(folder, job) if written else None
+
+
+def keep_copy(folder: Path) -> None:
+    """Copy the checkpoints of a run whose ranks are dead."""
+    if (folder / CHECKPOINTS).is_dir():
+        shutil.copytree(folder / CHECKPOINTS, folder / AT_THE_KILL)
+
+
+def opened(folder: Path, step: int) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, whole, by name: parameters and what the optimizer remembers of each.
+
+    Read in this process, without any other rank.
+    """
+    model = tiny_job.build(0)
+    optimizer = MuonWithAdamW.from_model(model, lr=0.0, adamw_lr=0.0)
+    CheckpointManager(folder).load(model, optimizer, step=step)
+    found = {}
+    for name, parameter in model.named_parameters():
+        found[name] = parameter.detach()
+        state = optimizer.state.get(parameter, {})
+        found |= {f"{name}: {key}": value for key, value in state.items() if isinstance(value, Tensor)}
+    return found
+
+
+def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether both hold the same tensors, to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """The largest difference between two numbers of the same place."""
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """Two runs to hold a life against: the same kill, but the same grid again; and nobody killed."""
+
+    same_grid: RunLife
+    undisturbed: RunLife
+
+
+def companions(life: RunLife, port: Port = REFERENCE, backend: str = "gloo") -> Companions:
+    """Run both, in one launch, on the grid that the life began with."""
+    again, fresh = new_folder(), new_folder()
+    name, first = f"step-{life.job.every:08d}", life.attempts[0]
+    shutil.copytree(life.left / name, again / CHECKPOINTS / name)
+    launch(
+        _train_both,
+        first.ranks,
+        args=(first.grid, [again, fresh], life.job, port),
+        backend=backend,
+        timeout=PATIENCE,
+        output="quiet",
+    )
+    return Companions(read(again, life.job), read(fresh, life.job))
+
+
+def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: Job, port: Port) -> None:
+    for folder in folders:
+        reference.train(rank, grid, folder, job, port)
+
+
+def life_of(
+    dp: int, tp: int, job: Job, port: Port = REFERENCE, backend: str = "gloo"
+) -> tuple[RunLife, Companions]:
+    """A life with its companions, for functions that have been written."""
+    life = live(dp, tp, job, port, backend=backend)
+    assert life is not None
+    return life, companions(life, port, backend)
+
+
+def final(life: RunLife) -> dict[str, Tensor]:
+    """All tensors of a run's last checkpoint."""
+    return opened(life.checkpoints, life.job.steps)
+
+
+def tensor_files(life: RunLife) -> int:
+    """How many files hold the tensors of the first checkpoint."""
+    return len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp")))
+
+
+def loaded_alike(life: RunLife) -> bool:
+    """Whether what the new ranks held before their first step is what was saved, to the bit."""
+    saved = opened(life.left, life.last.begin)
+    return same_bits(saved, opened(life.folder / ECHO, life.last.begin))
+
+
+@dataclass(frozen=True, slots=True)
+class BitsRow:
+    """One question on bits: how many of how many tensors are alike, and how far the others are off."""
+
+    name: str
+    what: str
+    alike: int
+    tensors: int
+    furthest: float = 0.0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all are alike, to the bit."""
+        return self.alike == self.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BitsReport:
+    """What is the same to the bit on both grids, and what is not."""
+
+    rows: tuple[BitsRow, ...]
+
+    @property
+    def same(self) -> list[str]:
+        """The names of what is."""
+        return [row.name for row in self.rows if row.is_same]
+
+
+def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> BitsReport:
+    """What both grids of a life have alike: what was loaded, a step with the same gradient, the whole run.
+
+    The second is tried on real ranks, now.
+    """
+    (dp, tp), last = life.attempts[0].grid, life.last
+    saved = opened(life.left, last.begin)
+    stepped = steps_alike(dp, tp, last.grid, life.job.seed, backend)
+    names = list(tiny_job.TinyModel().state_dict())
+    return BitsReport(
+        (
+            _bits_row("load", "what the new ranks hold", saved, opened(life.folder / ECHO, last.begin)),
+            BitsRow("step", "one step, given the same full gradient", len(stepped), len(names)),
+            _bits_row("run", "the end of the run", final(life), final(others.undisturbed)),
+        )
+    )
+
+
+def _bits_row(name: str, what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> BitsRow:
+    """Two states side by side; AdamW's counters of steps, single numbers, are left out."""
+    keys = [key for key in one if one[key].ndim]
+    alike = sum(torch.equal(one[key], other[key]) for key in keys)
+    return BitsRow(name, what, alike, len(keys), furthest(one, other))
+
+
+def ends_alike(others: Companions) -> bool:
+    """Whether a killed run that went on on the same grid ends with the undisturbed run's bits."""
+    return same_bits(final(others.same_grid), final(others.undisturbed))

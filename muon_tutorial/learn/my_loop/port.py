@@ -1,0 +1,197 @@
+"""Lesson 13: the four functions that a reader ports, the reference's, and the loop around them.
+
+``train`` is one rank's part, whoever started it: ``launch()`` or torchrun. Rank 0 writes down what happens,
+line by line, so that what a killed run did can be read afterwards. Knows nothing of how ranks are started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from ... import CheckpointManager, MuonWithAdamW, build_mesh
+from ...errors import UsageError
+from ...launching.start_torchrun import die_at_once
+from ...worlds.live import gather_objects
+from . import tiny_job
+
+LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 0.02, 3e-3, 0.1, 0.25
+SHORTEST = 6
+DIARY, CHECKPOINTS, ECHO = "diary.jsonl", "checkpoints", "as_loaded"
+
+
+def prepare(model: nn.Module, shard: Callable[[nn.Module], None]) -> MuonWithAdamW:
+    """Cut the model and make its optimizer. All ranks must call."""
+    shard(model)
+    return MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler) -> None:
+    """What follows the backward pass. All ranks must call."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+
+
+def save(
+    manager: CheckpointManager, step: int, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler
+) -> None:
+    """Save after ``step`` steps. All ranks must call."""
+    extra = {"step": step, "scheduler": scheduler.state_dict()}
+    manager.save(step, model, optimizer, extra=extra)
+
+
+def load(
+    manager: CheckpointManager, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler
+) -> int:
+    """Go on from the newest checkpoint, if any; returns the step to begin with. All ranks must call."""
+    if manager.latest_step() is None:
+        return 0
+    extra = manager.load(model, optimizer)
+    scheduler.load_state_dict(extra["scheduler"])
+    return extra["step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The functions that a reader ports: cut and make, update, save, go on."""
+
+    prepare: Callable[..., Any] = prepare
+    update: Callable[..., Any] = update
+    save: Callable[..., Any] = save
+    load: Callable[..., Any] = load
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, how long, how often it is saved, and which rank is killed after how many steps.
+
+    >>> Job(12), Job(1).steps
+    (Job(steps=12, seed=0, victim=None), 6)
+    >>> Job(12).every, Job(12).fatal
+    (4, 6)
+    """
+
+    steps: int
+    seed: int = 0
+    victim: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", max(self.steps, SHORTEST))
+
+    @property
+    def every(self) -> int:
+        """Steps from one checkpoint to the next."""
+        return self.steps // 3
+
+    @property
+    def fatal(self) -> int:
+        """After how many steps the victim is killed: between the first checkpoint and the second."""
+        return self.every + max(1, self.every // 2)
+
+
+def factor_of(step: int, steps: int) -> float:
+    """What the learning rates are multiplied with in a step: down along a line, to zero behind the last.
+
+    Zero it stays, so that a loop which counts wrongly comes to its end, and can be told so.
+    """
+    return max(0.0, 1 - step / steps)
+
+
+def other_grid(dp: int, tp: int) -> tuple[int, int]:
+    """Another grid of as many ranks, where there is one.
+
+    >>> other_grid(4, 1), other_grid(2, 2), other_grid(3, 1), other_grid(1, 1)
+    ((2, 2), (4, 1), (1, 3), (1, 1))
+    """
+    if tp > 1 or dp == 1:
+        return dp * tp, 1
+    cut = next(factor for factor in range(2, dp + 1) if dp % factor == 0)
+    return dp // cut, cut
+
+
+def train(
+    rank: int,
+    grid: tuple[int, int],
+    folder: Path,
+    job: Job,
+    port: Port,
+    echo: bool = False,
+    device: str = "cpu",
+) -> bool:
+    """One rank's part of a run that goes on from the newest checkpoint in ``folder``, or begins there.
+
+    All ranks must call. With ``echo`` what was loaded is saved again, before the first step. Returns False
+    where a function of the port is a stub still.
+    """
+    mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
+    model = tiny_job.build(job.seed).to(device)
+    optimizer = port.prepare(model, partial(tiny_job.shard, mesh=mesh))
+    if optimizer is ...:
+        return False
+    scheduler = LambdaLR(optimizer, partial(factor_of, steps=job.steps))
+    manager = CheckpointManager(folder / CHECKPOINTS, keep=job.steps)
+    diary = Diary(folder / DIARY, writes=rank == 0)
+    first = port.load(manager, model, optimizer, scheduler)
+    if first is ...:
+        return False
+    if not isinstance(first, int):
+        raise UsageError(f"load returned {first!r}; the loop needs the step to go on with, a whole number")
+    diary.note("begin", grid=grid, step=first)
+    if echo:
+        save(CheckpointManager(folder / ECHO), first, model, optimizer, scheduler)
+    for step in range(first, job.steps):
+        loss = tiny_job.loss_of(model, step, job.seed, mesh)
+        loss.backward()
+        lr = rate_of(optimizer)
+        port.update(model, optimizer, scheduler)
+        diary.note("step", step=step, loss=mean_of(loss), lr=lr)
+        if (step + 1) % job.every == 0:
+            if port.save(manager, step + 1, model, optimizer, scheduler) is ...:
+                return False
+            diary.note("save", step=step + 1)
+        if job.victim is not None and step + 1 == job.fatal:
+            gather_objects(rank)  # rank 0 has written this step down before anybody dies
+            if rank == job.victim:
+                die(rank, folder / DIARY, step + 1)
+    return True
+
+
+def die(rank: int, diary: Path, step: int) -> None:
+    """Write down who dies, and die."""
+    Diary(diary, writes=True).note("kill", step=step, rank=rank)
+    die_at_once()
+
+
+def rate_of(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate of the first group."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def mean_of(loss: torch.Tensor) -> float:
+    """The mean of all ranks' losses. All ranks must call."""
+    losses = gather_objects(float(loss.detach()))
+    return sum(losses) / len(losses)
+
+
+@dataclass(frozen=True, slots=True)
+class Diary:
+    """A file of lines that outlives its writer: each line is in the file when ``note`` returns."""
+
+    path: Path
+    writes: bool
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Append one line, if this is the rank that writes."""
+        if self.writes:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, **facts}) + "\n")

@@ -1,0 +1,274 @@
+"""Lesson 13 on real ranks: a plain loop gone wrong, a reader's port step by step, and one step on two grids.
+
+Each function that takes a rank is one rank's part. What it returns says what happened; judging is for others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from ... import MuonWithAdamW, build_mesh
+from ...launching.launch import launch
+from ...worlds.live import gather_objects
+from . import plain_loop, port, tiny_job
+from .port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, factor_of
+
+TRIED = 3
+"""Steps of a trial."""
+
+
+def plain_lines() -> list[str]:
+    """The lines of the plain loop's body, as the lesson numbers them from 1."""
+    body = inspect.getsource(plain_loop.train).partition('must call."""\n')[2]
+    return [line[4:].partition("  # noqa")[0] for line in body.splitlines() if not line.startswith("#")]
+
+
+def show_plain() -> None:
+    """Print the plain loop with line numbers."""
+    print("\n".join(f"{number:2}  {line}" for number, line in enumerate(plain_lines(), 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainReport:
+    """What came of a plain loop, in order and with its optimizer made too early, and of clipping shards."""
+
+    losses: tuple[float, ...]
+    saved_on_rank_0: float
+    """What part of the model's numbers is in rank 0's own shards."""
+    moved_too_early: Mapping[str, int]
+    parameters: int
+    warning: str
+    clipped_alone: float
+    """The norm of the whole gradient after each rank has clipped its own shard, over the largest allowed."""
+
+    @property
+    def moved(self) -> str:
+        """How many parameters AdamW moved that was made too early."""
+        return f"{self.moved_too_early['AdamW']} of {self.parameters}"
+
+
+def try_plain(dp: int, tp: int, seed: int, backend: str = "gloo") -> PlainReport:
+    """Run the plain loop on real ranks, and what may go wrong in it."""
+    return launch(_try_plain, dp * tp, args=((dp, tp), seed), backend=backend, output="quiet")[0]
+
+
+def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
+    mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
+    model, losses = tiny_job.build(seed), []
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        loss = tiny_job.loss_of(model, step, seed, mesh)
+        losses.append(port.mean_of(loss))
+        return loss
+
+    shard = partial(tiny_job.shard, mesh=mesh)
+    with TemporaryDirectory() as folder:
+        plain_loop.train(rank, model, shard, loss_of, TRIED, Path(folder) / "model.pt")
+    mine = sum(local(parameter).numel() for parameter in model.parameters())
+    moved, warned = {}, ""
+    makers: dict[str, Callable[..., Any]] = {
+        "AdamW": torch.optim.AdamW,
+        "MuonWithAdamW": MuonWithAdamW.from_model,
+    }
+    for name, make in makers.items():
+        moved[name], said = _moved_too_early(make, mesh, seed)
+        warned = said or warned
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    ratio = _clipped_alone(mesh, seed)
+    return PlainReport(tuple(losses), mine / whole, moved, len(list(model.parameters())), warned, ratio)
+
+
+def _moved_too_early(make: Callable[..., Any], mesh: DeviceMesh, seed: int) -> tuple[int, str]:
+    """How many parameters an optimizer moves that was made before the model was cut, and what it warns of."""
+    model = tiny_job.build(seed)
+    given = model if make is not torch.optim.AdamW else model.parameters()
+    optimizer = make(given, lr=ADAMW_LR)
+    tiny_job.shard(model, mesh)
+    before = [local(parameter).clone() for parameter in model.parameters()]
+    tiny_job.loss_of(model, 0, seed, mesh).backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    now = [local(parameter) for parameter in model.parameters()]
+    said = [str(each.message) for each in caught if "gradient" in str(each.message)]
+    return sum(not torch.equal(*pair) for pair in zip(before, now, strict=True)), "".join(said[:1])
+
+
+def _clipped_alone(mesh: DeviceMesh, seed: int) -> float:
+    model = tiny_job.build(seed)
+    tiny_job.shard(model, mesh)
+    tiny_job.loss_of(model, 0, seed, mesh).backward()
+    grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    factor = MAX_NORM / max(MAX_NORM, math.sqrt(squares(grads)))
+    return math.sqrt(sum(gather_objects(squares(grads) * factor**2))) / MAX_NORM
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def squares(tensors: list[Tensor]) -> float:
+    """The sum of the squares of all numbers."""
+    return sum(float(tensor.double().square().sum()) for tensor in tensors)
+
+
+def say_too_early(report: PlainReport) -> str:
+    """What MuonWithAdamW warns of where it was made too early."""
+    return textwrap.fill(f"MuonWithAdamW warns: {report.warning}.", 96, break_on_hyphens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeOptimizer:
+    """What ``prepare`` made: its class, how the model is cut, what is stepped by whom, and how."""
+
+    kind: str
+    is_cut: bool
+    forgotten: tuple[str, ...]
+    """Parameters of the model, as it is now, that the optimizer does not step."""
+    settings: Mapping[str, tuple[str, float, float]]
+    """For each parameter, by name: whose it is ("muon" or "adamw"), its learning rate and weight decay."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """What one ``update`` did, as an observer between its calls saw it. Norms are of the whole gradient."""
+
+    norm_before: float
+    norms_stepped: tuple[float, ...]
+    """At each call of ``optimizer.step``."""
+    largest_shard: float
+    """The largest norm of a rank's own part at that time; 0 without such a call."""
+    rate: float
+    """The first group's learning rate at that time."""
+    rate_after: float
+    left: bool
+    """Whether a gradient was left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortReport:
+    """What a port did in a few steps. ``is_open``: a function was a stub still."""
+
+    is_open: bool
+    made: MadeOptimizer | None = None
+    updates: tuple[UpdateReport, ...] = ()
+
+
+def try_port(rank: int, grid: tuple[int, int], seed: int, prepare: Callable, update: Callable) -> PortReport:
+    """Make an optimizer and update a few times. All ranks must call."""
+    mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
+    model = tiny_job.build(seed)
+    optimizer = prepare(model, partial(tiny_job.shard, mesh=mesh))
+    if optimizer is ...:
+        return PortReport(is_open=True)
+    made = _look_at(model, optimizer)
+    if not isinstance(optimizer, MuonWithAdamW) or made.forgotten or not made.is_cut:
+        return PortReport(False, made)
+    scheduler = LambdaLR(optimizer, partial(factor_of, steps=2 * TRIED))
+    updates: list[UpdateReport] = []
+    for step in range(TRIED):
+        tiny_job.loss_of(model, step, seed, mesh).backward()
+        observed = _observe(model, optimizer, lambda: update(model, optimizer, scheduler))
+        if observed is None:
+            return PortReport(is_open=True)
+        updates.append(observed)
+        for parameter in model.parameters():
+            parameter.grad = None
+    return PortReport(False, made, tuple(updates))
+
+
+def _look_at(model: nn.Module, optimizer: Any) -> MadeOptimizer:
+    named = dict(model.named_parameters())
+    groups = getattr(optimizer, "param_groups", [])
+    stepped = {id(parameter): group for group in groups for parameter in group["params"]}
+    settings = {
+        name: ("muon" if "ns_steps" in group else "adamw", float(group["lr"]), float(group["weight_decay"]))
+        for name, parameter in named.items()
+        if (group := stepped.get(id(parameter))) is not None
+    }
+    is_cut = all(isinstance(parameter, DTensor) for parameter in named.values())
+    forgotten = tuple(name for name in named if name not in settings)
+    return MadeOptimizer(type(optimizer).__name__, is_cut, forgotten, settings)
+
+
+def _norms(model: nn.Module) -> tuple[float, float]:
+    """The norm of the whole gradient, and the largest of a rank's own part. All ranks must call."""
+    grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    parts = gather_objects(squares(grads))
+    return math.sqrt(sum(parts)), math.sqrt(max(parts))
+
+
+def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], object]) -> UpdateReport | None:
+    """What an update does; None if it is a stub still."""
+    seen: list[tuple[float, float, float]] = []
+    before, _ = _norms(model)
+    hook = optimizer.register_step_pre_hook(lambda *_: seen.append((*_norms(model), port.rate_of(optimizer))))
+    try:
+        returned = call()
+    finally:
+        hook.remove()
+    if returned is ...:
+        return None
+    left = _norms(model)[0] > 0
+    norms, largest, rate = tuple(norm for norm, _, _ in seen), 0.0, 0.0
+    if seen:
+        _, largest, rate = seen[0]
+    return UpdateReport(before, norms, largest, rate, port.rate_of(optimizer), left)
+
+
+def expected_settings() -> dict[str, tuple[str, float, float]]:
+    """What the lesson asks of each parameter: by whom it is stepped, learning rate and weight decay."""
+    return {
+        name: ("muon", LR, WEIGHT_DECAY) if name.startswith("layers") else ("adamw", ADAMW_LR, WEIGHT_DECAY)
+        for name, _ in tiny_job.TinyModel().named_parameters()
+    }
+
+
+def steps_alike(dp: int, tp: int, other: tuple[int, int], seed: int, backend: str = "gloo") -> list[str]:
+    """The parameters that one step moves alike, to the bit, in one process and on both grids, given the same
+    full gradient."""
+    return launch(_steps_alike, dp * tp, args=([(dp, tp), other], seed), backend=backend, output="quiet")[0]
+
+
+def _steps_alike(rank: int, grids: list[tuple[int, int]], seed: int) -> list[str]:
+    single, *others = (_after_one_step(grid, seed) for grid in (None, *grids))
+    return [name for name in single if all(torch.equal(single[name], other[name]) for other in others)]
+
+
+def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor]:
+    """The parameters, whole, after a step with the whole batch's gradient; without a grid, in one process."""
+    model, carrier = tiny_job.build(seed), tiny_job.build(seed)
+    symbols, following = tiny_job.batch_of(0, seed)
+    nn.functional.cross_entropy(carrier(symbols), following).backward()
+    with torch.no_grad():
+        for parameter in carrier.parameters():  # a model of gradients is cut as the model is
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+    shard: Callable[[nn.Module], None] = lambda model: None  # noqa: E731
+    if grid is not None:
+        shard = partial(tiny_job.shard, mesh=build_mesh({"dp": grid[0], "tp": grid[1]}))
+    shard(carrier)
+    optimizer = port.prepare(model, shard)
+    for parameter, gradient in zip(model.parameters(), carrier.parameters(), strict=True):
+        parameter.grad = gradient.detach()
+    optimizer.step()
+    return {
+        name: (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
+        for name, parameter in model.named_parameters()
+    }

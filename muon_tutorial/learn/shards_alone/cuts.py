@@ -1,0 +1,92 @@
+"""Lesson 08: a real gradient cut in pieces, each orthogonalized alone, beside the update it should be.
+
+All is exact UVᵀ in float64, so that what is seen comes from the cut, and from nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ...plan.layout import Shard, shard_box
+from ..inputs.recordings import real_gradient
+from ..why_muon.updates import svd_muon as orthogonal
+
+SHAPE = (64, 256)
+CUTS = (1, 2, 4, 8)
+DIMS = {"columns": 1, "rows": 0}
+
+
+def my_piece(matrix: Tensor, dim: int, place: int, tp: int) -> Tensor:
+    """A copy of what one tp position holds of a matrix that is cut along ``dim``."""
+    return matrix[shard_box(tuple(matrix.shape), Shard(dim), place, tp).slices].clone()
+
+
+def pieces_alone(matrix: Tensor, dim: int, tp: int) -> Tensor:
+    """Every piece orthogonalized by itself, and the results put together again."""
+    pieces = [orthogonal(my_piece(matrix, dim, place, tp)) for place in range(tp)]
+    return torch.cat(pieces, dim=dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An update beside the UVᵀ it should be.
+
+    ``cosine`` is 1 where it points the same way; ``distance`` is the size of the difference over the size of
+    UVᵀ, and ``at_best`` what is left of it after the best rescaling. ``values`` are singular values.
+    """
+
+    cosine: float
+    distance: float
+    at_best: float
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"singular values    {self.values[-1]:.3f} to {self.values[0]:.3f}\n"
+            f"cosine to UVᵀ      {self.cosine:.3f}\n"
+            f"distance to UVᵀ    {self.distance:.3f}   (after the best rescaling {self.at_best:.3f})"
+        )
+
+
+def compare(update: Tensor, matrix: Tensor) -> Comparison:
+    """An update beside the UVᵀ of the whole matrix."""
+    ideal = orthogonal(matrix)
+    cosine = ((update * ideal).sum() / (update.norm() * ideal.norm())).item()
+    distance = ((update - ideal).norm() / ideal.norm()).item()
+    values = torch.linalg.svdvals(update).tolist()
+    return Comparison(cosine, distance, max(0.0, 1 - cosine**2) ** 0.5, tuple(values))
+
+
+def gradient() -> Tensor:
+    """A real gradient, 64 × 256, recorded in training."""
+    return real_gradient("down").matrix
+
+
+def matrices() -> dict[str, Tensor]:
+    """The real gradient, and two made up: independent numbers, and few loud directions among many quiet."""
+    numbers = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(numbers, full_matrices=False)
+    loud = torch.arange(1, SHAPE[0] + 1, dtype=torch.float64) ** -1.5
+    return {"real": gradient(), "Gaussian": numbers, "power law": u @ torch.diag(loud) @ vt}
+
+
+def patches(numbers: Sequence[Sequence[float]]) -> list[tuple[float, int, int, int, int]]:
+    """Rectangles of equal numbers that cover a matrix: number, first row, first column, rows, columns.
+
+    >>> patches([[0, 0, 1], [0, 0, 1]])
+    [(0, 0, 0, 2, 2), (1, 0, 2, 2, 1)]
+    """
+    found, top = [], 0
+    for row, same in groupby(numbers):
+        rows, left = len(list(same)), 0
+        for number, run in groupby(row):
+            columns = len(list(run))
+            found.append((number, top, left, rows, columns))
+            left += columns
+        top += rows
+    return found

@@ -1,0 +1,286 @@
+"""Lesson 09 on ranks: the package's phases of a step, and the moving between them, which the reader writes.
+
+The gradients are real: each dp position reads other parts of the GPT's own source code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import Coordinate, Grid, LocalWorld, Matrix, Muon, Plan, Route, Shard, build_mesh, zero1
+from ...engine.collective import Collective, Label, Walk
+from ...engine.travel import travel
+from ...errors import UsageError
+from ...plan.bucket import Bucket, BucketEntry, DistMeta
+from ...step.momentum import update_momentum
+from ...step.orthogonalize import newton_schulz_update
+from ...step.rank_bucket import RankBucket
+from ...step.reduce_gradients import pack_gradients
+from ...step.step import PlanStep
+from ...step.write_parameters import update_parameters, write_parameters
+from ...training import gpt
+from ...training.text import batch_at, load_text
+from ...worlds.live import LiveWorld
+from ...worlds.local import LocalMesh
+from ..inputs import measure
+from .recording import PHASES, Diarist, Diary, Recording, assemble
+
+GPT_SHAPE = gpt.GPTShape(layers=1, width=32, heads=2, context=32)
+BATCH = 8
+LR = 0.02
+MATRICES = {"up": ("blocks.0.mlp.up", 0), "o": ("blocks.0.attention.o", 1), "down": ("blocks.0.mlp.down", 1)}
+
+UpdateLoop = Callable[[list[dict], Callable[[Tensor, dict], None]], None]
+Unpack = Callable[[Tensor, DistMeta], Tensor]
+StepOfBucket = Callable[..., Walk]
+
+
+@cache
+def weights(seed: int) -> dict[str, Tensor]:
+    """The three matrices, whole, in the order in which the optimizer is handed them."""
+    parameters = dict(gpt.build_gpt(GPT_SHAPE, seed).named_parameters())
+    return {name: parameters[f"{path}.weight"].detach() for name, (path, _) in MATRICES.items()}
+
+
+@cache
+def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
+    """The whole gradients of the text that one dp position reads."""
+    with measure.one_thread():
+        model = gpt.build_gpt(GPT_SHAPE, seed)
+        batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)
+        gpt.next_byte_loss(model, batch.inputs, batch.targets).backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {
+        name: grad for name, (path, _) in MATRICES.items() if (grad := found[f"{path}.weight"]) is not None
+    }
+
+
+def plan_of(dp: int, tp: int) -> Plan:
+    """The plan of the lesson: all three matrices in one bucket."""
+    matrices = [
+        Matrix(index, name, tuple(weights(0)[name].shape), (("tp", Shard(dim)),))
+        for index, (name, (_, dim)) in enumerate(MATRICES.items())
+    ]
+    return zero1(matrices, Grid.of(dp=dp, tp=tp))
+
+
+def muon_on(mesh: Any, at: Coordinate, seed: int) -> Muon:
+    """One rank's optimizer over its tp pieces, with the gradients of its own text.
+
+    Raises:
+        UsageError: where tp does not divide the sides that it cuts.
+    """
+    if any(weights(seed)[name].shape[dim] % at.size("tp") for name, (_, dim) in MATRICES.items()):
+        raise UsageError(f"tp = {at.size('tp')} does not divide the sides that it cuts; take 1, 2 or 4")
+    named = []
+    for entry in plan_of(at.size("dp"), at.size("tp")).buckets[0].entries:
+        name, piece = entry.matrix.name, entry.matrix.box(at).slices
+        parameter = torch.nn.Parameter(weights(seed)[name][piece].clone())
+        parameter.grad = local_gradients(seed, at["dp"])[name][piece].clone()
+        named.append((name, parameter))
+    dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
+    return Muon(named, lr=LR, strategy="zero1", mesh=mesh, tp_dim=dims)
+
+
+def program(mesh: LocalMesh, seed: int) -> Walk:
+    """One whole step of the package's own optimizer on one rank of a stepping world, as a generator."""
+    return muon_on(mesh, mesh.at, seed).program()
+
+
+def requests(world: LocalWorld) -> Iterator[str]:
+    """Answer one message after the other to the end; say each, with the number of its phase."""
+    while event := world.advance():
+        asked, label = event.request, event.request.label
+        number = f"phase {PHASES.index(label.phase) + 1}" if label.phase in PHASES else "before "
+        sent = 0 if asked.send is None else asked.send.numel()
+        ranks = ", ".join(map(str, event.ranks))
+        yield (
+            f"{number}  {label.phase:24} {label.subject:9} ranks {ranks:8} {asked.kind} over "
+            f"{asked.axes[0]}, {sent} numbers from each"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one rank sends back: the mean gradients of its range, flat, its new weights, its diary."""
+
+    kept: Tensor
+    after: Mapping[str, Tensor]
+    diary: Diary
+
+
+@dataclass(slots=True, eq=False)
+class NotedPhases:
+    """The package's own phases of one rank's step, all but the moving: ``my_step`` travels between them.
+
+    ``diarist`` notes what is held after each, and ``kept`` is the mean gradients, flat.
+    """
+
+    muon: Muon
+    step: PlanStep = field(init=False)
+    diarist: Diarist = field(init=False)
+    kept: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.step = self.muon.plan_step
+        self.step.present = frozenset(range(len(MATRICES)))
+        self.diarist = Diarist(self.step.plan, self.step.at)
+
+    def label(self, phase: int, entry: BucketEntry | None = None) -> Label:
+        """The name of a phase, and of a matrix, as messages bear it."""
+        return Label(PHASES[phase - 1], "" if entry is None else entry.matrix.name)
+
+    def gradients(self, bucket: Bucket) -> Tensor:
+        """Before phase 1: this rank's own gradients, packed flat, each at its place in the bucket."""
+        flat = pack_gradients(self._mine(bucket))
+        self.diarist.note_held(0, bucket, flat)
+        return flat
+
+    def momentum(self, bucket: Bucket, summed: Tensor) -> Tensor:
+        """Before phase 2: the mean of its range, into its momentum; returns the input of Newton–Schulz."""
+        self.kept = summed / bucket.summands
+        self.diarist.note_stored(1, bucket, self.kept)
+        return update_momentum(self._mine(bucket), self.kept, self.step.present or ())
+
+    def matrices(self, bucket: Bucket) -> list[tuple[BucketEntry, DistMeta]]:
+        """Before phase 3: the matrices this rank works on, each with its line of the master plan."""
+        rows = zip(bucket.entries, bucket.dist_meta(self.step.at), strict=True)
+        return [(entry, meta) for entry, meta in rows if bucket.works_on(entry, self.step.at)]
+
+    def newton_schulz(self, entry: BucketEntry, whole: Tensor) -> Tensor:
+        """Phase 4, on the matrix as it comes: one that is not whole is refused."""
+        self.diarist.note(3, entry.matrix.name, whole)
+        update = newton_schulz_update(whole, whole.shape, self.step.parameters[entry.matrix.param].group)
+        self.diarist.note(4, entry.matrix.name, update)
+        return update
+
+    def apply(self, bucket: Bucket, updates: Tensor, update_loop: UpdateLoop) -> Tensor:
+        """Before phase 7: decay and step the ranges of the parameters that the loop goes through."""
+        self.diarist.note_stored(6, bucket, updates)
+        index = {id(each.param): number for number, each in enumerate(self.step.parameters)}
+        chosen: list[int] = []
+        update_loop([self.step.parameters[0].group], lambda param, group: chosen.append(index[id(param)]))
+        return update_parameters(self._mine(bucket), updates, chosen)
+
+    def write(self, bucket: Bucket, whole: Tensor) -> None:
+        """After phase 7: the new entries into the parameters."""
+        self.diarist.note_held(7, bucket, whole)
+        write_parameters(self._mine(bucket), whole)
+
+    def walk(self, step: StepOfBucket) -> Walk:
+        """Trace the routes with rank numbers, then walk a step; returns what came of it."""
+        yield from self.diarist.trace()
+        for bucket in self.step.plan.buckets:
+            yield from step(self, bucket, self.step.at)
+        after = {name: each.data.clone() for name, each in zip(MATRICES, self.step.parameters, strict=True)}
+        return Report(self.kept, after, self.diarist.diary())
+
+    def run(self, step: StepOfBucket) -> Report:
+        """The walk on real processes. Must be called by all ranks."""
+        world = self.muon.world
+        assert isinstance(world, LiveWorld)
+        world.observers.append(self.diarist.observe)
+        with torch.no_grad():
+            return world.run(self.walk(step))
+
+    def _mine(self, bucket: Bucket) -> RankBucket:
+        return self.step.buckets[bucket.index]
+
+
+def job(rank: int, dp: int, tp: int, seed: int) -> NotedPhases:
+    """The phases of one real rank. Must be called by all ranks."""
+    torch.set_num_threads(1)
+    mesh = build_mesh({"dp": dp, "tp": tp})
+    return NotedPhases(muon_on(mesh, Grid.of(dp=dp, tp=tp).at(rank), seed))
+
+
+def unpack(flat: Tensor, meta: DistMeta) -> Tensor:
+    """The reference of the second exercise."""
+    return flat[slice(*meta.global_range)].view(meta.shape)
+
+
+def update_loop(param_groups: list[dict], update: Callable[[Tensor, dict], None]) -> None:
+    """The reference of the third exercise."""
+    for group in param_groups:
+        for param in group["params"]:
+            update(param, group)
+
+
+def step_of(way_back: Callable[..., Walk], unpack: Unpack, update_loop: UpdateLoop) -> StepOfBucket:
+    """A bucket's step with some of its parts replaced: what the notebook's cell says, for the checks."""
+
+    def step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
+        summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+        flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
+        done = torch.zeros_like(flat)
+        for entry, meta in job.matrices(bucket):
+            whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
+            update = job.newton_schulz(entry, whole)
+            piece = yield from way_back(update, entry.route, at, job.label(5, entry))
+            done[slice(*meta.global_range)] = piece.flatten()
+        kept = yield from way_back(done, bucket.compute, at, job.label(6))
+        fresh = job.apply(bucket, kept, update_loop)
+        job.write(bucket, (yield from travel(fresh, bucket.parameter, at, job.label(7))))
+
+    return step
+
+
+def way_back(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
+    """The reference of the first exercise: the way back is the inverse of the route."""
+    return travel(x, route.inverse, at, label)
+
+
+reference_step = step_of(way_back, unpack, update_loop)
+
+
+def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
+    """One rank of the step that comes with the package. Must be called by all ranks."""
+    return job(rank, dp, tp, seed).run(reference_step).diary
+
+
+Asked = list[tuple[int, Collective]]
+"""Messages in order, each with the rank that asked."""
+
+
+def messages(step: StepOfBucket, dp: int, tp: int, seed: int) -> tuple[Asked, str, list[Report]]:
+    """A step in the stepping world: its messages in order, how it broke off if it did, what ranks report."""
+    world, asked = LocalWorld(Grid.of(dp=dp, tp=tp)), Asked()
+    jobs = [NotedPhases(muon_on(world.mesh(rank), world.grid.at(rank), seed)) for rank in world.grid.ranks]
+    world.observers += [lambda request, at: asked.append((at.rank, request))]
+    world.observers += [each.diarist.observe for each in jobs]
+    try:
+        with torch.no_grad(), measure.one_thread():
+            return asked, "", world.run([each.walk(step) for each in jobs])
+    except Exception as error:
+        return asked, f"{type(error).__name__}: {error}", []
+
+
+def record_here(dp: int, tp: int, seed: int) -> Recording:
+    """The same step in one process, recorded: what real ranks have to agree with."""
+    _, _, reports = messages(reference_step, dp, tp, seed)
+    source = f"In one process, dp={dp}, tp={tp}"
+    return assemble(source, plan_of(dp, tp), [report.diary for report in reports])
+
+
+def recording_of(reports: Sequence[Report], dp: int, tp: int) -> Recording:
+    """The recording of a step that the reader's real ranks took."""
+    source = f"Your step on {dp * tp} processes, dp={dp}, tp={tp}"
+    return assemble(source, plan_of(dp, tp), [report.diary for report in reports])
+
+
+def trace(dp: int, tp: int) -> Callable[[int], Walk]:
+    """For a rank: a walk out and back with its own number in place of data, and no Newton–Schulz."""
+    plan = plan_of(dp, tp)
+
+    def walk(rank: int) -> Walk:
+        at, bucket = plan.grid.at(rank), plan.buckets[0]
+        mine = torch.full((bucket.length(bucket.storage_layout, at),), rank, dtype=bucket.compute.dtype)
+        return (yield from Diarist(plan, at).there_and_back(bucket, mine))
+
+    return walk

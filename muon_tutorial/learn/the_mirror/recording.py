@@ -1,0 +1,263 @@
+"""One step, recorded phase by phase as a small file, and read from it again.
+
+A recording holds, for every rank, matrix and moment of the step, which boxes of the matrix the rank held, and
+a name for the bytes in them. Who brought which box is not worked out from the plan: before the step, each
+rank walks the same routes with its own rank number in place of data, and reads off whose numbers arrived.
+
+The recording that comes with the package was made by
+
+    diaries = launch(the_mirror.record_rank, 4, args=(2, 2, 0))
+    source = "One step recorded on 4 real processes (Gloo), dp=2, tp=2"
+    text = replay.dumps(replay.assemble(source, the_mirror.plan_of(2, 2), diaries))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...engine.collective import Collective, Label, Walk
+from ...engine.hops import view
+from ...engine.travel import stand_by, travel
+from ...plan.bucket import Bucket, StoredShard, matrix_boxes
+from ...plan.exchange import BufferSlice
+from ...plan.grid import Coordinate, Grid
+from ...plan.layout import Box
+from ...plan.matrix import BucketEntry
+from ...plan.strategies import Plan
+from .. import inputs
+from ..shards_alone.cuts import patches
+
+PHASES = (
+    "gradient reduce_scatter",
+    "dp gather",
+    "tp gather",
+    "Newton–Schulz",
+    "tp slice",
+    "dp slice",
+    "parameter all_gather",
+)
+MOMENTS = (
+    "its own gradient",
+    "its range, averaged",
+    "its tp piece",
+    "the whole matrix",
+    "whole, orthogonal",
+    "its tp piece",
+    "its range",
+    "its weight",
+)
+AXIS = 4
+LAST = len(PHASES)
+_NOBODY = -1
+_SHIPPED = "step_dp2_tp2.json"
+
+Tile = tuple[int, int, int, int, int]
+"""A box of a matrix and who brought it: rank, first row, first column, rows, columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One message of the step as one rank asked for it; ``numbers`` is how many it handed over."""
+
+    phase: int
+    subject: str
+    kind: str
+    axis: str
+    numbers: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diary:
+    """What one rank wrote down: tiles and contents by matrix, one for each moment, and what it sent."""
+
+    rank: int
+    tiles: Mapping[str, Sequence[Sequence[Tile]]]
+    contents: Mapping[str, Sequence[str]]
+    sent: Sequence[Sent]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One step: the grid, the matrices by name, where it ran, and a diary for each rank."""
+
+    source: str
+    dp: int
+    tp: int
+    shapes: Mapping[str, tuple[int, int]]
+    diaries: Sequence[Diary]
+
+    @property
+    def grid(self) -> Grid:
+        """The grid it ran on."""
+        return Grid.of(dp=self.dp, tp=self.tp)
+
+    def workers(self, matrix: str) -> list[int]:
+        """The ranks that held the whole matrix at Newton–Schulz."""
+        return [diary.rank for diary in self.diaries if diary.tiles[matrix][AXIS]]
+
+    def busiest(self) -> str:
+        """The matrix that most ranks orthogonalize; the first of them."""
+        return max(self.shapes, key=lambda name: len(self.workers(name)))
+
+
+@dataclass(slots=True)
+class Diarist:
+    """Notes, on one rank, what it holds at every moment. ``observe`` belongs among a world's observers."""
+
+    plan: Plan
+    at: Coordinate
+    tiles: dict[str, list[list[Tile]]] = field(init=False)
+    contents: dict[str, list[str]] = field(init=False)
+    sent: list[Sent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        names = [entry.matrix.name for entry in entries_of(self.plan)]
+        self.tiles = {name: [[] for _ in MOMENTS] for name in names}
+        self.contents = {name: [""] * len(MOMENTS) for name in names}
+
+    def observe(self, request: Collective, at: Coordinate) -> None:
+        """Note a message of this rank's, if it is of one of the seven phases."""
+        label, axis = request.label, "×".join(request.axes)
+        if label.phase in PHASES and at == self.at:
+            numbers = 0 if request.send is None else request.send.numel()
+            size, number = numbers * request.dtype.itemsize, PHASES.index(label.phase) + 1
+            self.sent.append(Sent(number, label.subject, request.kind, axis, numbers, size))
+
+    def note(self, moment: int, name: str, held: Tensor) -> None:
+        """Note the bytes held of a matrix."""
+        raw = held.detach().flatten().view(torch.uint8).numpy().tobytes()
+        self.contents[name][moment] = hashlib.sha256(raw).hexdigest()[:10] if raw else ""
+
+    def note_held(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        """Note the bytes of each piece in a flat buffer that is laid out as the model holds the matrices."""
+        for held in bucket.buffer_slices(bucket.model_layout, self.at):
+            self.note(moment, held.entry.matrix.name, view(flat, held))
+
+    def note_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        """Note the bytes of each part of a flat buffer of what this rank stores."""
+        for shard in bucket.stored_shards(self.at):
+            self.note(moment, shard.entry.matrix.name, flat[slice(*shard.in_buffer)])
+
+    def diary(self) -> Diary:
+        """What was noted."""
+        return Diary(self.at.rank, self.tiles, self.contents, self.sent)
+
+    def trace(self) -> Walk:
+        """Walk all routes with rank numbers in place of data. Must be walked by all ranks."""
+        for bucket in self.plan.buckets:
+            yield from self._trace_bucket(bucket)
+
+    def _trace_bucket(self, bucket: Bucket) -> Walk:
+        at, label = self.at, Label("trace", f"bucket {bucket.index}")
+        own = torch.full(
+            (bucket.length(bucket.storage_layout, at),), float(at.rank), dtype=bucket.compute.dtype
+        )
+        for entry in bucket.entries:
+            box = entry.matrix.box(at)
+            self._see(0, entry, box, torch.full(box.shape, float(at.rank)))
+        self._see_stored(1, bucket, own)
+        back = yield from self.there_and_back(bucket, own)
+        self._see_stored(6, bucket, back)
+        whole = yield from travel(back.to(bucket.parameter.dtype), bucket.parameter, at, label)
+        self._see_held(7, bucket, whole)
+
+    def there_and_back(self, bucket: Bucket, own: Tensor) -> Walk:
+        """Phases 2 to 6 with whatever ``own`` holds in place of data, and no Newton–Schulz in the middle."""
+        at, label = self.at, Label("trace", f"bucket {bucket.index}")
+        flat = yield from travel(own, bucket.compute, at, label)
+        self._see_held(2, bucket, flat)
+        done = torch.full_like(flat, _NOBODY)
+        for entry, work in zip(bucket.entries, bucket.work_slices(at), strict=True):
+            if work is None:
+                yield from stand_by(entry.route)
+            else:
+                yield from self._trace_matrix(entry, work, flat, done)
+        self._see_held(5, bucket, done)
+        return (yield from travel(done, bucket.compute.inverse, at, label))
+
+    def _trace_matrix(self, entry: BucketEntry, work: BufferSlice, flat: Tensor, done: Tensor) -> Walk:
+        label = Label("trace", entry.matrix.name)
+        matrix = yield from travel(view(flat, work), entry.route, self.at, label)
+        for moment in (AXIS - 1, AXIS):
+            self._see(moment, entry, Box((0, 0), entry.matrix.sides), matrix)
+        piece = yield from travel(matrix, entry.route.inverse, self.at, label)
+        view(done, work).copy_(piece)
+
+    def _see_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        for held in bucket.stored_shards(self.at):
+            for box, part in stored_parts(held, self.at, flat):
+                self._see(moment, held.entry, box, part)
+
+    def _see_held(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
+        for held in bucket.buffer_slices(bucket.model_layout, self.at):
+            self._see(moment, held.entry, held.box, view(flat, held))
+
+    def _see(self, moment: int, entry: BucketEntry, box: Box, names: Tensor) -> None:
+        top, left = box.offset
+        self.tiles[entry.matrix.name][moment] += [
+            (int(name), row + top, column + left, rows, columns)
+            for name, row, column, rows, columns in patches(names.tolist())
+            if name != _NOBODY
+        ]
+
+
+def entries_of(plan: Plan) -> Iterable[BucketEntry]:
+    """The matrices of all buckets."""
+    return (entry for bucket in plan.buckets for entry in bucket.entries)
+
+
+def stored_parts(held: StoredShard, at: Coordinate, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
+    """What a rank stores of a matrix, from its flat buffer: rectangles, and the numbers in each."""
+    boxes = matrix_boxes(held, at)
+    parts = flat[slice(*held.in_buffer)].split([box.numel for box in boxes])
+    return ((box, part.view(box.shape)) for box, part in zip(boxes, parts, strict=True))
+
+
+def assemble(source: str, plan: Plan, diaries: Sequence[Diary]) -> Recording:
+    """The recording of a step from the diaries of its ranks."""
+    shapes = {entry.matrix.name: entry.matrix.sides for entry in entries_of(plan)}
+    return Recording(source, plan.grid.size("dp"), plan.grid.size("tp"), shapes, tuple(diaries))
+
+
+def dumps(recording: Recording) -> str:
+    """The recording as JSON."""
+    return json.dumps(asdict(recording), separators=(",", ":"))
+
+
+def loads(text: str) -> Recording:
+    """The recording in a JSON text: the opposite of ``dumps``."""
+    found = json.loads(text)
+    for diary in found["diaries"]:
+        for name, moments in diary["tiles"].items():
+            diary["tiles"][name] = [[tuple(tile) for tile in moment] for moment in moments]
+        diary["sent"] = [Sent(**sent) for sent in diary["sent"]]
+    shapes = {name: tuple(sides) for name, sides in found["shapes"].items()}
+    diaries = tuple(Diary(**diary) for diary in found["diaries"])
+    return Recording(**{**found, "shapes": shapes, "diaries": diaries})
+
+
+def load(path: Path | None = None) -> Recording:
+    """A recording from a file; without one, the step on real processes that comes with the package."""
+    file = resources.files(inputs) / "recorded" / _SHIPPED if path is None else path
+    return loads(file.read_text(encoding="utf-8"))
+
+
+def say_phase(recording: Recording, phase: int) -> str:
+    """What a phase sends, in words."""
+    sent = [item for diary in recording.diaries for item in diary.sent if item.phase == phase]
+    if not sent:
+        return "in one place, nothing is sent" if phase == AXIS else "nothing is sent"
+    most = max(sum(item.numbers for item in diary.sent if item.phase == phase) for diary in recording.diaries)
+    return f"{sent[0].kind} over {sent[0].axis}, up to {most:,} numbers from a rank"
+
+
+_WIDTH, _TOP, _MARGIN = 900, 182, 22

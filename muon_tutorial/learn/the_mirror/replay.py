@@ -1,0 +1,159 @@
+"""A recorded step, drawn without any process: a moment beside its mirror, and all moments as a film.
+
+``render(recording, moment)`` is a pure function. What it draws from is made in ``recording``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch
+
+from ..pictures.colours import EMPTY, INK, QUIET, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.shell import Shell, choice, show, slider
+from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording, assemble, dumps, load, loads, say_phase
+
+__all__ = ["assemble", "dumps", "load", "loads", "say_phase"]  # the notebook and tests use them, too
+
+_WIDTH, _TOP, _MARGIN = 900, 182, 22
+Frame = tuple[float, float, float, float]
+
+
+def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
+    """What every rank holds of a matrix after ``moment`` phases, beside the moment that mirrors it."""
+    matrix = matrix or recording.busiest()
+    high = max(30.0, min(84.0, 300 / recording.dp))
+    bottom, half = _TOP + recording.dp * (high + 22), _WIDTH / 2
+    figure, axes = blank(_WIDTH, round(bottom + 16))
+    _draw_path(axes, moment)
+    for place, shown in enumerate(sorted((moment, LAST - moment))):
+        left = _MARGIN + place * half
+        title = ("now: " if shown == moment else "its mirror: ") + MOMENTS[shown]
+        axes.text(left, 116, title, size=10.5, weight="bold", color=INK)
+        axes.text(left, 134, say_when(shown), size=8.5, color=QUIET)
+        axes.text(left, 150, say_contents(recording, matrix, shown), size=8.5, color=QUIET)
+        each = (half - 2 * _MARGIN) / recording.tp
+        for diary in recording.diaries:
+            at = recording.grid.at(diary.rank)
+            x, y = left + at["tp"] * each, _TOP + at["dp"] * (high + 22)
+            axes.text(x, y - 6, f"rank {diary.rank}", size=8, color=INK)
+            _draw_tiles(axes, recording, diary, matrix, shown, (x, y, each - 14, high))
+    axes.plot([half, half], [96, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
+    said = [_source(recording, matrix), "Now,", _say_moment(recording, matrix, moment)]
+    said += ["Its mirror,", _say_moment(recording, matrix, LAST - moment)]
+    return finish(figure, f"replay-{matrix}-{moment}", " ".join(said))
+
+
+def _draw_path(axes: Axes, moment: int) -> None:
+    """The seven phases as a way up and the same way down, with the present moment and its mirror marked."""
+    step = (_WIDTH - 2 * 60) / LAST
+    places = [(60 + step * number, 66 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
+    for number, (start, stop) in enumerate(pairwise(places), 1):
+        _draw_arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
+        x, y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 13
+        name = f"{number} {PHASES[number - 1]}".replace(" ", "\n", 2).replace("\n", " ", 1)
+        write(axes, x, y, name, 7, ha="center", va="top", linespacing=1.25)
+    for number, place in enumerate(places):
+        colour = INK if number == moment else "#ffffff"
+        size = 11 if number in (moment, LAST - moment) else 5
+        axes.plot(*place, "o", markersize=size, markerfacecolor=colour, color=INK)
+
+
+def _draw_arrow(axes: Axes, start: tuple[float, float], stop: tuple[float, float], **look: Any) -> None:
+    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", color=INK, **look))
+
+
+def say_when(moment: int) -> str:
+    """Between which phases a moment lies."""
+    after = f"after phase {moment}" if moment else "before phase 1"
+    before = f", before phase {moment + 1}" if 0 < moment < LAST else ""
+    return after + before + ("; hatched: made from the whole matrix" if AXIS <= moment < LAST else "")
+
+
+def say_contents(recording: Recording, matrix: str, moment: int) -> str:
+    """How many ranks hold a part of a matrix, and how many different contents they hold."""
+    held = [diary.contents[matrix][moment] for diary in recording.diaries if diary.tiles[matrix][moment]]
+    said = f"{len(held)} of {len(recording.diaries)} ranks hold a part"
+    # between packing and unpacking, nobody took note of the bytes
+    return f"{said}; different contents: {len(set(held))}" if all(held) else said
+
+
+def _draw_tiles(
+    axes: Axes, recording: Recording, diary: Diary, matrix: str, moment: int, frame: Frame
+) -> None:
+    left, top, width, high = frame
+    rows, columns = recording.shapes[matrix]
+    rectangle(axes, *frame, EMPTY, linewidth=1.0)
+    hatch = "////" if AXIS <= moment < LAST else None
+    for name, row, column, down, across in diary.tiles[matrix][moment]:
+        x, y = left + width * column / columns, top + high * row / rows
+        size, fill = (width * across / columns, high * down / rows), rank_colour(name)
+        rectangle(axes, x, y, *size, fill, edgecolor="#ffffff", hatch=hatch, linewidth=0.0)
+        rectangle(axes, x, y, *size, "none", linewidth=0.8)
+        if size[0] > 12 and size[1] > 9:
+            box = {"facecolor": fill, "edgecolor": "none", "pad": 0.6} if hatch else None
+            middle = x + size[0] / 2, y + size[1] / 2
+            write(axes, *middle, str(name), min(9.0, size[1] / 1.6), ha="center", bbox=box)
+
+
+def film(recording: Recording, matrix: str = "") -> Picture:
+    """All moments of the step side by side, a row for each rank, with the mirror's axis between them."""
+    matrix, ranks = matrix or recording.busiest(), len(recording.diaries)
+    high = max(22.0, min(58.0, 380 / ranks))
+    each, left, top = (_WIDTH - 70) / (LAST + 1), 62.0, 92.0
+    bottom, axis = top + ranks * (high + 10), left + AXIS * each - 6
+    figure, axes = blank(_WIDTH, round(bottom + 30))
+    for moment, title in enumerate(MOMENTS):
+        middle = left + (moment + 0.5) * each - 4
+        write(axes, middle, top - 12, title.replace(" ", "\n", 1), 7.5, ha="center", va="bottom")
+    for diary in recording.diaries:
+        row = top + diary.rank * (high + 10)
+        write(axes, 10, row + high / 2, f"rank {diary.rank}", 8.5)
+        for moment in range(LAST + 1):
+            frame = (left + moment * each, row, each - 12, high)
+            _draw_tiles(axes, recording, diary, matrix, moment, frame)
+    for number, phase in enumerate(PHASES, 1):
+        middle = left + number * each - 6
+        _draw_arrow(axes, (middle - 30, 24), (middle + 30, 24), mutation_scale=10)
+        name = phase.replace("gradient ", "").replace("parameter ", "")
+        write(axes, middle, 14, f"{number} {name}", 7, ha="center")
+    axes.plot([axis, axis], [34, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
+    write(axes, axis, bottom + 14, "the mirror: Newton–Schulz", 9, ha="center")
+    said = [_source(recording, matrix), *(_say_moment(recording, matrix, m) for m in range(LAST + 1))]
+    return finish(figure, f"film-{matrix}", " ".join(said))
+
+
+def _source(recording: Recording, matrix: str) -> str:
+    rows, columns = recording.shapes[matrix]
+    return f"{recording.source}: matrix {matrix}, {rows} × {columns}."
+
+
+def _say_moment(recording: Recording, matrix: str, moment: int) -> str:
+    held = "; ".join(_say_diary(diary, matrix, moment) for diary in recording.diaries)
+    when = f"after phase {moment}, {PHASES[moment - 1]}" if moment else "before the step"
+    return f"{when} ({MOMENTS[moment]}): {held}."
+
+
+def _say_diary(diary: Diary, matrix: str, moment: int) -> str:
+    tiles = diary.tiles[matrix][moment]
+    told = ", ".join(f"{rows}×{columns} from {name}" for name, _, _, rows, columns in tiles)
+    return f"rank {diary.rank} {told or 'nothing'}"
+
+
+def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
+    """A slider through the seven phases and a button for each matrix, over all ranks' holdings.
+
+    It starts at ``moment``, which is then its still picture, too; without one, that is all moments.
+    """
+
+    def draw(phase: int, matrix: str) -> Picture:
+        return render(recording, phase, matrix)
+
+    start = recording.busiest()
+    names = {start: start, **{name: name for name in recording.shapes}}
+    still = film(recording) if moment is None else render(recording, moment)
+    phase = slider("phase", last=LAST, start=moment)
+    return show(draw, still, live, phase=phase, matrix=choice("matrix", names))

@@ -1,0 +1,441 @@
+# %% [markdown]
+# # 09 · It hangs, or lies. Which rank, which line?
+#
+# Your training stands still, or it runs and learns the wrong thing. Of all ranks and all lines, which one is it?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import broken_runs as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Sixty minutes.** At the end you can find the guilty rank and line of a broken distributed run in about five
+# minutes, and say when a difference is no bug at all. You will have done so six times, on real processes.
+#
+# *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
+#
+# - *Previous:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Next:* [13 · Does it survive my loop?](13_does_it_survive_my_loop.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
+#   nothing to install.
+#
+# *Other grids:* dp of 2 or more; tp can be 2, 4, 8 or 16.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 2
+steps: int = 3
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+import inspect, os
+os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # PyTorch's flight recorder: on, before any rank starts
+from muon_tutorial.learn import broken_runs as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+
+# %% [markdown]
+# ## The rank that complains did nothing wrong
+#
+# The picture shows a real training run that stands still. An arrow goes from a rank that waits to the rank that it
+# waits for. The red ones lead to rank 2. Its data had run out one step early, so its loop ended, and it returned
+# without a word. All the error messages came from the others.
+#
+# This is the loop that we break in this lesson. The matrices are cut over tp and copied over dp. Each matrix has an
+# owner along dp, which orthogonalizes it and shares its new rows.
+
+# %%
+print(inspect.getsource(lesson.TrainingRank.take_step))
+
+# %% [markdown]
+# In five phases ranks call each other, always in this order: load, average, gather, share, log. You will look in vain
+# for `gather` above. It happens inside `self.update()`: an owner gathers whole inputs over tp before it orthogonalizes
+# them.
+#
+# Now the opposite case, a run that does not hang. From step 2 on, rank 1 has another learning rate. In which result
+# of step 2 does its mistake show first: gradient, average, momentum, input, update or share? And at the end, will
+# all copies of the weights along dp agree to the last bit?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+rung = ...  # such as "momentum"
+agree = ...  # a bool
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# rung = "share"
+# agree = True
+# ```
+#
+# </details>
+
+# %% tags=["ranks"]
+hang = lesson.worked_hang(dp, tp, seed, backend)
+lie = lesson.worked_lie(dp, tp, seed, backend)
+
+# %%
+lesson.guess().check(rung, agree)
+
+# %% tags=["answer"]
+print(lesson.say_outcome(lie), lesson.first_difference(lie), sep="\n\n")
+compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
+
+# %% [markdown]
+# That is the first trap: agreement between ranks proves nothing. Every copy of a matrix takes its new rows from the same
+# owner, so if the owner is wrong, all are wrong alike. The second trap is in the next output: the rank that complains
+# first is the one that has waited longest.
+#
+# ## Tool 1: compare the calls
+#
+# `hang` is the run of the first picture, made anew just now. We call it the hanging run. For a hang, write down what each rank calls, and when.
+# Then look for the first call that some rank should have made, and did not. First, what a log would have shown.
+# Then the calls; one that still waits ends in "…".
+
+# %% tags=["volatile"]
+print(lesson.say_outcome(hang))
+
+# %%
+print(lesson.say_calls(hang, 3))
+print(lesson.first_missing_call(hang))
+
+# %% [markdown]
+# A rank that waits has done its duty. Only the missing call tells who is to blame. Here are the lines in which the
+# ranks stand. On the left is the phase, as `take_step` calls it. On the right is the innermost line of our code, the
+# one that called PyTorch and has not come back.
+
+# %%
+print(lesson.say_lines(hang))
+
+# %% [markdown]
+# In a run of your own, `py-spy dump --pid …` prints the same from outside, while the process stands. You need not
+# have it: here is a dump of rank 3, recorded while this run stood still. Read it from below.
+
+# %%
+print(lesson.recorded_dump())
+
+# %% [markdown]
+# PyTorch keeps a list of calls, too, its **flight recorder**. Set `TORCH_FR_BUFFER_SIZE` before the ranks start, as
+# this lesson did. It was made for NCCL. On Gloo, torch 2.13 records the kind, the group, the number within the group
+# and the sizes. It does not say whether a call has ended. These are the last calls of rank 0:
+
+# %% tags=["volatile"]
+print(lesson.say_flight(hang, rank=0, last=steps))
+
+# %% [markdown]
+# ## Tool 2: a ladder, and an oracle to hold it against
+#
+# A run that lies makes all its calls. So compare its numbers with something that has no ranks: the same training in
+# one process, called the **oracle**. Each result of a step is a rung: gradient, average, momentum, input of
+# Newton–Schulz, update, and the shared weights. The letters are a hash of all its bits. This is the lying run, the
+# one with another learning rate.
+
+# %% tags=["volatile"]
+lesson.draw_ladder(lie)
+
+# %% [markdown]
+# Read from the top. The *first* orange rung counts. Those below it have only inherited the mistake. Green below orange
+# does not mean that somebody has repaired it: Newton–Schulz works in bfloat16, and may round a wrong last bit away.
+# You can compare the hashes with each other, too, between rows and between steps. Where two are equal, so are
+# the numbers. Should they be? In words, as above:
+
+# %%
+print(lesson.first_difference(lie))
+
+# %% [markdown]
+# The updates were right, and the weights after `share` are not. So the fault lies between: where the update is
+# applied. Several ranks hold these wrong rows, because the owner has shared them. The owner is rank 1.
+#
+# How far off are they? Size and cosine tell kinds apart. A forgotten factor changes the size and leaves the cosine
+# at 1. Other data change both. And if both are 1, with a difference near 10⁻⁷, then the same numbers were added
+# up in another order. Floating-point sums differ in the last bit then. That is *no bug*.
+#
+# ## Play with it
+#
+# Pick a rank, a phase and a fault, and press play. A line joins the ranks that have just called each other.
+# Watch how far a wrong number gets in one step, and who stands still after a skipped call.
+
+# %%
+lesson.explore_spread(dp, tp, live=widgets)
+
+# %% [markdown]
+# ## Six runs, five minutes each
+#
+# Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
+# make the same mistake, write `"all"` in place of a rank.
+#
+# > *It hangs:* `say_calls(run, step)`, `first_missing_call(run)`, `draw_waits(run)`, `say_lines(run)`.<br>
+# > The phase to name is that of the *missing call*.<br>
+# > *It lies:* `draw_ladder(run)`, `first_difference(run)`, `say_packed(run, step, phase)`.<br>
+# > The phase to name is that of the *first rung that differs*.<br>
+# > `say_outcome(run)` tells you which of the two it is.
+#
+# These are the phases and the kinds. Two kinds look alike. Take a rank that owes `load`. If it stands in `average`,
+# the next call of the program, it has *skipped* one. If it stands in `log`, further down, then its *order* is another.
+
+# %%
+print("phases: " + ", ".join(lesson.PHASES), lesson.say_kinds(), sep="\n\n")
+clinic = lesson.open_clinic(dp, tp, seed, backend)
+
+# %% [markdown]
+# ### Run A
+#
+# Start with `say_outcome`, then take the tool that fits.
+#
+# *Easy · 5 minutes · required*
+
+# %% tags=["ranks"]
+a = clinic.run("A")
+print(lesson.say_outcome(a))
+
+# %% tags=["stub"]
+found_a = ...
+
+# %%
+clinic.check("A", found_a)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# One rank differs before the first step: its weights began elsewhere. At the end all copies agree.
+#
+# ```python
+# found_a = (lesson.first_difference(a).who, "start", "another seed")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Run B
+#
+# `draw_waits(b)` draws this one.
+#
+# <details><summary>Hint</summary>
+#
+# Does the guilty rank have gradients at all? `lesson.first_difference(b)` reads a run that hangs, too.
+#
+# </details>
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["ranks", "volatile"]
+b = clinic.run("B")
+print(lesson.say_outcome(b))
+
+# %%
+lesson.draw_waits(b)
+
+# %% tags=["stub"]
+found_b = ...
+
+# %%
+clinic.check("B", found_b)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The gradients of one rank are None. So it left out `average` and went on to the call that follows.
+#
+# ```python
+# found_b = (lesson.first_missing_call(b).rank, "average", "skipped call")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Run C
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["ranks"]
+c = clinic.run("C")
+print(lesson.say_outcome(c))
+
+# %% tags=["stub"]
+found_c = ...
+
+# %%
+clinic.check("C", found_c)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The cosine is 1 and the size is not, for tall matrices only: a factor that was taken from the rows at hand.
+#
+# ```python
+# found_c = (lesson.first_difference(c).who, "update", "shard's shape")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Run D
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["ranks", "volatile"]
+d = clinic.run("D")
+print(lesson.say_outcome(d))
+
+# %% tags=["stub"]
+found_d = ...
+
+# %%
+clinic.check("D", found_d)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# One rank logs before it averages. Its gradients are there. Its group waits for it, and it waits for everybody.
+#
+# ```python
+# found_d = (lesson.first_missing_call(d).rank, "average", "order of calls")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Run E
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["ranks"]
+e = clinic.run("E")
+print(lesson.say_outcome(e))
+
+# %% tags=["stub"]
+found_e = ...
+
+# %%
+clinic.check("E", found_e)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Size 1, cosine 1, and a difference as large as rounding makes it. The batches were added up in another order. Look at
+# the ladder of step 2, too: bfloat16 has rounded the difference away, and `update` and `share` are green again.
+#
+# ```python
+# found_e = (lesson.first_difference(e).who, "gradient", "no bug")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ### Run F
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["ranks"]
+f = clinic.run("F")
+print(lesson.say_outcome(f))
+
+# %% tags=["stub"]
+found_f = ...
+
+# %%
+clinic.check("F", found_f)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The average is right, and the momentum has the hash of the step before: nobody wrote it back.
+#
+# ```python
+# found_f = (lesson.first_difference(f).who, "momentum", "stale momentum")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Two at once
+#
+# In run G two mistakes meet, and the first hides the second. Find one. Then take it out, by its kind, and run again:
+# `clinic.run("G", repaired=["…"])`. Answer with a list of two findings. Each is judged by a run that has this mistake
+# alone.
+#
+# <details><summary>Hint</summary>
+#
+# If several ranks differ at the first rung, ask what each of them packed. `lesson.say_packed(g, step, phase)` prints it.
+#
+# </details>
+#
+# *Hard · 12 minutes · optional*
+
+# %% tags=["ranks"]
+g = clinic.run("G")
+print(lesson.say_outcome(g))
+
+# %% tags=["stub"]
+found_g = ...
+
+# %%
+clinic.check("G", found_g)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The averages of one dp group differ in step 1: one rank packs in alphabetical order. Without that, the first
+# difference is in step 2, on all ranks, and nobody has called `average` there: its hash is that of `gradient`.
+#
+# ```python
+# odd = lesson.packs_otherwise(g, 1, "average")
+# found_g = [(odd, "average", "order of parameters"), ("all", "average", "not averaged")]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Recap
+#
+# - Agreement between ranks proves nothing. Keep an oracle of one process.
+# - In a hang, look for the first call that is missing. The rank that complains is a witness.
+# - In a lie, the first rung that differs names the line. Later ones only inherit, or round it away.
+# - Look at size and cosine before you look for a bug. Another order of a sum is legitimate.
+# - Repair one thing, then run again.
+#
+# **Quiz.** Answer with numbers. You can measure each of them with one line above.
+#
+# 1. `waiting`: how many ranks wait in the hanging run?
+# 2. `agree`: do the copies of the lying run agree at its end (1) or not (0)?
+# 3. `step`: in which step does the lying run first differ from the oracle?
+#
+# *Easy · 2 minutes · required*
+
+# %%
+quiz = lesson.quiz(hang, lie)
+
+# %% tags=["stub"]
+answers = {"waiting": ..., "agree": ..., "step": ...}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# waiting = len({wait.waiter for wait in lesson.waits(hang)})
+# agree_at_end, step = lesson.copies_agree(lie), lesson.first_difference(lie).step
+# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": step}
+# ```
+#
+# </details>

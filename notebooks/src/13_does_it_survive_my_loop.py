@@ -1,0 +1,380 @@
+# %% [markdown]
+# # 10 · Does it survive my loop?
+#
+# You have a training loop that works, with AdamW and FSDP2. At three in the morning a rank dies: will your
+# run with Muon go on from where it was, on other ranks, on another grid, with the same numbers?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import my_loop as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: forty minutes, what you need, where to go from here</summary>
+#
+# **Forty minutes.** At the end you can put Muon into a loop of your own, stop it with a kill, and go on on
+# another grid. You know which bits stay the same, and which do not, and why. It is the last lesson: what you write
+# here leaves the notebook and runs under torchrun.
+#
+# *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
+#
+# - *Previous:* [12 · It hangs, or lies. Which rank, which line?](12_it_hangs_or_lies.ipynb)
+# - *Next:* none yet, this is the last so far.
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
+#   nothing to install.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 4
+tp: int = 1
+steps: int = 12
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+torchrun: bool = True
+
+# %% jupyter={"source_hidden": true}
+import torch
+import torch.distributed as dist
+from muon_tutorial import CheckpointManager, MuonWithAdamW
+from muon_tutorial.learn import my_loop as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+job = lesson.Job(steps, seed)
+lines, ported, survived, match = lesson.all_exercises(dp, tp, job, backend)
+
+# %% [markdown]
+# ## A loop like yours
+#
+# Here is a plain loop. It runs on every rank, with a tiny model: one symbol in, the next one out. `shard` cuts
+# the model in place, over tp, then with **FSDP2** (`fully_shard`) over dp. From then on each parameter is a
+# **DTensor**: each rank holds its own part, and the tensor knows the whole. The **scheduler** lowers the
+# learning rate a little after each step. Line 7 *clips* the gradient: to **clip** means to shorten it where its
+# norm is too large.
+
+# %%
+lesson.show_plain()
+
+# %% [markdown]
+# Two wishes. Hidden matrices shall be stepped by Muon, the rest by AdamW. And the run shall survive a kill.
+# `MuonWithAdamW.from_model(model, …)` makes one optimizer that has both inside. Which of these lines change for
+# it? Which others change for the run to survive? (You will have to *add* a line that loads, too.)
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+for_muon = ...  # line numbers, such as [1, 6]
+to_survive = ...
+
+# %%
+lines.check(for_muon, to_survive)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# for_muon = [2]
+# to_survive = [4, 11]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Predict: one line too early
+#
+# Suppose that somebody makes the optimizer first and cuts the model afterwards: lines 1 and 2 change places.
+# The model has six parameters. How many of them move in a step? (The same for AdamW and for Muon.)
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+moved = ...  # such as "6 of 6"
+
+# %% tags=["answer", "ranks"]
+plain = lesson.try_plain(dp, tp, seed, backend)
+compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# To cut a model is to put new parameters in the place of the old ones. The optimizer still has the old ones,
+# and gradients come to the new ones.
+#
+# ```python
+# moved = "0 of 6"
+# ```
+#
+# </details>
+
+# %% [markdown]
+# torch's AdamW says nothing at all. The package's Muon cannot know what you meant, but it warns:
+
+# %% tags=["answer"]
+print(lesson.say_too_early(plain))
+
+# %% [markdown]
+# ## Port it
+#
+# Two functions. `prepare` gets the model and a function that cuts it; it returns the optimizer. Let Muon have
+# the learning rate 0.02, AdamW 0.003, both the weight decay 0.1. `update` does what follows the backward pass:
+# clip the gradient to the norm 0.25, step, move the scheduler, clear the gradients. Real ranks try both.
+# (`from_model` takes `lr` for Muon and `adamw_lr` for AdamW; `help(MuonWithAdamW.from_model)` says what else.)
+#
+# *Medium · 8 minutes · required*
+
+# %% tags=["stub"]
+def prepare(model, shard):
+    return ...
+
+def update(model, optimizer, scheduler):
+    return ...
+
+# %%
+ported.check(prepare, update)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def prepare(model, shard):
+#     shard(model)
+#     return MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=0.003, weight_decay=0.1)
+#
+# def update(model, optimizer, scheduler):
+#     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+#     optimizer.step()
+#     scheduler.step()
+#     optimizer.zero_grad()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Clipping is worth a second look. The norm belongs to the *whole* gradient. On DTensors, `clip_grad_norm_`
+# knows that. If each rank clips its own part, each part gets the largest norm allowed, and together they are
+# too long:
+
+# %%
+print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
+
+# %% [markdown]
+# ## Survive
+#
+# A **checkpoint** is all that a run needs to go on: the model, what the optimizer remembers, and what the loop
+# remembers. The plain loop's last line saves much less:
+
+# %%
+print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
+
+# %% [markdown]
+# Every rank holds a part, so every rank has to write a file. `CheckpointManager` keeps checkpoints in a folder,
+# by step, and they are complete or not there at all:
+#
+# - `manager.save(step, model, optimizer, extra={…})`: all ranks must call. `extra` is yours.
+# - `manager.latest_step()`: the newest complete checkpoint's step, or None if there is none.
+# - `manager.load(model, optimizer)`: puts the newest back into both, and returns its `extra`.
+#
+# Write `save`, which the loop calls now and then, and `load`, which it calls once before the first step, in a
+# new run too. The `step` that `save` gets is how many steps are done. `load` returns the step to go on with,
+# counted from 0. (Which batch a step sees follows from its number alone.)
+#
+# *Medium · 12 minutes · required*
+
+# %% tags=["stub"]
+def save(manager, step, model, optimizer, scheduler):
+    return ...
+
+def load(manager, model, optimizer, scheduler):
+    return ...
+
+# %% [markdown]
+# The check starts real ranks. The last of them kills itself with SIGKILL, between two checkpoints: no process
+# can catch that signal. Then new ranks start, on another grid, with *your* `load`.
+
+# %%
+survived.check(save, load)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def save(manager, step, model, optimizer, scheduler):
+#     extra = {"step": step, "scheduler": scheduler.state_dict()}
+#     manager.save(step, model, optimizer, extra=extra)
+#
+# def load(manager, model, optimizer, scheduler):
+#     if manager.latest_step() is None:
+#         return 0
+#     extra = manager.load(model, optimizer)
+#     scheduler.load_state_dict(extra["scheduler"])
+#     return extra["step"]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## The life of a run
+#
+# Now watch it live, with your functions. Press play. Lanes are ranks, a tick is a step, a diamond is a
+# checkpoint. Below is the loss; the thin line comes from a run that nobody has killed.
+
+# %% tags=["ranks"]
+mine = lesson.finished_port(ported, survived)
+life, others = lesson.life_of(dp, tp, job, mine, backend)
+lesson.explore_life(life, others.undisturbed, live=widgets)
+
+# %% [markdown]
+# What was done after the checkpoint is lost, and done again. Nothing else shows in the curve: the new ranks
+# cut every matrix in another way, and go on along the same line.
+#
+# ## Predict: the same bits?
+#
+# Along the same line: but to the last bit? Three questions, each for the old grid and the new one.
+#
+# - `"load"`: do the new ranks hold what was saved, parameters and momentum?
+# - `"step"`: both grids are given the same full gradient, and take one step. Do they end with the same
+#   parameters?
+# - `"run"`: the run that was killed and went on elsewhere, and the undisturbed one. Do they end alike?
+#
+# *Medium · 4 minutes · required*
+
+# %% tags=["stub", "predict"]
+same_bits = ...  # those that are the same to the bit, in this order, such as ["run"]
+
+# %% tags=["answer", "ranks"]
+bits = lesson.compare_bits(life, others, backend)
+compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bits))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# same_bits = ["load", "step"]
+# ```
+#
+# (On a single rank there is no other grid, and all three are the same.)
+#
+# </details>
+
+# %% [markdown]
+# Loading copies, and copies are exact. A step is exact, too: when a matrix is orthogonalized, it is whole on one
+# rank, whoever held which part before. The gradient differs. It is a sum over dp, and over tp inside the model,
+# and another grid adds in another order: that moves the last bits of float32. Newton–Schulz works in bfloat16,
+# so here and there a last bit tips a coarser rounding, and the next step begins from there. On the *same* grid
+# nothing differs:
+
+# %% tags=["answer"]
+print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
+
+# %% [markdown]
+# ## Out of the notebook
+#
+# `launch()` is for notebooks. **torchrun** is PyTorch's own command: it starts one process a rank, tells each
+# its number, and starts all of them again if one dies, as often as `--max-restarts` allows. Your four functions
+# go into a script as they are. This is the command, for a pair of ranks of which one is killed:
+
+# %%
+lesson.show_command(job)
+
+# %% [markdown]
+# And this runs it. (torchrun listens on all of this machine's network addresses as long as it runs. On a
+# network that you do not trust, set `torchrun = False` above.) Nobody restarts the ranks but torchrun, and
+# `load` finds the checkpoint.
+
+# %%
+under_torchrun = lesson.run_torchrun(job, mine, backend) if torchrun else None
+print(lesson.say_torchrun(under_torchrun))
+
+# %% [markdown]
+# On several machines you start the same command on each, with `--nnodes` and `--rdzv-endpoint` in the place of
+# `--standalone`, and the folder on a disk that all of them see. With GPUs you add `--backend nccl`. Plainly
+# said: this project has run the first three lanes of the picture on top, and no more. **Nothing of this course
+# has been run on several machines, and nothing on NCCL.** The calls are the same there. The order of sums, the
+# errors and the timing are not. Try it with few steps first, and hold it against one process, as you have done
+# all along.
+#
+# ## Five traps
+#
+# Most of these do not stop a run. They make it worse, and nobody tells you.
+
+# %%
+print(lesson.say_traps(seed))
+
+# %% [markdown]
+# `from_model` leaves embedding and head to AdamW by their names and places. A head with a name of its own needs
+# `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…, reduce_dtype=torch.float32)`. And if
+# keys changed between saving and loading, `load` refuses them all; `rename=` says which is which.
+#
+# ## Find it in the wild
+#
+# Two projects train large models with Muon in public: torchtitan and Megatron-LM. They know the same four ideas
+# by other names. Follow the links (they need a network; nothing else here does) and match. Each letter belongs
+# to one idea, and each idea has one letter of each project.
+
+# %%
+print(lesson.say_links())
+
+# %% [markdown]
+# *Hard · 15 minutes · optional*
+
+# %% tags=["stub"]
+found = {"owner": ..., "bucket": ..., "way_back": ..., "momentum": ...}  # such as "AE"
+
+# %%
+match.check(found)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# `print(lesson.say_match())` says what each of them does. Both deal out matrices by the cost of Newton–Schulz.
+# In torchtitan's every rank keeps the momentum of its shard, as in this course. In Megatron-LM's a rank's
+# optimizer has whole parameters only, those that it owns, so the owner keeps the momentum, too.
+#
+# ```python
+# found = {"owner": "BH", "bucket": "DF", "way_back": "CE", "momentum": "AG"}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Recap
+#
+# - Cut first, then make the optimizer. Everything else in the loop stays.
+# - A checkpoint is model, optimizer, scheduler and the place in the data. All ranks save.
+# - Loaded state and a step with the same gradient are the same on any grid, to the bit. Sums over ranks are not.
+# - The same functions run under `launch()` and under torchrun. On NCCL we have not run them.
+#
+# **Quiz.** Answer with numbers. You can measure each of them with one line.
+#
+# 1. `twice`: how many steps were done twice in the life of your run?
+# 2. `files`: how many files hold the tensors of its first checkpoint? (`lesson.tensor_files(life)` counts.)
+# 3. `too_long`: if each rank clips its own part, how many times too long is the whole gradient?
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+answers = {"twice": ..., "files": ..., "too_long": ...}
+
+# %%
+lesson.quiz(life).check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# files = lesson.tensor_files(life)
+# answers = {"twice": life.taken_twice, "files": files, "too_long": plain.clipped_alone}
+# ```
+#
+# </details>

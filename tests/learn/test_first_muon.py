@@ -1,0 +1,289 @@
+"""Lesson 04: its buffers are those of real ranks, and its checkers say what is wrong with a sharing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import launch
+from muon_tutorial.errors import GradientError, RankFailedError
+from muon_tutorial.evidence.ledger import LedgerRow
+from muon_tutorial.learn import first_muon as lesson
+from muon_tutorial.learn.first_muon import first_wrong_place as misplaced
+from muon_tutorial.learn.first_muon import on_ranks as sharing
+from muon_tutorial.learn.first_muon import pictures as buffers
+
+from . import sharings
+from .answers import assert_quiz, assert_wrong, message_of_wrong
+
+SIZES = [1, 2, 3, 4]
+
+
+def reported(handed: list[list[torch.Tensor]], returned: list[Any], lacking: Any = ()) -> sharing.SharingRun:
+    """A run without processes: what each rank handed over, and what came back to it."""
+    pairs = zip(handed, returned, strict=True)
+    return sharing.SharingRun(0, lacking, tuple(sharing.BufferReport(tuple(h), back) for h, back in pairs))
+
+
+def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
+    """What the early code does, its buffers added up here."""
+    filled = []
+    for rank in range(ranks):
+        absent = [name for lacker, name in lacking if lacker == rank]
+        filled.append(sharings.fill(sharing.parameters(0, absent), rank, ranks, skips=True))
+    return reported([[flat] for flat in filled], [torch.stack(filled).sum(0)] * ranks, lacking)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("way", "ranks"), [*(("solution", ranks) for ranks in (1, 2, 4)), *((way, 3) for way in sharings.RIGHT)]
+)
+def test_the_solution_and_other_ways_to_share_pass(way: str, ranks: int) -> None:
+    exercise = lesson.check_share(ranks)
+    assert exercise.check(sharings.RIGHT[way])
+    assert exercise.accepted is sharings.RIGHT[way]
+
+
+TOLD = {(way, ranks) for way in ("keeps to itself", "averages", "everybody does all") for ranks in (2, 4)}
+TOLD |= {("gives up", 2)} | {(way, 3) for way in sharings.WRONG}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("way", "ranks"), sorted(TOLD))
+def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str, ranks: int) -> None:
+    wrong, message = sharings.WRONG[way]
+    assert message in " ".join(message_of_wrong(lesson.check_share(ranks), wrong).split())
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("ranks", "place", "since"),
+    [
+        (2, "v1, 2,048 to 3,072", ""),
+        (3, "o1, 3,072 to 4,096", ""),
+        (4, "up1, 4,096 to 8,192", ", from 7,168 on"),
+    ],
+)
+def test_the_first_wrong_interval_is_named(ranks: int, place: str, since: str) -> None:
+    message = message_of_wrong(lesson.check_share(ranks), sharings.early)
+    assert message.startswith("Where rank 1 lacks the gradient of k1: the first wrong place is that of ")
+    assert f"that of {place}, in every rank's buffer{since}." in message
+    assert "numbers of ranks 0 and 1 are added up" in message
+
+
+FAILS = "A run failed: rank 1 of 2 raised RuntimeError.*. Your function left no buffers to show"
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("function", "says"), [(lambda *given: ..., "No answer yet"), (sharings.moves_the_offset_first, FAILS)]
+)
+def test_the_reference_stands_in_for_a_stub_or_a_function_that_fails(
+    function: Callable, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lesson.run_share(function, 2, lacking="k1").wrong() == []
+    assert re.fullmatch(f"{says}: this is the reference.", " ".join(capsys.readouterr().out.split()))
+
+
+@pytest.mark.live
+def test_a_stub_is_no_answer() -> None:
+    assert lesson.check_share(2).check(lambda *given: ...).passed is None
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ranks", SIZES)
+def test_real_ranks_do_what_intervals_predict(ranks: int) -> None:
+    lacking = sharing.owner_lacks("k1", ranks)
+    whole, torn = sharing.run_cases(sharings.early, ranks, [(), lacking])
+    assert whole.wrong() == []
+    assert torn.wrong() == misplaced.early_wrong(ranks, lacking) != []
+    assert torn.agree()
+    assert f"{12 - len(torn.wrong())} of 12" in lesson.say_outcome(torn)
+    for run, imitated in ((whole, pretended(ranks)), (torn, pretended(ranks, lacking))):
+        assert buffers.draw_run(run).svg == buffers.draw_run(imitated).svg
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 13])
+def test_each_number_is_filled_once_so_the_rest_are_zeros(ranks: int) -> None:
+    run = pretended(ranks)
+    assert sum(run.zeros(rank) for rank in range(ranks)) == (ranks - 1) * sharing.LENGTH
+    assert run.wrong() == []
+    assert misplaced.explain(run) is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 9])
+def test_the_guess_knows_right_from_wrong(ranks: int) -> None:
+    more, guess = ranks + 1, lesson.guess(ranks)
+    owner, zeros = 11 % more, ranks / more
+    for right in (zeros, round(zeros, 2), Fraction(ranks, more)):
+        assert guess.check(torch.tensor(owner), right)
+    wrong: list[tuple[Any, Any, str]] = [
+        ("rank 1", zeros, "Give a rank"),
+        (1.5, zeros, "Give a rank"),
+        (None, None, "Give a rank"),
+        (more, zeros, "there is no rank"),
+        (owner, 40, "no part of a whole"),
+        (owner, float("nan"), "no part of a whole"),
+        (owner, 0.37, "Look at one place"),
+    ]
+    wrong += [(11 % ranks, zeros, "as long as nobody joins")] if 11 % ranks != owner else []
+    wrong += [(12 % more, zeros, "numbers begin at 0")] if 12 % more not in (owner, 11 % ranks) else []
+    if ranks > 1:
+        wrong += [(owner, 1 / more, "the part that is filled"), (owner, 1 - 1 / ranks, "nobody joins")]
+    for case in wrong:
+        assert_wrong(guess, *case)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 13])
+def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
+    right = misplaced.early_wrong(ranks, sharing.owner_lacks("k1", ranks))
+    assert lesson.predict(ranks).check(right)
+    assert lesson.predict(ranks).check(name for name in reversed(right))
+    odd: list[Any] = ["up1", ["W"], 5, None, [["q1"]], [0]]
+    wrong: list[tuple[Any, str]] = [(answer, "list of names") for answer in odd]
+    wrong += [([*right, "q1"], "q1 comes out as it should. Its owner puts it in its place")]
+    wrong += [([*right, "k1"], "Nobody has an answer for it")] if ranks > 1 else []
+    wrong += [([other for other in right if other != name], f"{name} comes out wrong, too") for name in right]
+    for case in wrong:
+        assert_wrong(lesson.predict(ranks), *case)
+
+
+def test_why_a_matrix_is_wrong_is_told() -> None:
+    moved = lesson.predict(4).check(["up1", "v2", "o2"]).message
+    assert "Rank 1 puts its answer at 7,168; its place begins at 8,192" in moved
+    hit = lesson.predict(4).check(["down1", "v2", "o2"]).message
+    assert "Rank 1 puts its answer for down1 at 7,168, and that reaches into it" in hit
+
+
+def test_a_wrong_run_is_told_in_its_picture() -> None:
+    said = buffers.draw_run(pretended(4, sharing.owner_lacks("k1", 4))).alt
+    assert "Rank 1 hands over down1 at 7,168, o2 at 14,336, and 19,456 zeros of 24,576 numbers." in said
+    assert "All ranks end with the same bits; wrong places: up1, down1, v2, o2" in said
+    assert "up1 (ranks 0 and 1), v2 (ranks 0 and 1)" in said
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_end_differently_are_drawn_each(ranks: int) -> None:
+    mine = [pretended(ranks).filled(rank) for rank in range(ranks)]
+    assert "The ranks end with different bits" in buffers.draw_run(reported([[]] * ranks, mine)).alt
+    nothing = reported([[]] * ranks, [None] * ranks)
+    assert len(nothing.wrong()) == 12
+    assert "no answer" in buffers.draw_run(nothing).alt
+
+
+def test_a_function_that_returns_nothing_is_not_said_to_end_with_bits() -> None:
+    flats = [[pretended(2).filled(rank)] for rank in range(2)]
+    said = buffers.draw_run(reported(flats, [None, None])).alt
+    assert "Rank 1 owns k1" in said
+    assert "No such buffer comes back from ranks 0 and 1; wrong places: q1" in said
+    assert " bits" not in said
+    for_one = reported(flats, [None, pretended(2).after(1)])
+    assert "comes back from rank 0;" in buffers.draw_run(for_one).alt
+    assert not buffers._codes(for_one, 0, 2).any()
+    assert buffers._codes(for_one, 1, 2).all()
+
+
+def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
+    run = pretended(2)
+    flag, flats = torch.ones(3), [run.filled(rank) for rank in range(2)]
+    noted = reported([[flats[0].view(-1, 2), flag], [flats[1], flag]], [run.after(0)] * 2)
+    assert [noted.zeros(rank) for rank in range(2)] == [run.zeros(rank) for rank in range(2)]
+    assert noted.found(1) == run.found(1)
+    unknown = reported([[flag], [flag]], [run.after(0) / 2] * 2)
+    assert not unknown.writers().any()
+    assert "is not Newton–Schulz of the gradient of q1" in str(misplaced.explain(unknown))
+
+
+def test_who_lacks_what_is_told_of_each_matrix() -> None:
+    told = {
+        ((0, "q1"), (1, "o2")): "rank 0 lacks the gradient of q1 and rank 1 lacks the gradient of o2",
+        ((0, "k1"), (1, "k1")): "all ranks lack the gradient of k1",
+    }
+    for lacking, who in told.items():
+        assert str(misplaced.explain(pretended(2, lacking))).startswith(f"Where {who}: the")
+
+
+def test_answers_added_up_amid_a_place_are_told() -> None:
+    flats = [pretended(2).filled(rank).clone() for rank in range(2)]
+    up = sharing.place_of("up1")
+    flats[1 - up.owner(2)][up.start + 2000 : up.start + 2010] = 1.0
+    total = torch.stack(flats).sum(0)
+    said = buffers.draw_run(reported([[flat] for flat in flats], [total, total])).alt
+    assert "sums of several ranks' answers in up1 (ranks 0 and 1)." in said
+
+
+@pytest.mark.parametrize("ranks", lesson.RANKS)
+def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
+    loads = [sum(lesson.COSTS[rank::ranks]) for rank in range(ranks)]
+    assert lesson.fair_shares(ranks) == pytest.approx(max(loads) * ranks / sum(loads))
+    assert 1 - 1e-9 <= lesson.fair_shares(ranks, "longest first") <= lesson.fair_shares(ranks) + 1e-9
+    assert f"{ranks:5}   " in lesson.say_makespans()
+
+
+def test_the_prose_states_what_the_plans_say() -> None:
+    """The notebook's text: even on 8, two ranks with all the large ones on 6, more ranks than matrices."""
+    assert lesson.fair_shares(8) == pytest.approx(1)
+    costly = [index % 6 for index, (rows, columns) in enumerate(lesson.LARGE.values()) if rows != columns]
+    assert costly == [4, 5] * 12
+    assert max(lesson.RANKS) > len(lesson.LARGE) == 72
+    assert len(lesson.SHAPES) == 12
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_bytes_are_the_formulas_and_the_quiz_knows_them(ranks: int) -> None:
+    count: Callable[..., Any] = lesson.count_bytes
+    rows = launch(count, ranks, args=(ranks, 0))[0]
+    assert rows[0].ring == 2 * (ranks - 1) * sharing.LENGTH * 2 // ranks
+    assert rows[1].ring == lesson.predict_ring(ranks)
+    assert rows[1].ring <= rows[0].ring
+    assert f"{rows[1].ring:,}" in lesson.say_bytes(rows, ranks)
+    zeros = pretended(ranks).zeros(0)
+    right, sent = {"zeros": zeros, "busiest": 1.8, "bytes": rows[1].ring}, rows[1].ring + 1
+    wrong = {"zeros": (zeros + 1, "first.zeros(0)"), "busiest": (1, "in the table")}
+    assert_quiz(lesson.quiz(ranks), right, {**wrong, "bytes": (sent, "table of bytes")})
+
+
+@pytest.mark.live
+def test_the_package_refuses_what_the_early_code_got_wrong() -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch(sharings.lack_a_gradient, 2)
+    assert isinstance(caught.value.original, GradientError)
+    assert "k1 is missing on 1 of 2 ranks" in lesson.say_refusal(caught.value).replace("\n", " ")
+
+
+@pytest.mark.live
+def test_both_ways_of_stepping_are_timed() -> None:
+    time: Callable[..., Any] = lesson.time_steps
+    [alone], pair = launch(time, 1, args=(1, 0, 1)), launch(time, 2, args=(2, 0, 1))
+    assert all(report.round_robin > 0 for report in (alone, *pair))
+    assert len(lesson.say_clock([alone], pair).splitlines()) == 4
+
+
+def test_the_clock_is_that_of_the_slowest_rank() -> None:
+    alone, fast, slow = (lesson.StepSeconds(*pair) for pair in ((0.11, 9.0), (0.2, 0.04), (0.3, 0.06)))
+    said = [line.split()[-2:] for line in lesson.say_clock([alone], [fast, slow]).splitlines()[1:]]
+    assert said == [["110", "ms"], ["300", "ms"], ["60", "ms"]]
+
+
+def test_work_is_said_in_operations_and_in_fair_shares() -> None:
+    total = sum(lesson.COSTS) / 1e9
+    rows = {line.split()[0]: line.split()[1:] for line in lesson.say_makespans().splitlines()[1:-1]}
+    assert rows["1"] == [f"{total:.0f}", f"{total:.0f}", "(1.00)", f"{total:.0f}", "(1.00)"]
+    assert rows["6"][:3] == [f"{total / 6:.0f}", f"{1.8 * total / 6:.0f}", "(1.80)"]
+
+
+def test_bytes_are_said_beside_the_gradients_and_as_a_ratio() -> None:
+    rows = [LedgerRow("updates all_reduce", 1, 0, 800), LedgerRow("updates all_gather", 1, 0, 600)]
+    said = [line.split()[-1] for line in lesson.say_bytes(rows, 4).splitlines()]
+    assert said == ["bytes", f"{2 * 3 * sharing.LENGTH * 4 // 4:,}", "800", "600", "0.75"]
+
+
+def test_another_axis_is_told_to_be_unused() -> None:
+    assert "not used" not in lesson.say_axes(4, 1)
+    assert "tp = 2 is not used here" in lesson.say_axes(4, 2)

@@ -1,0 +1,386 @@
+"""Lesson 13: its exercises know right from wrong, its runs survive, and its pictures say what was run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import CheckpointManager, launch
+from muon_tutorial.errors import RankFailedError
+from muon_tutorial.learn import my_loop as lesson
+from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
+from muon_tutorial.learn.my_loop import (
+    exercises,
+    film,
+    lives,
+    on_torchrun,
+    port,
+    published,
+    tiny_job,
+)
+from muon_tutorial.learn.my_loop.lives import Attempt, RunLife
+from muon_tutorial.learn.my_loop.port import Job, Port
+from muon_tutorial.learn.my_loop.trials import PortReport
+from muon_tutorial.learn.widgets.shell import Shell
+
+from . import ports
+from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .test_every_widget import drive_shell
+
+JOB = Job(6)
+LOSSES = {step: 3.9 - step / 10 for step in range(6)}
+
+
+def some(first: int, last: int) -> dict[int, float]:
+    return {step: LOSSES[step] for step in range(first, last)}
+
+
+def pretended(grid: tuple[int, int] = (2, 2), folder: Path = Path()) -> tuple[RunLife, RunLife]:
+    """A life as it could have been, and an undisturbed one."""
+    (dp, tp), ranks = grid, grid[0] * grid[1]
+    first = Attempt((ranks, 1), 0, some(0, 3), {}, (2,), (ranks - 1, 3))
+    second = Attempt((dp, tp), 2, some(2, 6), {}, (4, 6))
+    whole = Attempt((ranks, 1), 0, LOSSES, {}, (2, 4, 6))
+    return RunLife(folder, JOB, (first, second)), RunLife(folder, JOB, (whole,))
+
+
+def test_the_lines_that_change_are_known() -> None:
+    assert lesson.check_lines().check([2], [11, 4])
+    wrong: list[tuple[Any, Any, str]] = [
+        ([2, 7], [4, 11], "line 7 stays. On DTensors, clip_grad_norm_ takes the norm of the whole"),
+        ([1, 2], [4, 11], "line 1 stays. fully_shard"),
+        ([2, 8], [4, 11], "line 8 stays. One optimizer, one step"),
+        ([], [4, 11], "line 2 has to change, too. It makes an AdamW of everything"),
+        ([2], [4], "line 11 has to change, too. Under FSDP2, rank 0 holds a part"),
+        ([2], [11], "line 4 has to change, too. After a restart"),
+        ([2], [2, 4, 11], "to_survive: line 2 stays."),
+        ([2, 12], [4, 11], "line numbers from 1 to 11"),
+        ("2", [4, 11], "line numbers"),
+        ([2], 4, "line numbers"),
+        ([2.0], [4, 11], "line numbers"),
+    ]
+    for case in wrong:
+        assert_wrong(lesson.check_lines(), *case)
+    for number in range(1, 12):
+        assert ("stays" in lesson.check_lines().check([2, number], [4, 11]).message) == (number != 2)
+    assert lesson.check_lines().check(..., [4]).passed is None
+
+
+PREPARED = {
+    ports.made_too_early: "made over the old parameters: embedding.weight",
+    ports.not_cut: "The model was not cut",
+    ports.adamw_alone: "prepare returned a AdamW. Muon is for the hidden matrices",
+    ports.nothing_made: "is to return the optimizer; it returned a NoneType",
+    ports.one_rate: "embedding.weight has the learning rate 0.02, not 0.003",
+    ports.torchs_decay: "embedding.weight has the weight decay 0.01, not 0.1",
+    ports.less_for_muon: "layers.0.up.weight is stepped by adamw",
+}
+UPDATED = {
+    ports.own_shard_clipped: "each rank has clipped its own shard",
+    ports.not_clipped: "it was not clipped before",
+    ports.clipped_afterwards: "it was not clipped before",
+    ports.clipped_too_short: "it is to be clipped to 0.25",
+    ports.stepped_twice: "stepped 2 times, not once",
+    ports.scheduler_first: "the scheduler had moved before the optimizer stepped",
+    ports.scheduler_forgotten: "does the scheduler step, once?",
+    ports.gradients_left: "the gradients are still there",
+}
+
+
+def said_of(report: PortReport) -> str:
+    """What is said of a port, hints included; nothing if it is right."""
+    found = exercises.explain_port(report)
+    return " ".join((found.what, *found.hints)) if isinstance(found, Diagnosis) else found or ""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(3, 1), (2, 2)])
+def test_each_wrong_port_is_told_what_is_wrong_with_it(grid: tuple[int, int]) -> None:
+    pairs = [(port.prepare, port.update), (ports.stub, port.update), (port.prepare, ports.stub)]
+    pairs += [(prepare, port.update) for prepare in PREPARED]
+    pairs += [(port.prepare, update) for update in UPDATED]
+    right, *rest = launch(ports.try_all, grid[0] * grid[1], args=(grid, pairs), output="quiet")[0]
+    assert said_of(right) == ""
+    assert [report.is_open for report in rest[:2]] == [True, True]
+    expected = [*PREPARED.values(), *UPDATED.values()]
+    for report, says in zip(rest[2:], expected, strict=True):
+        assert says in said_of(report)
+
+
+@pytest.mark.live
+def test_the_port_is_checked_on_real_ranks_and_a_stub_is_open() -> None:
+    assert lesson.check_port(2, 1, 0).check(port.prepare, port.update)
+    assert lesson.check_port(2, 1, 0).check(..., port.update).passed is None
+    assert lesson.check_port(2, 1, 0).check(ports.stub, ports.stub).passed is None
+    assert_wrong(lesson.check_port(2, 1, 0), 5, port.update, "prepare is to be a function")
+    exercise = lesson.check_port(2, 1, 0)
+    first = message_of_wrong(exercise, ports.made_too_early, port.update)
+    assert first.endswith("Hint: Which of your two lines comes first?")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks of which one has been killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    assert lives.start(folder, (2, 1), replace(JOB, victim=1))
+    lives.keep_copy(folder)
+    return folder
+
+
+LOADED = {
+    ports.scheduler_not_restored: "The scheduler was not restored",
+    ports.position_not_restored: "the data's position was not restored",
+    ports.one_step_off: "the loop went on with step 3",
+    ports.nothing_loaded: "What the new ranks held when they began is not what was saved",
+    ports.momentum_not_loaded: "What the new ranks held when they began is not what was saved",
+}
+
+
+@pytest.mark.live
+def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, tmp_path: Path) -> None:
+    loads = [port.load, *LOADED]
+    folders = [tmp_path / str(number) for number in range(len(loads))]
+    for folder in folders:
+        shutil.copytree(killed, folder)
+    launch(ports.resume_all, 2, args=((1, 2), folders, JOB, loads), output="quiet")
+    right, *wrong = [exercises.explain_life(lives.read(folder, JOB)) for folder in folders]
+    assert right is None
+    for found, says in zip(wrong, LOADED.values(), strict=True):
+        assert isinstance(found, Diagnosis)
+        assert says in found.what
+        assert found.hints
+
+
+@pytest.mark.live
+def test_a_run_is_killed_goes_on_elsewhere_and_passes() -> None:
+    exercise = lesson.check_survival(2, 1, JOB, Port)
+    assert exercise.check(..., port.load).passed is None
+    assert exercise.check(ports.stub, ports.stub).passed is None
+    assert exercise.check(port.save, port.load)
+
+
+@pytest.mark.live
+def test_ranks_that_do_not_save_together_are_told_so() -> None:
+    exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
+    assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")
+    assert_wrong(exercise, ports.torch_save, port.load, "there was no checkpoint of step 2")
+    assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the step")
+
+
+@pytest.mark.live
+def test_a_life_can_be_read_from_what_a_killed_run_left(killed: Path) -> None:
+    life = lives.read(killed, JOB)
+    [attempt] = life.attempts
+    assert (attempt.grid, attempt.begin, attempt.end) == ((2, 1), 0, 3)
+    assert (attempt.saved, attempt.killed) == ((2,), (1, 3))
+    assert lives.tensor_files(life) == 2
+    assert CheckpointManager(life.checkpoints).latest_step() == 2
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(2, 1), (3, 1)])
+def test_what_is_the_same_to_the_bit_is_what_the_lesson_says(grid: tuple[int, int]) -> None:
+    life, others = lives.life_of(*grid, JOB)
+    assert life.last.grid == port.other_grid(*grid) != grid
+    assert lives.loaded_alike(life)
+    assert lives.ends_alike(others)
+    assert others.same_grid.last.begin == 2
+    bits = lives.compare_bits(life, others)
+    assert bits.same == ["load", "step"]
+    assert bits.rows[-1].furthest < 1e-2
+    ends = [life.last.losses[5], others.undisturbed.last.losses[5]]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-2)
+    assert "run, the end of the run: the same bits in" in lesson.draw_bits(bits).alt
+    assert life.taken_twice == 1
+    right = {"twice": 1, "files": grid[0], "too_long": grid[0] ** 0.5}
+    wrong: Any = {"twice": (3, "taken_twice"), "files": (1, "tensor_files"), "too_long": (4, "clipped_alone")}
+    assert_quiz(lesson.quiz(life), right, wrong)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (1, 3)])
+def test_what_goes_wrong_in_a_plain_loop_is_measured(dp: int, tp: int) -> None:
+    found = lesson.try_plain(dp, tp, seed=0)
+    assert found.moved == "0 of 6"
+    assert found.moved_too_early == {"AdamW": 0, "MuonWithAdamW": 0}
+    assert "make the optimizer afterwards" in lesson.say_too_early(found).replace("\n", " ")
+    assert found.clipped_alone == pytest.approx((dp * tp) ** 0.5)
+    assert found.saved_on_rank_0 == pytest.approx(1 / (dp * tp))
+    assert found.losses[-1] < found.losses[0]
+    assert "moves 0 of 6 of the model's parameters" in lesson.draw_too_early(found).alt
+
+
+def test_one_process_runs_the_same_four_functions_without_any_rank(tmp_path: Path) -> None:
+    ends = []
+    for stops in ([4], [2, 4]):
+        manager = CheckpointManager(tmp_path / str(stops))
+        for stop in stops:
+            model = tiny_job.build(0)
+            optimizer = port.prepare(model, lambda model: None)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(port.factor_of, steps=4))
+            for step in range(port.load(manager, model, optimizer, schedule), stop):
+                symbols, following = tiny_job.batch_of(step, 0)
+                torch.nn.functional.cross_entropy(model(symbols), following).backward()
+                port.update(model, optimizer, schedule)
+            port.save(manager, stop, model, optimizer, schedule)
+        ends.append(lives.opened(manager.folder, 4))
+    assert lives.same_bits(*ends)
+
+
+def test_a_batch_is_the_same_however_many_places_share_it() -> None:
+    whole = tiny_job.batch_of(3, 0)
+    for places in (2, 3, 4, 6):
+        parts = [tiny_job.batch_of(3, 0, place, places) for place in range(places)]
+        for number, tensor in enumerate(whole):
+            assert torch.equal(torch.cat([part[number] for part in parts]), tensor)
+            assert len({len(part[number]) for part in parts}) == 1
+    assert not torch.equal(whole[0], tiny_job.batch_of(4, 0)[0])
+    assert not torch.equal(whole[0], tiny_job.batch_of(3, 1)[0])
+
+
+@pytest.mark.parametrize("steps", [1, 6, 7, 12, 30])
+def test_a_kill_comes_between_two_checkpoints(steps: int) -> None:
+    job = Job(steps)
+    assert job.every < job.fatal < 2 * job.every <= job.steps
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (1, 3), (1, 1)])
+def test_the_film_says_every_moment_and_its_last_picture_is_the_still(grid: tuple[int, int]) -> None:
+    life, undisturbed = pretended(grid)
+    shell = lesson.explore_life(life, undisturbed)
+    assert isinstance(shell, Shell)
+    drive_shell(shell, lambda at: f"Moment {at['moment']}: ")
+    told = [film.say_moment(life, undisturbed, number) for number in range(len(film.moments(life)))]
+    assert f"rank {life.attempts[0].ranks - 1} is killed after 3 steps" in told[5]
+    assert f"{grid[0]} × {grid[1]}, at step 2. Checkpoints so far: 2." in told[6]
+    assert f"step 2 is done again on {grid[0]} × {grid[1]}" in told[7]
+    assert "again" not in told[8]
+    assert "Checkpoints so far: 2, 4, 6. The latest loss is 3.40; undisturbed it was 3.40." in told[-1]
+    still = lesson.explore_life(life, undisturbed, live=False)
+    assert still is not shell
+    assert told[-1] in repr(still).replace("\n", " ")
+
+
+def test_the_hero_says_which_lanes_were_never_run() -> None:
+    said = lesson.hero().alt
+    assert said.count("never run by this project") == 2
+    assert re.search(r"several machines:[^.]*never run", said.replace("…", ""))
+    assert re.search(r"messages go by NCCL;[^.]*never run", said)
+    loops = {lane.cells[-1] for lane in lesson.LANES}
+    assert loops == {"prepare, update,\nsave, load"}
+
+
+def test_the_command_is_what_the_picture_says() -> None:
+    words = on_torchrun.command_of(Job(12))
+    assert words[:4] == ["torchrun", "--standalone", "--nproc-per-node", "2"]
+    assert "--max-restarts" in words
+    assert words[-2:] == ["--victim", "1"]
+    assert any("torchrun --standalone" in lane.cells[0] for lane in lesson.LANES if lane.ran)
+
+
+def mine(model: Any, shard: Any) -> Any:
+    """Mine."""
+    return port.prepare(model, shard)
+
+
+@pytest.mark.parametrize("prepare", [port.prepare, mine])
+def test_a_script_has_the_functions_and_what_they_need(prepare: Any) -> None:
+    text = on_torchrun.script_of(Port(prepare=prepare))
+    tree = ast.parse(text)
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert defined == [prepare.__name__, "update", "save", "load"]
+    assert f"main({', '.join(defined)})" in text
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assert {"MuonWithAdamW", "MAX_NORM", "main"} <= imported
+    assert not any(node.annotation for node in ast.walk(tree) if isinstance(node, ast.arg))
+
+
+@pytest.mark.live
+@pytest.mark.exhaustive
+def test_torchrun_restarts_the_script_and_its_end_has_the_bits_of_an_undisturbed_launch() -> None:
+    said = on_torchrun.say_torchrun(on_torchrun.run_torchrun(JOB, Port()))
+    assert "rank 1 was killed after 3 steps; torchrun started all 2 ranks again" in said
+    assert "from the checkpoint of step 2, and came to step 6" in said
+    assert said.endswith("True")
+
+
+def test_without_torchrun_nothing_is_claimed() -> None:
+    assert on_torchrun.say_torchrun(None).startswith("Not run")
+
+
+def test_published_names_are_matched() -> None:
+    right = {"owner": "BH", "bucket": ["D", "F"], "way_back": "EC", "momentum": "GA"}
+    exercise = published.check_match()
+    assert exercise.check(right)
+    wrong: list[tuple[Any, str]] = [
+        ({**right, "owner": "AH"}, "owner: DistMuon._momentum is about something else"),
+        ({**right, "momentum": "GC"}, "the list calls 'way_back'"),
+        ({**right, "bucket": "D"}, "bucket: one letter of each project"),
+        ({**right, "bucket": "DX"}, "'X' is none of the letters"),
+        ({**right, "bucket": 5}, "bucket: give two letters"),
+        ({"owner": "BH"}, "bucket is still open"),
+        ("BH", "Give a dictionary"),
+    ]
+    for case in wrong:
+        assert_wrong(published.check_match(), *case)
+    assert published.check_match().check(dict.fromkeys(right, ...)).passed is None
+
+
+def test_published_names_have_permanent_links_that_give_no_answer_away() -> None:
+    assert {
+        idea: {name.project for name in published.NAMES if name.idea == idea} for idea in published.IDEAS
+    } == {idea: {"torchtitan", "Megatron-LM"} for idea in published.IDEAS}
+    for name in published.NAMES:
+        assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/blob/[0-9a-f]{40}/[\w/]+\.py#L\d+", name.link)
+        assert name.link in lesson.say_links()
+        assert name.does not in lesson.say_links()
+        assert name.does in lesson.say_match()
+
+
+def test_traps_come_with_their_numbers() -> None:
+    said = lesson.say_traps(seed=0)
+    assert "lr × 2.00 as Muon has it, lr × 1.60 at AdamW's size" in said
+    assert "Muon 0.1, AdamW 0.01" in said
+    assert "would take 6 matrices, not 4" in said
+    assert 0 < float(re.findall(r"off by ([\d.]+)%", said)[0]) < 5
+    assert "_orig_mod.embedding.weight" in said
+
+
+def test_what_has_not_passed_is_taken_from_the_reference_and_said(capsys: pytest.CaptureFixture) -> None:
+    ported, survived = Exercise(lambda *_: None), Exercise(lambda *_: None)
+    assert exercises.finished_port(ported, survived) == Port()
+    assert "prepare and update nor for save and load" in capsys.readouterr().out
+    ported.check(mine, port.update)
+    assert exercises.finished_port(ported, survived).prepare is mine
+    assert "for save and load" in capsys.readouterr().out
+    survived.check(port.save, ports.nothing_loaded)
+    assert exercises.finished_port(ported, survived).load is ports.nothing_loaded
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test lie in its own folder."""
+    numbers = iter(range(100))
+
+    def new_folder() -> Path:
+        folder = tmp_path / f"run-{next(numbers)}"
+        folder.mkdir()
+        return folder
+
+    monkeypatch.setattr(lives, "new_folder", new_folder)
+
+
+def test_a_failure_of_the_readers_own_is_shown_as_it_is() -> None:
+    found = exercises._explain_failure(RankFailedError("rank 1 of 2 raised ValueError: no", 1, None))
+    assert "ValueError: no" in found.what
