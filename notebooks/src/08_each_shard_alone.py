@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 07 · What happens if each shard is orthogonalized alone?
+# # 08 · What happens if each shard is orthogonalized alone?
 #
 # **Twenty minutes.** At the end you can say what goes wrong if every rank orthogonalizes only what it holds,
 # why no learning rate mends it, and why a test with random matrices does not notice. And you have written

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 08 · The whole step, and its opposite arrows
+# # 09 · The whole step, and its opposite arrows
 #
 # **Forty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of
 # them sends, and write the way back from the way out. And an optimizer with your own functions in it has run

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 09 · It hangs, or lies. Which rank, which line?
+# # 12 · It hangs, or lies. Which rank, which line?
 #
 # Your training stands still, or it runs and learns the wrong thing. Of all ranks and all lines, which one is it?
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 10 · Does it survive my loop?
+# # 13 · Does it survive my loop?
 #
 # You have a training loop that works, with AdamW and FSDP2. At three in the morning a rank dies: will your
 # run with Muon go on from where it was, on other ranks, on another grid, with the same numbers?

@@ -2,7 +2,7 @@
 
 An answer of ``...`` is unanswered: nothing is judged, and the cells that follow go on with the reference.
 A ``Diagnosis`` brings hints of its own, for those who made this mistake; ``Par`` says how good is good.
-It deals in answers and messages alone: what a check returns shows itself in a notebook, in colour, and with the
+It deals in answers and messages alone. What a check returns shows itself in a notebook, in colour, and with a
 picture of this wrong answer if its ``Diagnosis`` brings one.
 """
 
