@@ -8,9 +8,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from ...errors import UsageError
 
+REPOSITORY = ""
+"""Where the course lies on GitHub, as ``owner/name``; links that open a lesson elsewhere are made from it.
+
+While it is empty there are none. After a change, run ``scripts/series.py`` and build the notebooks.
+"""
+BRANCH = "main"
 _WIDTH = 108
 
 
@@ -142,14 +149,36 @@ def neighbours(of: Lesson) -> tuple[Lesson | None, Lesson | None]:
     return before, after
 
 
+def hosted_links(of: Lesson) -> dict[str, str]:
+    """Where a lesson can be opened with nothing installed, by the host's name; empty without a repository.
+
+    >>> list(hosted_links(lesson("05"))) == (["Colab", "Binder"] if REPOSITORY else [])
+    True
+    """
+    if not REPOSITORY:
+        return {}
+    path = f"notebooks/{of.file}"
+    return {
+        "Colab": f"https://colab.research.google.com/github/{REPOSITORY}/blob/{BRANCH}/{path}",
+        "Binder": f"https://mybinder.org/v2/gh/{REPOSITORY}/{BRANCH}?labpath={quote(path, safe='')}",
+    }
+
+
+def archive() -> str:
+    """From where pip can install the package; empty without a repository."""
+    return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""
+
+
 def navigation(of: Lesson) -> str:
-    """The list in a lesson's opening cell: where it stands, and how to open it in Colab."""
-    return _navigation(
-        of,
-        "[glossary](GLOSSARY.md)",
-        f"upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
-        "It has nothing to install.",
+    """The list in a lesson's opening cell: where it stands, and how to open it elsewhere."""
+    links = hosted_links(of)
+    here = f"[open this lesson]({links['Colab']}), or " if links else ""
+    colab = (
+        f"{here}upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
+        "It has nothing to install."
     )
+    others = [f"*In {host}:* [open this lesson]({to})" for host, to in links.items() if host != "Colab"]
+    return _navigation(of, "[glossary](GLOSSARY.md)", colab, *others)
 
 
 def navigation_of_copy(of: Lesson) -> str:
@@ -161,13 +190,14 @@ def navigation_of_copy(of: Lesson) -> str:
     )
 
 
-def _navigation(of: Lesson, words: str, colab: str) -> str:
+def _navigation(of: Lesson, words: str, colab: str, *others: str) -> str:
     before, after = neighbours(of)
     items = (
         f"*Previous:* {link(before) if before else 'none, this is the first.'}",
         f"*Next:* {link(after) if after else 'none yet, this is the last so far.'}",
         f"*Words and symbols:* {words}",
         f"*In Colab:* {colab}",
+        *others,
     )
     return "\n".join(_item(text) for text in items)
 
