@@ -55,6 +55,13 @@ def in_a_browser(*packages: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.browser, pytest.mark.slow, skip]
 
 
+def needs_a_browser(test: Any) -> Any:
+    """Mark a test that needs a browser alone."""
+    for mark in in_a_browser():
+        test = mark(test)
+    return test
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A running JupyterLab: its address, its token, and the folder whose notebooks it shows."""

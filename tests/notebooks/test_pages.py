@@ -401,12 +401,6 @@ def test_a_lean_picture_is_the_same_drawing_in_fewer_bytes() -> None:
 # In a browser.
 
 
-def needs_a_browser(test: Any) -> Any:
-    for mark in lab.in_a_browser():
-        test = mark(test)
-    return test
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
@@ -420,7 +414,7 @@ def open_page(driver: Any, page: Path) -> list[str]:
     return [url for url in lab.requested(driver) if url != page.as_uri()]
 
 
-@needs_a_browser
+@lab.needs_a_browser
 def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_be_read_and_fit_a_phone(
     browser: Any, folder: Path, lesson: Path
 ) -> None:
@@ -443,7 +437,7 @@ def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@needs_a_browser
+@lab.needs_a_browser
 @pytest.mark.parametrize(("width", "height"), [(1200, 900), (400, 800)])
 def test_no_code_is_cut_and_what_is_too_wide_has_a_bar_to_scroll_it(
     width: int, height: int, browser: Any, folder: Path
@@ -467,7 +461,7 @@ HERO_BOTTOM = """const box = document.querySelector('.hero img').getBoundingClie
     return [box.bottom, box.right, box.width]"""
 
 
-@needs_a_browser
+@lab.needs_a_browser
 @pytest.mark.parametrize(("width", "height"), [(1200, 900), (400, 800)])
 def test_question_and_hero_are_seen_without_scrolling(
     width: int, height: int, browser: Any, folder: Path
@@ -487,7 +481,7 @@ def test_question_and_hero_are_seen_without_scrolling(
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@needs_a_browser
+@lab.needs_a_browser
 def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
     open_page(browser, folder / f"{FIRST.stem}.html")
     solution = browser.find_element("css selector", "details pre")
@@ -496,7 +490,7 @@ def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
     assert solution.is_displayed()
 
 
-@needs_a_browser
+@lab.needs_a_browser
 def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(
     browser: Any, folder: Path, tmp_path: Path
 ) -> None:
