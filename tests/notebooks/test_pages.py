@@ -21,6 +21,7 @@ from muon_tutorial.learn.course.notebook_guards import WIDGET_STATE
 from muon_tutorial.learn.exercises.judge import LOOKS, AnswerVerdict
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
+from scripts import first_screens
 from scripts.files import POLICY
 from scripts.notebooks import read_text
 from scripts.pages import (
@@ -438,47 +439,17 @@ def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_
 
 
 @lab.needs_a_browser
-@pytest.mark.parametrize(("width", "height"), [(1200, 900), (400, 800)])
+@pytest.mark.parametrize(("width", "height"), first_screens.SCREENS)
 def test_no_code_is_cut_and_what_is_too_wide_has_a_bar_to_scroll_it(
     width: int, height: int, browser: Any, folder: Path
 ) -> None:
-    window = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
-    try:
+    with first_screens.screen(browser, width, height):
         for page in [*sorted(folder.glob("*.html")), *sorted((folder / "framed").glob("*.html"))]:
             open_page(browser, page)
-            browser.execute_script(
-                "document.querySelectorAll('details').forEach(fold => { fold.open = true })"
-            )
+            browser.execute_script(OPEN)
             cut, barless, wide = browser.execute_script(CLIPPED)
             assert (page.name, cut, barless) == (page.name, [], [])
             assert wide <= width
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-HERO_BOTTOM = """const box = document.querySelector('.hero img').getBoundingClientRect();
-    return [box.bottom, box.right, box.width]"""
-
-
-@lab.needs_a_browser
-@pytest.mark.parametrize(("width", "height"), [(1200, 900), (400, 800)])
-def test_question_and_hero_are_seen_without_scrolling(
-    width: int, height: int, browser: Any, folder: Path
-) -> None:
-    heroes = [path for path in LESSONS if parsed(folder / f"{path.stem}.html").select(".hero img")]
-    assert heroes
-    window = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
-    try:
-        for path in heroes:
-            open_page(browser, folder / f"{path.stem}.html")
-            bottom, right, wide = browser.execute_script(HERO_BOTTOM)
-            assert bottom <= height
-            assert right <= width
-            assert wide > 300
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @lab.needs_a_browser
