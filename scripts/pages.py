@@ -191,9 +191,13 @@ def _tags(cell: NotebookNode) -> set[str]:
 def sanitised(page: str) -> str:
     """HTML without what could run, ask for something, or cover the page; pictures stay that bring their data.
 
+    A verdict's style, of which every letter is known, becomes a class; no other style passes.
+
     >>> sanitised('<b onclick="x()">bold</b><img src="https://example.org/a.png" alt="a">')
     '<b>bold</b><img alt="a">'
     """
+    for look in LOOKS.values():
+        page = page.replace(f'<div style="{look.style}">', f'<div class="verdict {look.name}">')
     return _CLEANER.clean(page)
 
 

@@ -280,7 +280,7 @@ def test_of_the_hero_only_the_picture_is_shown_hidden_sources_and_answers_are_fo
 
 
 @pytest.mark.parametrize("passed", LOOKS)
-def test_a_verdict_keeps_its_class_and_the_page_knows_its_colours_but_no_style_passes(
+def test_a_verdict_has_a_class_for_its_style_and_the_page_knows_its_colours(
     passed: bool | None,
 ) -> None:
     verdict = AnswerVerdict(passed, "So it is.")

@@ -219,11 +219,12 @@ def hero_lines(of: Lesson) -> str:
     return f"from muon_tutorial.learn import {of.package} as lesson\nlesson.hero()\n"
 
 
-def table(folder: str = "notebooks/") -> str:
-    """All lessons as a Markdown table, with links into ``folder``."""
+def table() -> str:
+    """All lessons as a Markdown table, with links for the README."""
+    links = [link(each, each.number, "notebooks/") for each in LESSONS]
     rows = [
-        f"| {link(each, each.number, folder)} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
-        for each in LESSONS
+        f"| {to} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
+        for to, each in zip(links, LESSONS, strict=True)
     ]
     return "\n".join(["| lesson | minutes | after | question |", "|---|---|---|---|", *rows])
 

@@ -69,15 +69,21 @@ _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
 
 @dataclass(frozen=True, slots=True)
 class VerdictLook:
-    """How a verdict shows in HTML: its class, its mark, and the colours of its edge and its ground.
+    """How a verdict shows in HTML: its mark, and the colours of its edge and its ground.
 
-    A page that keeps no style of a notebook's takes the colours by the class.
+    A page that keeps no style of a notebook's knows this one, and has a class of this name in its place.
     """
 
     name: str
     mark: str
     edge: str
     fill: str
+
+    @property
+    def style(self) -> str:
+        """The style of the box around the verdict."""
+        colours = f"border-left:4px solid {self.edge};background:{self.fill};color:{INK}"
+        return f"{colours};padding:6px 12px;max-width:820px"
 
 
 LOOKS = {
@@ -106,10 +112,9 @@ class AnswerVerdict:
 
     def _repr_html_(self) -> str:
         look = LOOKS[self.passed]
-        style = f"border-left:4px solid {look.edge};background:{look.fill};color:{INK};padding:6px 12px"
         said = f"<b>{look.mark} {_SAID[self.passed]}</b> {html.escape(self.message)}"
         drawn = self.picture.html if self.picture else ""
-        return f'<div class="verdict {look.name}" style="{style};max-width:820px">{said}</div>{drawn}'
+        return f'<div style="{look.style}">{said}</div>{drawn}'
 
 
 @dataclass(slots=True)
