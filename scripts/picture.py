@@ -3,8 +3,9 @@
     python scripts/picture.py
 
 The run is the recording that comes with the package: at every moment of the step, which boxes of a matrix
-each rank held, who brought them, and a name for the bytes in them. The film is one SVG, moved by CSS alone:
-it plays in an ``<img>``, too. Where motion is not wanted, or not known, its first picture stands still.
+each rank held, who brought them, and a name for the bytes in them. The film is one SVG, moved by CSS alone,
+so that it plays in an ``<img>``. Its first picture stands still where a browser knows no such motion. Readers
+who want none get all moments on one sheet instead: not every browser tells an image in a page of that wish.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from muon_tutorial.learn.the_mirror.recording import AXIS, PHASES, Recording, Ti
 from scripts.files import ROOT, answered, write_whole
 
 TARGET = ROOT / "docs" / "step.svg"
+SHEET = ROOT / "docs" / "step_moments.svg"
 README = ROOT / "README.md"
 _README_PART = re.compile(r"(?<=<!-- made by scripts/picture.py -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 WIDTH, HEIGHT, SIDE = 640, 576, 176
@@ -97,22 +99,41 @@ def letters(run: Recording, matrix: str) -> list[list[str]]:
 
 def draw(run: Recording) -> str:
     """The film as an SVG document."""
-    scenes = [[*pieces(run, run.busiest(), moment)] for moment in range(len(TITLES))]
+    scenes = _scenes(run)
     flights = {piece.flight(moment) for moment, scene in enumerate(scenes) for piece in scene}
     moving = {flight: f"f{number}" for number, flight in enumerate(sorted(flights - {None}, key=repr))}
+    shown = [_scene(run, moment, scene, moving) for moment, scene in enumerate(scenes)]
+    return _document(run, WIDTH, HEIGHT, f"{_LOOK}\n{_motion(moving)}", [_stage(run), *shown])
+
+
+def draw_sheet(run: Recording) -> str:
+    """All moments of the film, two in a row, as an SVG document that does not move."""
+    shown = []
+    for moment, scene in enumerate(_scenes(run)):
+        row, column = divmod(moment, 2)
+        kept = [piece for piece in scene if piece.stays]
+        drawn = _stage(run) + _scene(run, moment, kept, {})
+        shown.append(f'<g transform="translate({column * WIDTH} {row * HEIGHT})">{drawn}</g>')
+    style = f"{_LOOK}.t{{opacity:1}}"
+    return _document(run, 2 * WIDTH, -(-len(TITLES) // 2) * HEIGHT, style, shown)
+
+
+def _document(run: Recording, width: int, height: int, style: str, parts: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+    said = f"<title>{html.escape(alt(run))}</title>\n<style>{style}</style>"
+    ground = f'<rect width="{width}" height="{height}" fill="{CARD}"/>'
+    return "\n".join([head, said, ground, *parts, "</svg>\n"])
+
+
+def _scenes(run: Recording) -> list[list[Piece]]:
+    return [[*pieces(run, run.busiest(), moment)] for moment in range(len(TITLES))]
+
+
+def _stage(run: Recording) -> str:
+    """What is there at every moment: empty panels, their axes, and a dot for each moment."""
     axes = _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q") + _text(26, TOP + SIDE + 24, "dp ↓", 16, "q")
-    dots = "".join(_dot(moment, 5, EMPTY) for moment in range(len(TITLES)))
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-            f"<title>{html.escape(alt(run))}</title>",
-            f"<style>{_style(moving)}</style>",
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{CARD}"/>',
-            axes + "".join(map(_panel, run.grid.ranks)) + dots,
-            *(_scene(run, moment, scene, moving) for moment, scene in enumerate(scenes)),
-            "</svg>\n",
-        ]
-    )
+    dots = [_dot(moment, 5, EMPTY) for moment in range(len(TITLES))]
+    return "".join([axes, *map(_panel, run.grid.ranks), *dots])
 
 
 def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[Flight | None, str]) -> str:
@@ -160,7 +181,14 @@ def _text(x: float, y: float, text: str, size: int, look: str) -> str:
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}" class="{look}">{html.escape(text)}</text>'
 
 
-def _style(moving: Mapping[Flight | None, str]) -> str:
+_LOOK = (
+    f"text{{font-family:system-ui,'DejaVu Sans',sans-serif;fill:{INK}}}.b{{font-weight:bold}}"
+    f".q{{fill:{QUIET}}}.e{{text-anchor:end}}.t,.n{{opacity:0}}.m0{{opacity:1}}"
+)
+"""Without motion, the first moment alone is there."""
+
+
+def _motion(moving: Mapping[Flight | None, str]) -> str:
     """Each moment is there in its turn; a piece flies in at the moment's beginning."""
     last, whole = len(TITLES) - 1, SECONDS * len(TITLES) + PAUSE
     begins = [SECONDS * moment for moment in range(last + 1)]
@@ -185,11 +213,8 @@ def _style(moving: Mapping[Flight | None, str]) -> str:
     flown = [
         f".{name}{{animation:{name} {whole:g}s ease-in-out infinite}}" for name in [*moving.values(), "n"]
     ]
-    return (
-        f"text{{font-family:system-ui,'DejaVu Sans',sans-serif;fill:{INK}}}.b{{font-weight:bold}}"
-        f".q{{fill:{QUIET}}}.e{{text-anchor:end}}.t,.n{{opacity:0}}.m0{{opacity:1}}\n"
-        f"@media (prefers-reduced-motion:no-preference){{{turns}{''.join(flown)}}}\n" + "\n".join(frames)
-    )
+    wanted = f"@media (prefers-reduced-motion:no-preference){{{turns}{''.join(flown)}}}"
+    return "\n".join([wanted, *frames])
 
 
 def alt(run: Recording) -> str:
@@ -223,7 +248,10 @@ def wanted() -> dict[Path, str]:
     if not _README_PART.search(text):
         raise UsageError(f"{README.name} has no part that is marked as made here")
     image = f'<img src="docs/{TARGET.name}" width="{WIDTH}" alt="{html.escape(alt(run), quote=True)}">'
-    return {TARGET: draw(run), README: _README_PART.sub(lambda _: image, text, count=1)}
+    still = f'<source media="(prefers-reduced-motion: reduce)" srcset="docs/{SHEET.name}">'
+    shown = f"<picture>\n{still}\n{image}\n</picture>"
+    readme = _README_PART.sub(lambda _: shown, text, count=1)
+    return {TARGET: draw(run), SHEET: draw_sheet(run), README: readme}
 
 
 def write() -> None:

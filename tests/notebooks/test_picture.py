@@ -26,6 +26,11 @@ def svg() -> str:
     return picture.TARGET.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def sheet() -> str:
+    return picture.SHEET.read_text(encoding="utf-8")
+
+
 def test_the_committed_film_and_its_words_in_the_readme_are_those_of_the_run() -> None:
     stale = [path.name for path, text in picture.wanted().items() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run python scripts/picture.py"
@@ -40,11 +45,22 @@ def test_the_readme_opens_with_the_film_and_then_the_two_commands() -> None:
     assert len(opening.split()) < 300
 
 
-def test_it_is_one_small_file_that_asks_for_nothing_and_runs_nothing(svg: str) -> None:
-    assert len(svg.encode()) < 300_000
-    names = {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()}
+@pytest.mark.parametrize("path", [picture.TARGET, picture.SHEET], ids=lambda path: path.stem)
+def test_each_is_one_small_file_that_asks_for_nothing_and_runs_nothing(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 300_000
+    names = {element.tag.rpartition("}")[2] for element in ET.fromstring(text).iter()}
     assert names == {"svg", "title", "style", "rect", "g", "text", "circle"}
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|\bon\w+=", svg)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|\bon\w+=", text)
+
+
+def test_who_wants_no_motion_gets_every_moment_on_one_sheet(svg: str, sheet: str) -> None:
+    readme = picture.README.read_text(encoding="utf-8")
+    assert f'<source media="(prefers-reduced-motion: reduce)" srcset="docs/{picture.SHEET.name}">' in readme
+    assert "animation" not in sheet
+    assert "@keyframes" not in sheet
+    assert sheet.count('<g class="t') == svg.count('<g class="t') == len(picture.TITLES)
+    assert sheet.count("<circle") == len(picture.TITLES) * (len(picture.TITLES) + 1)
 
 
 def test_its_first_moment_stands_still_where_nothing_moves(svg: str) -> None:
