@@ -145,11 +145,13 @@ def index(copies: str = "") -> str:
 
 
 def card(lesson: series.Lesson, copies: str = "") -> str:
-    """A lesson on the index: its picture, its question, and what it asks of a reader."""
+    """A lesson on the index: its picture if it has been built, its question, what it asks of a reader."""
+    path = FOLDER / lesson.file
+    drawn = first_picture(read_notebook(path)) if path.is_file() else ""
     after = f", after {', '.join(lesson.after)}" if lesson.after else ""
     ways = " ".join(f'<a href="{link["href"]}">{link["text"]}</a>' for link in _ways(lesson, copies))
     return (
-        f'<div class="lesson">{first_picture(read_notebook(FOLDER / lesson.file))}'
+        f'<div class="lesson">{drawn}'
         f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name)}</a></h2>'
         f"<p>{lesson.minutes} minutes{after}</p>{f'<p>{ways}</p>' if ways else ''}</div>"
     )
