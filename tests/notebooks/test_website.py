@@ -30,8 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def links(page: Path) -> set[str]:
+    """Where a page leads: by its links, or at once."""
     tree: Any = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-    return {link["href"] for link in tree.find_all("a", href=True)}
+    at_once = [meta["content"] for meta in tree.find_all("meta", attrs={"http-equiv": "refresh"})]
+    return {
+        *(link["href"] for link in tree.find_all("a", href=True)),
+        *(content.rpartition("url=")[2] for content in at_once),
+    }
 
 
 def test_every_relative_link_leads_to_a_file_of_the_site_and_every_file_can_be_reached(folder: Path) -> None:
