@@ -72,6 +72,15 @@ def deal_longest_first(costs: list[int], ranks: int) -> list[int]:
     return longest_first(costs, [0] * ranks)
 
 
+def toy_makespans() -> dict[str, int]:
+    """The makespans of ``TOY`` on two owners: the costliest first, and the least possible."""
+    longest = deal_longest_first(list(TOY), 2)
+    return {
+        name: int(max(loads_of(TOY, owners, 2)))
+        for name, owners in (("longest_first", longest), ("best", TOY_BEST))
+    }
+
+
 def swap_to_balance(costs: list[int], ranks: int) -> list[int]:
     """Longest first, then moves and swaps off the busiest rank while they help: the exercise's reference."""
     owners = longest_first(costs, [0] * ranks)

@@ -21,12 +21,11 @@ from ..pictures.picture import Picture
 from .balance import (
     SETS,
     TOY,
-    TOY_BEST,
     BalanceFunction,
     MatrixSet,
     deal_longest_first,
-    loads_of,
     percent_lost,
+    toy_makespans,
 )
 from .first_wrong_place import early_starts, early_wrong, explain, explain_gathered, reaches_into
 from .makespan import WORST, fair_shares
@@ -197,8 +196,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 
 def check_toy() -> Exercise:
     """The prediction: the makespan of five matrices on two owners, the costliest first, and the best."""
-    longest = max(loads_of(TOY, deal_longest_first(list(TOY), 2), 2))
-    best = max(loads_of(TOY, TOY_BEST, 2))
+    longest, best = toy_makespans().values()
 
     def judge(longest_first: SupportsFloat, best_possible: SupportsFloat) -> str | None:
         try:

@@ -383,6 +383,11 @@ def run_share(
     return run
 
 
+def part_of_zeros(run: SharingRun) -> float:
+    """What part of all buffers together is zero, before the sum."""
+    return round(sum(run.zeros(rank) for rank in range(run.ranks)) / (LENGTH * run.ranks), 4)
+
+
 def say_outcome(run: SharingRun) -> str:
     """What a test would see of a run, and what it would not."""
     rights = [place.name for place in PLACES if place.name not in run.wrong()]

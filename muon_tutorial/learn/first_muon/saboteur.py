@@ -33,7 +33,7 @@ Record = list[dict[str, Tensor]]
 class SabotagedRun:
     """Which (moment, rank, matrix) differ from the run without a saboteur, by names; and what a test sees.
 
-    Moments count the phases of all steps. ``agree`` says, after each, whether all ranks have the same weights.
+    Moments count the phases of all steps. ``agree`` says, after each, whether all ranks' weights are alike.
     """
 
     ranks: int
@@ -120,7 +120,7 @@ def _gradient(weights: list[nn.Parameter], seed: int) -> Tensor:
     for layer in (1, 2):
         q, k, v, o, up, down = (named[f"{kind}{layer}"] for kind in ("q", "k", "v", "o", "up", "down"))
         h = nn.functional.rms_norm(x, (_WIDTH,))
-        heads = [(h @ weight.T)[None] for weight in (q, k, v)]
-        x = x + nn.functional.scaled_dot_product_attention(*heads, is_causal=True)[0] @ o.T
+        query, key, value = ((h @ weight.T)[None] for weight in (q, k, v))
+        x = x + nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)[0] @ o.T
         x = x + nn.functional.gelu(nn.functional.rms_norm(x, (_WIDTH,)) @ up.T) @ down.T
     return _flat(list(torch.autograd.grad((x - target).square().mean(), weights)))
