@@ -165,7 +165,7 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 #
 # </details>
 
-# %% tags=["answer"]
+# %%
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
@@ -356,7 +356,7 @@ def balance(costs, ranks):
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         owners[i] = loads.index(min(loads))
         loads[owners[i]] += costs[i]
-    ...  # your improvement
+    # your improvement
     return ...
 
 # %%

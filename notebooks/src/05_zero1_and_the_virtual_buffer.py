@@ -61,25 +61,28 @@ split, ranges, received, planned, quiz = lesson.all_exercises(dp, tp, bucket)
 # %% [markdown]
 # ## Three rulers
 #
-# **ZeRO-1** keeps every entry of the momentum on one rank only. (The 1: only the optimizer's memory is cut, and
-# the weights stay copies.) The picture above shows how, with the same entries on each ruler:
+# **ZeRO-1** keeps every entry of the momentum on one rank only. (The 1: only the optimizer's memory is cut. The
+# weights stay copies.) The picture above shows the same entries on three rulers:
 #
 # 1. *Matrices*, A to G, each written out flat, row after row.
-# 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would make it larger than the limit. A
-#    matrix that is larger itself gets a bucket of its own. Then comes **padding**, entries that mean nothing, until
-#    dp divides the length.
-# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1 the second,
-#    and so on. The fill says who.
+# 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would exceed the limit, and a larger
+#    matrix gets a bucket of its own. Then comes **padding**, entries that mean nothing, until dp divides the length.
+# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, and so on.
 #
-# So a rank owns a *range*, not a matrix. All shares are equal, however unequal the matrices are. The price: a boundary
-# may run through a matrix, which then *straddles*. Here is the picture as arithmetic:
+# So a rank owns a *range*, not a matrix. All shares are equal. The price: a boundary may cut through a matrix, which
+# then *straddles*. The same as arithmetic:
 
 # %%
-print(lesson.say_buckets_of(plan))
+sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
+for each in plan.buckets:
+    named = {entry.matrix.name: sizes[entry.matrix.name] for entry in each.entries}
+    total = sum(named.values())
+    length = math.ceil(total / dp)  # of a slice
+    print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# Now one more rank joins: dp + 1. By hand, with the sizes and the limit above: which matrices straddle a boundary
-# then, and how many entries of padding are there in all?
+# Now one more rank joins: dp + 1. By hand: which matrices straddle a boundary then, and how many entries of padding
+# are there in all?
 #
 # *Easy · 4 minutes · required*
 
@@ -108,7 +111,7 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 #
 # </details>
 
-# %% tags=["answer"]
+# %%
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
@@ -117,26 +120,28 @@ lesson.explore(plan, bucket, live=widgets)
 #
 # ## Where is this entry?
 #
-# Pick a matrix and press play. Follow one entry from its row and column down to the memory of the rank that keeps it.
+# Pick a matrix, press play, and follow an entry down to the memory of the rank that keeps it.
 
 # %%
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# See how C changes hands in the middle of a row? Any entry you like, in words:
+# C changes hands in the middle of a row. Any other entry, in code, with the package's master plan, `dist_meta`. It has an
+# item for each matrix:
 
 # %%
-print(lesson.locate(plan, "C", row=1, column=5))
+meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
+row, column = 1, 5
+in_bucket = meta.global_range[0] + row * meta.shape[1] + column
+place, offset = divmod(in_bucket, lesson.slice_length(plan, meta.bucket_idx))
+print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, offset {offset}")
 
 # %% [markdown]
 # ## Find your range
 #
-# The package writes all this into a master plan, `dist_meta`, with an item for each matrix. `global_range` is where it
-# lies in its bucket. `local_range` is where the rank's own part of it lies in the rank's slice. Every rank computes
-# both, and asks nobody. A range from a to b stops just before b, as in Python.
-#
-# Compute the second from the first. `place` says which slice (0 is the first), `length` how long each slice is. Count
-# from the start *of the slice*, and return `(0, 0)` where the slice has nothing of the matrix.
+# An item's `global_range` is where the matrix lies in its bucket; `local_range`, where the rank's own part of it lies in the
+# rank's slice. Compute the second from the first. `place` says which slice (0 is the first), `length` how long slices
+# are. Count from the start *of the slice*, and return `(0, 0)` where it has nothing of the matrix.
 #
 # *Medium · 7 minutes · required*
 
@@ -144,6 +149,7 @@ print(lesson.locate(plan, "C", row=1, column=5))
 def local_range(global_range, place, length):
     start, stop = global_range
     return ...
+
 
 # %%
 ranges.check(local_range)
@@ -167,12 +173,11 @@ ranges.check(local_range)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# Newton–Schulz needs a matrix whole. Your function knows who keeps what: on each rank, the next cell cuts its part
-# of C out of the slice that it keeps. Then all parts go to all ranks.
+# Newton–Schulz needs a matrix whole. With your function, each rank cuts its part of C out of the slice that it keeps.
+# Then all parts go to all ranks.
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
-meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
 
 def collect(place):
     kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
@@ -189,12 +194,12 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# A rank with only a part of a matrix needs the rest from the others that keep a part. All of them then orthogonalize
-# it, and each uses its own part of the update. A matrix that lies whole in one slice need not travel.
+# Whoever keeps only a part of a matrix needs the rest. All its keepers then orthogonalize it, and each uses its own part of
+# the update. A matrix that lies whole in one slice need not travel.
 #
-# The simple way, as first published, gathers *every* bucket whole on every rank. The thrifty way gathers
-# only what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks, as in the first picture: how many
-# bytes does rank 0 *receive*, either way? (Whole buckets come with their padding.)
+# As first published, ZeRO-1 for Muon gathers *every* bucket on every rank, padding and all. The thrifty way gathers only what
+# straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *receive*, either
+# way?
 #
 # *Medium · 6 minutes · required*
 
@@ -224,41 +229,43 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## What is cut, and what is gathered
 #
-# One step of one rank, with whole buckets gathered. A fill is what the rank holds at that moment. The momentum stays
-# where it is, for the whole training. Gradients and weights travel in float32 here, 4 bytes an entry.
+# One step of one rank, with whole buckets gathered. Filled: what it holds at that moment. The momentum stays
+# where it is for the whole training.
 
-# %% tags=["answer"]
+# %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
 
 # %% [markdown]
-# So each bucket takes three collectives, and dp ranks in a ring send (dp − 1) / dp of its length each time: 4 + 2 + 4
-# bytes an entry.
-#
+# In a ring of dp ranks, each sends (dp − 1) / dp of a bucket. Gradients and weights take 4 bytes an entry here:
+
+# %%
+entries = sum(lesson.length_of(plan, each) for each in plan.buckets)
+for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}.items():
+    print(f"{what}: {entries * size * (dp - 1) // dp:,} bytes")
+
+# %% [markdown]
 # ## How large should a bucket be?
 #
-# Measured with the package's own Muon, on matrices like those of a small GPT. Where ranks share cores, the time is mostly waiting
-# for one's turn.
+# Measured with the package's own Muon, on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change. The number of collectives does, and each costs its latency, however small it is. Then why
+# The bytes hardly change. The number of collectives does, three a bucket, and each costs its latency. Then why
 # not one huge bucket? Nothing can be worked on until all of it has arrived.
 #
 # ## The plan of all ranks
 #
-# Now write the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank, with
-# `(bucket, global_range, local_range)` for each matrix, even where the rank keeps nothing of it. No tp, and no
-# message. It is held against the package's plan on several grids.
+# Now the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank, with
+# `(bucket, global_range, local_range)` for each matrix, even where the rank keeps nothing of it. No message, no tp.
 #
 # *Hard · 15 minutes · optional · par 16 lines*
 
 # %% tags=["stub", "hard"]
 def all_ranges(sizes, dp, most):
     buckets = [[]]  # numbers of matrices
-    ...
     ranges = [[] for place in range(dp)]
     return ...
 

@@ -26,7 +26,7 @@ GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
 
 
 SPOILERS = {
-    "straddle": [r"\['A', 'B', 'C', 'E', 'F'\]", r"Bucket 0 of 370 entries", r"filled up to 370"],
+    "straddle": [r"\['A', 'B', 'C', 'E', 'F'\]", r"Bucket 0 of 370 entries"],
     "padding": [r"padding\W+\w*\W+5\b", r"\b5 entries of padding"],
     "everything": [r"everything\W+\w*\W+882\b", r"\b882\b"],
     "straddling": [r"straddling\W+\w*\W+206\b", r"\b206\b"],
@@ -155,7 +155,7 @@ def plan_exercise() -> Exercise:
         return None
 
     hints = (
-        "Matrices into buckets first; then for each bucket its slice length; then its matrices, rank by rank.",
+        "Matrices into buckets first; then for each bucket its slice length; then its matrices, by rank.",
         "local_range(global_range, place, length) does the last part: call it for every place.",
     )
     par = Par("lines", PAR_LINES, _lines_of)

@@ -90,18 +90,6 @@ def slice_length(plan: Plan, bucket: int) -> int:
     return length_of(plan, plan.buckets[bucket]) // plan.grid.size("dp")
 
 
-def say_buckets_of(plan: Plan) -> str:
-    """Each bucket's matrices with their sizes, and how long bucket and slices are."""
-    lines = []
-    for bucket in plan.buckets:
-        metas = bucket.dist_meta(plan.grid.at(0))
-        sizes = " + ".join(f"{meta.name} {meta.shape[0] * meta.shape[1]}" for meta in metas)
-        total, length = metas[-1].global_range[1], length_of(plan, bucket)
-        part = slice_length(plan, bucket.index)
-        lines.append(f"bucket {bucket.index}: {sizes} = {total}, filled up to {length}; a slice is {part}")
-    return "\n".join(lines)
-
-
 def whole_buffer(plan: Plan, seed: int) -> list[Tensor]:
     """For each bucket, the flat buffer that no rank keeps whole: momentum of all matrices, and padding."""
     generator = torch.Generator().manual_seed(seed)
