@@ -8,7 +8,9 @@ from typing import Any
 
 from ... import DistMeta, Plan
 from ..exercises.judge import Diagnosis, Exercise, Par, names_or_none, numbers, value_of
+from ..pictures.picture import Picture
 from .on_ranks import received_for_momentum
+from .pictures import draw_memories
 from .ranges import (
     BUCKETS,
     SHAPES,
@@ -167,14 +169,17 @@ def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | 
     right = all_ranges(sizes, dp, most)
     if not isinstance(said, Sequence) or len(said) != dp:
         return f"{case}give a list of {dp} lists, one a rank."
-    for rank, (mine, plan) in enumerate(zip(said, right, strict=True)):
+    for rank, mine in enumerate(said):
         if not isinstance(mine, Sequence) or len(mine) != len(sizes):
             return f"{case}rank {rank} needs {len(sizes)} entries, one a matrix, even where it keeps nothing."
-        for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
-            if not _is_triple(got):
-                return f"{case}rank {rank}, matrix {index}: give (bucket, global_range, local_range)."
-            if _as_range(got) != due:
-                return _diagnosis(case, (rank, index), (_as_range(got), due), (said, right))
+        if odd := [index for index, got in enumerate(mine) if not _is_triple(got)]:
+            return f"{case}rank {rank}, matrix {odd[0]}: give (bucket, global_range, local_range)."
+    for field in range(3):  # a wrong bucket explains a wrong range, and not the other way round
+        for rank, (mine, plan) in enumerate(zip(said, right, strict=True)):
+            for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
+                if _as_range(got)[field] != due[field]:
+                    where = f"{case}rank {rank}, matrix {index}: "
+                    return _diagnosis(where, field, _as_range(got), due, draw_memories(said, right))
     return None
 
 
@@ -192,26 +197,22 @@ def _as_range(got: Any) -> Range:
     return bucket, (start, stop), (first, last)
 
 
-def _diagnosis(
-    case: str, at: tuple[int, int], pair: tuple[Range, Range], plans: tuple[Any, Sequence[Sequence[Range]]]
-) -> str | Diagnosis:
-    """What is wrong with the first range that differs, with a picture where all of them can be drawn."""
-    (rank, index), (got, due), (said, right) = at, pair, plans
-    where = f"{case}rank {rank}, matrix {index}: "
-    if got[0] != due[0]:
+def _diagnosis(where: str, field: int, got: Range, due: Range, picture: Picture) -> Diagnosis:
+    """What is wrong with a range, beside the picture of all."""
+    if field == 0:
         what = f"it lies in bucket {due[0]}, not {got[0]}."
-        hint = "A bucket is closed where the next matrix would make it larger than the limit, and not before."
-    elif got[1] != due[1]:
+    elif field == 1:
         what = f"in its bucket it lies from {due[1][0]} to {due[1][1]}, not from {got[1][0]} to {got[1][1]}."
-        hint = "global_range counts from the start of the bucket: it begins at 0 in each of them."
     else:
         what = f"its local_range is {due[2]}, not {got[2]}."
-        hint = "A slice is the bucket's length over dp, rounded up: the padding belongs to the bucket."
-    if not all(_is_triple(each) for ranges in said for each in ranges):
-        return Diagnosis(where + what, (hint,))
-    from .pictures import draw_memories  # pictures are drawn for wrong answers alone
+    return Diagnosis(where + what, (_FIELD_HINTS[field],), picture)
 
-    return Diagnosis(where + what, (hint,), draw_memories(said, right))
+
+_FIELD_HINTS = (
+    "A bucket is closed where the next matrix would make it larger than the limit, and not before.",
+    "global_range counts from the start of the bucket: it begins at 0 in each of them.",
+    "A slice is the bucket's length over dp, rounded up: the padding belongs to the bucket.",
+)
 
 
 def _lines_of(function: AllRanges) -> int:
