@@ -61,7 +61,7 @@ print(lesson.say_axes(dp, tp))
 # ## Compute once, share the update
 #
 # The first distributed Muon (modded-nanogpt, 2024) gives each matrix an **owner**, which runs Newton–Schulz for
-# all. Matrix i goes to rank i modulo dp. Dealing out in turn like this is called **round robin**.
+# all. Matrix i, counted from 0, goes to rank i modulo dp. Dealing out in turn like this is called **round robin**.
 #
 # Now everybody needs the owners' updates. So each rank fills a **flat buffer** with a place for every matrix. It
 # writes its own updates into their places and leaves zeros elsewhere. One all_reduce adds up all buffers. In each
@@ -290,13 +290,20 @@ less.check(gathered_share)
 # ## The busiest rank sets the pace
 #
 # Nobody goes on before the last update has arrived, so the busiest rank sets the pace. Its work is called the
-# **makespan**. At best it is a *fair share*: all work, divided by the number of ranks. On an s × l matrix, s the
-# shorter side, each of the five iterations of Newton–Schulz takes 4s²l + 2s³ operations. So we count GFLOP
-# (10⁹ operations) and need no clock.
-#
-# Here is GPT-2's smallest, with four square matrices a layer and two that are four times as large. Left: dealt out
-# by index. Right: the costliest first, each to the rank that has least so far. Which numbers of ranks suit round
-# robin?
+# **makespan**. At best it is a *fair share*: all work, divided by the number of ranks. We count work in operations,
+# and need no clock:
+
+# %%
+def newton_schulz_cost(rows, columns, iterations=5):
+    short, long = sorted((rows, columns))
+    return iterations * (4 * short**2 * long + 2 * short**3)
+
+for shape in ((768, 768), (768, 3072)):
+    print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
+
+# %% [markdown]
+# These are the matrices of GPT-2's smallest, four square ones a layer and two large ones. Left: dealt out by index.
+# Right: the costliest first, each to the rank that has least so far. Which numbers of ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)

@@ -115,8 +115,8 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# Other limits and other dp, to play with. Nobody ever holds the second ruler. It is an address book, a **virtual
-# buffer**: it says where each entry would be if somebody did.
+# Nobody ever holds the second ruler. It is an address book, a **virtual buffer**: it says where each entry would be
+# if somebody did.
 #
 # ## Where is this entry?
 #
@@ -126,8 +126,8 @@ lesson.explore(plan, bucket, live=widgets)
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# C changes hands in the middle of a row. Any other entry, in code, with the package's master plan, `dist_meta`. It has an
-# item for each matrix:
+# C changes hands in the middle of a row. In code, with the package's master plan, `dist_meta`, which has an item for
+# each matrix:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
@@ -139,8 +139,8 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 # %% [markdown]
 # ## Find your range
 #
-# An item's `global_range` is where the matrix lies in its bucket; `local_range`, where the rank's own part of it lies in the
-# rank's slice. Compute the second from the first. `place` says which slice (0 is the first), `length` how long slices
+# `global_range` is where a matrix lies in its bucket; `local_range`, where the rank's part of it lies in the rank's
+# slice. Compute the second from the first. `place` says which slice (0 is the first), `length` how long slices
 # are. Count from the start *of the slice*, and return `(0, 0)` where it has nothing of the matrix.
 #
 # *Medium · 7 minutes · required*
@@ -173,8 +173,8 @@ ranges.check(local_range)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# Newton–Schulz needs a matrix whole. With your function, each rank cuts its part of C out of the slice that it keeps.
-# Then all parts go to all ranks.
+# Newton–Schulz needs a whole matrix. With your function, each rank cuts its part of C out of its slice, and all parts
+# go to all ranks.
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
@@ -194,11 +194,11 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# Whoever keeps only a part of a matrix needs the rest. All its keepers then orthogonalize it, and each uses its own part of
+# Whoever keeps only a part of a matrix needs the rest. All its keepers orthogonalize it, and each uses its own part of
 # the update. A matrix that lies whole in one slice need not travel.
 #
-# As first published, ZeRO-1 for Muon gathers *every* bucket on every rank, padding and all. The thrifty way gathers only what
-# straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *receive*, either
+# As first published, this Muon gathers *every* bucket on every rank, padding and all. The thrifty way gathers only
+# what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *receive*, either
 # way?
 #
 # *Medium · 6 minutes · required*
