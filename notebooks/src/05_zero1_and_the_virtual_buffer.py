@@ -227,7 +227,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # </details>
 
 # %% [markdown]
-# ## What is cut, and what is gathered
+# ## Cut or gathered?
 #
 # One step of one rank, with whole buckets gathered. Filled: what it holds at that moment. The momentum stays
 # where it is for the whole training.
