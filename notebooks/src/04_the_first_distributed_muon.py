@@ -174,8 +174,9 @@ print(lesson.say_outcome(torn))
 #
 # ## Be the saboteur
 #
-# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. Red: not what a training without a
-# saboteur holds. Try the owner of a matrix, then a rank that does not own it, and keep an eye on the green box.
+# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. Red marks what
+# differs from a training without a saboteur. Try the owner of a matrix, then another rank, and keep an eye on the
+# green box.
 
 # %%
 lesson.explore_sabotage(dp, live=widgets)
@@ -309,9 +310,8 @@ for shape in ((768, 768), (768, 3072)):
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# On six ranks, two get all the large ones. On eight it comes out even: the early code was made for 8 GPUs. With
-# more ranks than matrices no order helps, as most ranks have nothing to do. On 128 ranks the busiest has so many
-# fair shares:
+# At 6, some ranks get all the large matrices. At 8 it comes out even: the early code was made for 8 GPUs. With more
+# ranks than matrices no order helps, as many ranks have nothing to do. At 128, the busiest has so many fair shares:
 
 # %%
 print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
