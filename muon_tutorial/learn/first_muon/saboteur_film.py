@@ -92,7 +92,7 @@ def say_sabotage(run: SabotagedRun, moment: int) -> str:
     for row in range(moment):
         names = run.wrong_at(row)
         found = "everything" if len(names) == len(SHAPES) else ", ".join(names) or "nothing"
-        said.append(f"Step {row // 3 + 1}, {PHASES[row % 3]}: {found} differs from a sound training.")
+        said.append(f"Step {row // 3 + 1}, {PHASES[row % 3]}: {found} not as in a sound training.")
     same = "the same weights" if agrees else "different weights"
     said.append(f"After {moment} phases all ranks hold {same}; wrong weights: {', '.join(wrong) or 'none'}.")
     return " ".join(said)
