@@ -261,7 +261,7 @@ lesson.draw_buckets(costs)
 # Now the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank, with
 # `(bucket, global_range, local_range)` for each matrix, even where the rank keeps nothing of it. No message, no tp.
 #
-# *Hard · 15 minutes · optional · par 16 lines*
+# *Hard · 15 minutes · optional · par 15 lines*
 
 # %% tags=["stub", "hard"]
 def all_ranges(sizes, dp, most):

@@ -283,7 +283,7 @@ def test_another_axis_is_told_to_be_unused() -> None:
 GATHERS: dict[str, tuple[Any, str]] = {
     "the all_reduce": (sharings.solution, "Leave the zeros at home"),
     "whole buffers": (sharings.gathered, "Leave the zeros at home"),
-    "in segments' order": (sharings.gathers_in_order_of_owners, "there the update of up1 begins"),
+    "in segments' order": (sharings.gathers_in_order_of_owners, "there the update of o1 begins"),
     "its own alone": (sharings.keeps_to_itself, "there are zeros"),
     "nothing": (lambda *given: None, "rank 0 returned NoneType"),
     "unequal segments": (sharings.gathers_unequal_segments, "entries of bfloat16; rank 1"),

@@ -133,7 +133,7 @@ def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | No
     return f"({start}, {stop}) is not the part that lies in the slice."
 
 
-PAR_LINES = 16
+PAR_LINES = 15
 TRIES = (
     ((120, 48, 165, 35, 130, 54, 33), 4, 400),
     ((120, 48, 165, 35, 130, 54, 33), 5, 400),
