@@ -75,7 +75,7 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "05 entry": (
         lambda: zero1_buffer.explore_entry(zero1_buffer.plan_of(3, 1, 200)),
-        lambda at: f"is entry {at['entry'] * (math.prod(zero1_buffer.SHAPES[at['matrix']]) - 1) // 20} of",
+        lambda at: f"is entry {at['entry'] * (math.prod(zero1_buffer.SHAPES[at['matrix']]) - 1) // 12} of",
         "C[7, 5] is entry 82 of C",
     ),
     "05": (
@@ -89,7 +89,7 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         "power law: Cut by rows into 4",
     ),
 }
-for dp in (1, 3):
+for dp in (2, 3):
     SHELLS[f"04 saboteur {dp}"] = (
         partial(first_muon.explore_sabotage, dp),
         lambda at: f"In step 1, rank {at['rank']} of",

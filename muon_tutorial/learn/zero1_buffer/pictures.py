@@ -36,7 +36,7 @@ from .ranges import (
 )
 
 DATA_PARALLEL = range(1, 7)
-STOPS = 20
+STOPS = 12
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 24.0
 _ROWS = {"matrices": 0.0, "buckets": 66.0, "slices": 132.0}
 _HIGH = 40.0
@@ -170,8 +170,9 @@ def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
     side = min(20.0, 190 / rows, 260 / columns)
     spots = [(row, column) for row in range(rows) for column in range(columns)]
     cells = [Rectangle((_LEFT + column * side, 22 + row * side), side, side) for row, column in spots]
-    keepers = [locate(plan, found.matrix, *spot).rank for spot in spots]
-    fills = [rank_colour(rank) for rank in keepers]
+    step = slice_length(plan, meta.bucket_idx)
+    places = [(meta.global_range[0] + number) // step for number in range(rows * columns)]
+    fills = [rank_colour(place * plan.grid.size("tp")) for place in places]
     axes.add_collection(PatchCollection(cells, facecolors=fills, edgecolors=CARD, linewidths=0.8))
     x, y = _LEFT + (found.column + 0.5) * side, 22 + (found.row + 0.5) * side
     axes.plot(x, y, marker="s", markersize=side * 0.6, color=INK, zorder=6)
