@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "00_a_distributed_muon_step.ipynb"
-CELL = "lesson.picture_of_run(plan, reports)"
+CELL = "lesson.play_step(plan, reports"
 TARGET = ROOT / "docs" / "step.svg"
 
 
