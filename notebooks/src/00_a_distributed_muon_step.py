@@ -59,8 +59,8 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # %% [markdown]
 # ## One matrix, many processes
 #
-# A **process** is a running program whose memory no other can look into. Large models are trained by many, usually
-# one per GPU; today they share your processor. Each has a number, its **rank**.
+# A **process** is a running program whose memory no other can look into. Large models train on many, usually one
+# per GPU; today they share your processor. Each has a number, its **rank**.
 #
 # The ranks stand in a grid. Along **tp** (tensor parallel) this weight is *cut* into columns. Along **dp** (data
 # parallel) it is *copied*, and each copy sees other training data. That is today's case, no law: elsewhere tp cuts
@@ -104,8 +104,8 @@ cut.check(my_columns)
 # ## Predict
 #
 # Muon also keeps a **momentum**: a running average of past gradients, as large as the weight. With **ZeRO** (zero
-# redundancy) nobody copies it: what tp has cut into columns, dp cuts into rows. So who keeps its entry in the last
-# row and last column?
+# redundancy) nobody copies it: what tp has cut into columns, dp cuts into rows. So who keeps the momentum's entry
+# in the last row and column?
 #
 # *Easy · 1 minute · required*
 
@@ -134,7 +134,7 @@ compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.pic
 # them. `zero1` is ZeRO, `mesh` the grid, and `tp_dim=1` says that tp cuts columns.
 
 # %%
-columns = cut.accepted_or(lesson.my_columns)
+columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
 def one_step(rank):
     parameter = torch.nn.Parameter(columns(lesson.weight(seed), rank).clone())
     muon = Muon([parameter], lr=0.1, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}), tp_dim=1)
@@ -162,7 +162,7 @@ lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
 # For a moment each rank had the whole matrix, because **orthogonalizing**, the part that makes Muon Muon, needs all
-# of it. Then each kept its own part again, and not one bit is lost.
+# of it.
 #
 # Was it worth it, for so small a matrix? Compare the last two lines.
 

@@ -365,8 +365,10 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left the line is flat: there, bytes are free, and you pay latency. On the right only bytes count. Look at the
-# last two printed lines: that is why optimizers put many small matrices into one large buffer. Lesson 05 is about it.
+# On the left the line is flat: bytes are free there, and you pay latency. On the right only bytes count. A ring's
+# all_reduce of S bytes is 2 (P − 1) messages in a row, of S/P bytes each: with many ranks, a small tensor pays almost
+# nothing but latency. Look at the last two printed lines, too. They are why optimizers pack many small matrices into one
+# large buffer, which lesson 05 is about.
 #
 # ## Recap
 #

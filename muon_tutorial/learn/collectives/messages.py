@@ -126,6 +126,25 @@ class Message:
         return f"rank {self.sender} sends {what} to rank {self.receiver}"
 
 
+@dataclass(frozen=True, slots=True)
+class MessageLog:
+    """What every rank held at first, and all messages that followed."""
+
+    ranks: int
+    start: tuple[HeldPieces, ...]
+    messages: list[Message]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        return max((message.round for message in self.messages), default=0)
+
+    @property
+    def sums(self) -> bool:
+        """Whether pieces are summed: then every rank begins with all of them."""
+        return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
+
+
 def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
     """The messages of an all_reduce on a ring, without any process: what a run of it sends, but for times."""
     found = []

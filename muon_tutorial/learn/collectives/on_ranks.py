@@ -17,7 +17,7 @@ from ...launching.launch import launch
 from ...plan.grid import Grid
 from ..exercises.on_real_ranks import run_or_reference
 from . import messages
-from .messages import CallNote, HeldPieces, Message
+from .messages import CallNote, HeldPieces, Message, MessageLog
 from .ring import ring_all_gather, ring_all_reduce
 
 Algorithm = Callable[[Any, int, int], Any]
@@ -55,14 +55,9 @@ class CollectiveRun:
         return messages.match_messages([report.notes for report in self.reports])
 
     @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return max((message.round for message in self.messages), default=0)
-
-    @property
-    def sums(self) -> bool:
-        """Whether pieces are summed: then every rank begins with all of them."""
-        return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
+    def log(self) -> MessageLog:
+        """What every rank held at first, and all messages."""
+        return MessageLog(self.ranks, self.start, self.messages)
 
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
         """Bytes that a rank sent in some of the rounds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..pictures.spectra import card, style
 from ..widgets.play import play
 from ..widgets.shell import Shell
 from .link_speed import LinkSpeed
-from .messages import HeldPieces, Message, first_repeat, holdings_after, of_ring_all_reduce
+from .messages import HeldPieces, Message, MessageLog, first_repeat, holdings_after, of_ring_all_reduce
 from .on_ranks import ITEM, NUMEL, CollectiveRun
 
 Point = tuple[float, float]
@@ -56,34 +55,15 @@ def hero() -> Picture:
     ranks = 4
     start = tuple({piece: frozenset({rank}) for piece in range(ranks)} for rank in range(ranks))
     sent = of_ring_all_reduce(ranks, NUMEL * ITEM)
-    return draw_messages(Exchanged(ranks, start, sent), SUM, "collectives-hero")
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """What a ladder is drawn from: what every rank held at first, and the messages."""
-
-    ranks: int
-    start: tuple[HeldPieces, ...]
-    messages: list[Message]
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return max((message.round for message in self.messages), default=0)
-
-    @property
-    def sums(self) -> bool:
-        """Whether pieces are summed: then every rank begins with all of them."""
-        return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
+    return draw_messages(MessageLog(ranks, start, sent), SUM, "collectives-hero")
 
 
 def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
     """The ladder of a run on real ranks."""
-    return draw_messages(Exchanged(run.ranks, run.start, run.messages), heading, name, last)
+    return draw_messages(run.log, heading, name, last)
 
 
-def draw_messages(run: Exchanged, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
+def draw_messages(run: MessageLog, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
     """What each rank holds after every round, and the messages in between; rounds after ``last`` are open.
 
     The two halves of an all_reduce are named, and the first message that brings nothing new is marked.
@@ -114,7 +94,7 @@ def _draw_lanes(axes: Axes, ranks: int, top: float, bottom: float, **line: Any) 
         write(axes, _x(ranks, rank), _TOP + 8, f"rank {rank}", 11, ha="center", weight="bold")
 
 
-def _draw_strip(axes: Axes, held: HeldPieces, run: Exchanged, corner: Point, width: float) -> None:
+def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, width: float) -> None:
     """What a rank holds: a cell for each piece, the fuller the more ranks are in its sum."""
     cell = width / run.ranks
     for piece in range(run.ranks):
@@ -178,7 +158,7 @@ def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
     return [(ends[0], (ends[0][0] + 40, middle)), ((ends[1][0] - 40, middle), ends[1])]
 
 
-def _describe(run: Exchanged, heading: tuple[str, str], last: int) -> str:
+def _describe(run: MessageLog, heading: tuple[str, str], last: int) -> str:
     """The ladder in words: each round's messages, and which of them nobody received."""
     said = [": ".join(heading)]
     for row in range(1, last + 1):
@@ -207,7 +187,7 @@ def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
         return draw_ladder(run, SUM, f"collectives-sum-{moment}", moment)
 
     still = draw_ladder(run, SUM, "collectives-sum")
-    return play(draw, run.rounds, still, live, label="moment", interval=900)
+    return play(draw, run.log.rounds, still, live, label="moment", interval=900)
 
 
 def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:

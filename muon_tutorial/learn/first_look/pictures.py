@@ -260,7 +260,7 @@ def draw_story(film: StepFilm) -> Picture:
         now = film.moments[chosen]
         left, top = 14 + number % columns * room, number // columns * down
         place = _place(grid, left, top + 72, room - 8, 138)
-        write(axes, left, top + 24, f"{number + 1} · {now.title}", 13, weight="bold")
+        write(axes, left, top + 24, f"{chosen + 1} · {now.title}", 13, weight="bold")
         write(axes, left, top + 48, now.what, 11, color=QUIET)
         for rank in grid.ranks:
             label = (
