@@ -71,7 +71,7 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     "03 switches": (
         lambda: collectives.explore_switches(pretended_runs()),
         lambda at: f"rank 3 {at['rank_3']}. After moment {at['moment']}",
-        "All 16 settings",
+        "Beside it: First of all, rank 0 receive",
     ),
     "04 loads": (
         first_muon.explore_loads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,40 @@ from ..widgets.shell import Shell, choice
 from .switches import EVERY, SWITCHES, First, Setting, SettingRuns, moments_of
 
 _WIDE, _HIGH = 560, 420
-_SPOTS = ((140, 130), (420, 130), (420, 300), (140, 300))
-"""Where the ranks stand; messages go round clockwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """A ring of ranks with one setting of its switches, after some moments; where it is drawn."""
+
+    setting: Setting
+    moment: int
+    left: float = 140
+    right: float = 420
+
+    @property
+    def spots(self) -> tuple[tuple[float, float], ...]:
+        """Where the ranks stand; messages go round clockwise."""
+        return (self.left, 130), (self.right, 130), (self.right, 300), (self.left, 300)
+
+    @property
+    def now(self) -> list[int]:
+        """The ranks whose message passes just now."""
+        film = moments_of(self.setting)
+        return film[self.moment - 1] if 0 < self.moment <= len(film) else []
+
+    @property
+    def done(self) -> list[int]:
+        """The ranks whose message has passed."""
+        return [rank for passing in moments_of(self.setting)[: self.moment] for rank in passing]
+
+    def state(self, rank: int) -> str:
+        """What a rank is doing."""
+        sent, received = rank in self.done, (rank - 1) % SWITCHES in self.done
+        if sent and received:
+            return "done"
+        sending = not sent and (received or self.setting[rank] == "send")
+        return f"sends to {(rank + 1) % SWITCHES}" if sending else f"waits for {(rank - 1) % SWITCHES}"
 
 
 def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
@@ -26,7 +59,7 @@ def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
     knobs = {f"rank_{rank}": choice(f"rank {rank}", options) for rank in range(SWITCHES)}
     for knob in knobs.values():
         knob.style.button_width = "120px"
-    return play(partial(_draw, runs), SWITCHES, draw_every_setting(runs), live, interval=700, **knobs)
+    return play(partial(_draw, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
 
 
 def _draw(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
@@ -35,65 +68,75 @@ def _draw(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
 
 def draw_setting(runs: SettingRuns, setting: Setting, moment: int) -> Picture:
     """The ring after some moments: which messages have passed, what every rank is doing, and how it ended."""
-    film = moments_of(setting)
-    done = [rank for passing in film[:moment] for rank in passing]
-    now = film[moment - 1] if 0 < moment <= len(film) else []
+    ring = _Ring(setting, moment)
     figure, axes = blank(_WIDE, _HIGH)
-    write(axes, 16, 24, f"After {moment} moment{'s' * (moment != 1)}", 13.5, weight="bold")
+    _write_title(axes, f"After {moment} moment{'s' * (moment != 1)}")
+    _draw_ring(axes, ring, runs)
+    return finish(figure, "collectives-switches", _say(runs, ring))
+
+
+def draw_flip(runs: SettingRuns) -> Picture:
+    """A deadlock, and beside it the same ring with one switch flipped, on its way."""
+    rings = _Ring(("send",) * 4, 2, 100, 330), _Ring(("receive", "send", "send", "send"), 2, 560, 790)
+    figure, axes = blank(890, _HIGH)
+    _write_title(axes, "After 2 moments: all send first, and the same with rank 0 flipped")
+    for ring in rings:
+        _draw_ring(axes, ring, runs)
+    return finish(figure, "collectives-flip", " Beside it: ".join(_say(runs, ring) for ring in rings))
+
+
+def _write_title(axes: Axes, title: str) -> None:
+    write(axes, 16, 24, title, 13.5, weight="bold")
     write(axes, 16, 48, "dashed: not sent yet · bold: passes just now", 11, color=QUIET)
+
+
+def _draw_ring(axes: Axes, ring: _Ring, runs: SettingRuns) -> None:
     for rank in range(SWITCHES):
-        _draw_message(axes, rank, rank in done, rank in now)
-    for rank, (x, y) in enumerate(_SPOTS):
+        _draw_message(axes, ring, rank)
+    for rank, (x, y) in enumerate(ring.spots):
         rectangle(axes, x - 76, y - 27, 152, 54, rank_colour(rank), linewidth=1.4, zorder=4)
         write(axes, x, y - 10, f"rank {rank}", 11.5, ha="center", weight="bold", zorder=5)
-        write(axes, x, y + 12, _state(setting, rank, done), 11, ha="center", zorder=5)
-    _write_end(axes, runs, setting)
-    return finish(figure, "collectives-switches", _say(runs, setting, moment, now, done))
+        write(axes, x, y + 12, ring.state(rank), 11, ha="center", zorder=5)
+    right = runs.arrived[ring.setting]
+    fill, edge, sign = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
+    left, wide = ring.left - 88, ring.right - ring.left + 176
+    rectangle(axes, left, 364, wide, 40, fill, edgecolor=edge, linewidth=1.6)
+    said = f"{sign} {_end(runs, ring.setting)}"
+    write(axes, left + wide / 2, 384, said, 11, ha="center", weight="bold", color=edge)
 
 
-def _draw_message(axes: Axes, rank: int, passed: bool, now: bool) -> None:
-    start, stop = _SPOTS[rank], _SPOTS[(rank + 1) % SWITCHES]
-    length = math.dist(start, stop)
-    off = (78 if start[1] == stop[1] else 30) / length
+def _draw_message(axes: Axes, ring: _Ring, rank: int) -> None:
+    start, stop = ring.spots[rank], ring.spots[(rank + 1) % SWITCHES]
+    off = (78 if start[1] == stop[1] else 30) / math.dist(start, stop)
     ends = [
         (start[0] + share * (stop[0] - start[0]), start[1] + share * (stop[1] - start[1]))
         for share in (off, 1 - off)
     ]
-    colour = INK if passed else QUIET
+    passed = rank in ring.done
     line: Any = "-" if passed else (0, (4, 3))
-    width = 3.4 if now else 1.6
-    look: Any = {"linestyle": line, "linewidth": width, "mutation_scale": 20, "color": colour}
+    width = 3.4 if rank in ring.now else 1.6
+    look: Any = {
+        "linestyle": line,
+        "linewidth": width,
+        "mutation_scale": 20,
+        "color": INK if passed else QUIET,
+    }
     axes.add_patch(FancyArrowPatch(ends[0], ends[1], arrowstyle="-|>", shrinkA=0, shrinkB=0, **look))
-
-
-def _state(setting: Setting, rank: int, done: list[int]) -> str:
-    sent, received = rank in done, (rank - 1) % SWITCHES in done
-    if sent and received:
-        return "done"
-    sending = not sent and (received or setting[rank] == "send")
-    return f"sends to {(rank + 1) % SWITCHES}" if sending else f"waits for {(rank - 1) % SWITCHES}"
-
-
-def _write_end(axes: Axes, runs: SettingRuns, setting: Setting) -> None:
-    right = runs.arrived[setting]
-    fill, edge, sign = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
-    rectangle(axes, 16, 364, _WIDE - 32, 40, fill, edgecolor=edge, linewidth=1.6)
-    write(axes, _WIDE / 2, 384, f"{sign} {_end(runs, setting)}", 11.5, ha="center", weight="bold", color=edge)
 
 
 def _end(runs: SettingRuns, setting: Setting) -> str:
     if runs.arrived[setting]:
-        return "on real processes, every message arrived"
+        return "on real processes, all messages arrived"
     return f"on real processes, all stood still for {runs.patience:g} s"
 
 
-def _say(runs: SettingRuns, setting: Setting, moment: int, now: list[int], done: list[int]) -> str:
-    firsts = ", ".join(f"rank {rank} {first}" for rank, first in enumerate(setting))
-    passing = ", ".join(f"{rank} to {(rank + 1) % SWITCHES}" for rank in now) or "none"
-    states = ", ".join(f"rank {rank} {_state(setting, rank, done)}" for rank in range(SWITCHES))
+def _say(runs: SettingRuns, ring: _Ring) -> str:
+    firsts = ", ".join(f"rank {rank} {first}" for rank, first in enumerate(ring.setting))
+    passing = ", ".join(f"{rank} to {(rank + 1) % SWITCHES}" for rank in ring.now) or "none"
+    states = ", ".join(f"rank {rank} {ring.state(rank)}" for rank in range(SWITCHES))
     return (
-        f"First of all, {firsts}. After moment {moment}, messages that pass just now: {passing}. "
-        f"{states}. In the end, {_end(runs, setting)}."
+        f"First of all, {firsts}. After moment {ring.moment}, messages that pass just now: {passing}. "
+        f"{states}. In the end, {_end(runs, ring.setting)}."
     )
 
 
