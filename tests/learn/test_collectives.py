@@ -290,7 +290,7 @@ def exchange(mine: Tensor, rank: int, ranks: int, first: Any) -> Tensor:
 
 
 def test_real_ranks_get_through_those_settings_of_the_switches_that_the_film_gets_through() -> None:
-    runs = collectives.run_every_setting(exchange, patience=2.0)
+    runs = collectives.run_every_setting(exchange)
     film = {setting: collectives.moments_of(setting) for setting in collectives.EVERY}
     assert runs.arrived == {setting: sum(map(len, moments)) == 4 for setting, moments in film.items()}
     assert runs.stuck == 2

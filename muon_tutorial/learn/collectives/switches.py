@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from ...errors import RankFailedError
 from .messages import content_of
 from .on_ranks import CollectiveRun, my_piece, play_on_ranks
 
@@ -21,7 +22,7 @@ First = Literal["send", "receive"]
 Setting = tuple[First, ...]
 Exchange = Callable[[Any, int, int, Sequence[First]], Any]
 SWITCHES = 4
-PATIENCE = 3.0
+PATIENCE, AMPLE = 3.0, 60.0
 EVERY: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat=SWITCHES))
 
 
@@ -60,9 +61,25 @@ class SettingRuns:
 
 
 def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float = PATIENCE) -> SettingRuns:
-    """Play ``exchange(mine, rank, ranks, first)`` on real ranks, once for every setting of the switches."""
-    runs = {setting: run_setting(exchange, setting, backend, patience) for setting in EVERY}
+    """Play ``exchange(mine, rank, ranks, first)`` on real ranks, once for every setting of the switches.
+
+    Where the film gets through, ranks are given ample time, for it costs none; elsewhere, ``patience`` seconds.
+    """
+    runs = {
+        setting: run_setting(exchange, setting, backend, AMPLE)
+        if moments_of(setting)
+        else _run_in_vain(exchange, setting, backend, patience)
+        for setting in EVERY
+    }
     return SettingRuns({setting: has_arrived(run) for setting, run in runs.items()}, patience)
+
+
+def _run_in_vain(exchange: Exchange, setting: Setting, backend: str, patience: float) -> CollectiveRun:
+    """As ``run_setting``; where a busy machine has not even started the ranks in that time, once more."""
+    try:
+        return run_setting(exchange, setting, backend, patience)
+    except RankFailedError:
+        return run_setting(exchange, setting, backend, 5 * patience)
 
 
 def run_setting(
