@@ -63,7 +63,8 @@ class SettingRuns:
 def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float = PATIENCE) -> SettingRuns:
     """Play ``exchange(mine, rank, ranks, first)`` on real ranks, once for every setting of the switches.
 
-    Where the film gets through, ranks are given ample time, for it costs none; elsewhere, ``patience`` seconds.
+    Where the film gets through, ranks are given ample time, for it costs none; elsewhere, ``patience``
+    seconds.
     """
     runs = {
         setting: run_setting(exchange, setting, backend, AMPLE)
