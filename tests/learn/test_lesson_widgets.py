@@ -23,8 +23,9 @@ from muon_tutorial.learn import (
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
-from .test_collectives import all_reduce
+from .test_collectives import all_reduce, pretended_runs
 from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
+from .test_first_look import pretended as pretended_step
 from .test_first_muon import pretended
 
 Says = Callable[[Mapping[str, Any]], str]
@@ -48,8 +49,8 @@ def rounds(ranks: int) -> Any:
     return collectives.explore_sum(collectives.run_sum(all_reduce, ranks))
 
 
-def holders(dp: int, tp: int) -> Any:
-    return first_look.explore(first_look.plan_of(dp, tp))
+def film(dp: int, tp: int) -> Any:
+    return first_look.play_step(*pretended_step(dp, tp))
 
 
 def buffers(ranks: int) -> Any:
@@ -67,6 +68,11 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         five_products.microscope,
         lambda at: five_products.SPECTRA[at["spectrum"]],
         "After 5 steps",
+    ),
+    "03 switches": (
+        lambda: collectives.explore_switches(pretended_runs()),
+        lambda at: f"rank 3 {at['rank_3']}. After moment {at['moment']}",
+        "Beside it: First of all, rank 0 receive",
     ),
     "04 loads": (
         first_muon.explore_loads,
@@ -97,9 +103,9 @@ for dp in (2, 3):
     )
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
-        partial(holders, dp, tp),
-        lambda at: f"rank {at['rank']} holds",
-        "6 · its weight",
+        partial(film, dp, tp),
+        lambda at: "",
+        "8 · The new weight",
     )
 for dp, tp in ((2, 3), (2, 6)):
     SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")

@@ -36,8 +36,8 @@ class Symbol:
 _TERMS = """\
 process | 00 | A running program with its own memory. No other process can look into it.
 rank | 00 | The number of a process among those that train together. Also that process itself.
-tp | 00 | Tensor parallel: the axis of the grid along which a matrix is cut.
-dp | 00 | Data parallel: the axis along which a matrix is copied. Each rank on it sees other data.
+tp | 00 | Tensor parallel: the axis of the grid along which a weight is cut, by columns or by rows.
+dp | 00 | Data parallel: the axis along which a weight is copied. Each rank on it sees other data.
 momentum | 00 | A running average of past gradients, as large as the weight.
 ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.
 must call | 00 | Said of ranks and a function in which they wait for each other: if one stays away, all
@@ -62,8 +62,8 @@ bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and about three di
 collective | 03 | A call that all ranks of a group make together, and after which all of them know
     something.
 all_gather | 03 | A collective: each rank brings one piece, and all leave with all pieces.
-all_reduce | 03 | A collective: each rank brings numbers, and all leave with the sum.
-reduce_scatter | 03 | A collective: each rank brings numbers and leaves with a piece of the sum.
+all_reduce | 03 | A collective: each rank brings a tensor, and all leave with the sum.
+reduce_scatter | 03 | A collective: each rank brings a tensor and leaves with one piece of the sum.
 ring | 03 | An order for messages: each rank sends to the next, and the last one to rank 0.
 round | 03 | Messages that can travel at the same time, one from each rank.
 deadlock | 03 | All wait for somebody who waits, too. It has no end of its own.
