@@ -46,10 +46,10 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
-import inspect, math
+import math
 import torch
 import torch.distributed as dist
-from muon_tutorial import DistributedConfig, create_dtensor_config
+from muon_tutorial import DistributedConfig, create_dtensor_config, zeropower_via_newtonschulz
 from muon_tutorial.learn import own_sharding as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed, backend)
@@ -57,29 +57,39 @@ guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed
 # %% [markdown]
 # ## Three functions
 #
-# Read the picture from the top. Four colours flow into one matrix; then one colour flows back. The layouts differ in
-# who brings what, and Muon need not know. It hands each parameter to three functions of a `DistributedConfig`:
+# Read the picture from the top: four colours flow into one matrix, then one colour flows back. The layouts differ in
+# who brings what, and Muon need not know. It asks a `DistributedConfig`. Here is the whole loop, run on real ranks with three
+# functions for rows:
 
-# %%
-print(inspect.getsource(lesson.muon_step))
+# %% tags=["ranks"]
+def muon_step(params, momenta, owners, config, lr):
+    for index, param in enumerate(params):
+        state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
+        full = config.gather_fn(momenta[index], owners[index], state)
+        update = None
+        if dist.get_rank() == owners[index]:
+            update = zeropower_via_newtonschulz(full)
+        param -= lr * config.redistribute_fn(update, owners[index], state)
+
+print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# `assign_fn` was asked once, beforehand: it returned `owners`. The other two are collectives. **Only the owner gets the
-# matrix, yet everybody calls.** On other ranks `gather_fn` returns None, and `redistribute_fn` is handed None. (The
-# package's own loop does the same with momentum, weight decay and several parameters in flight.)
+# `assign_fn` was asked beforehand, once: it returned `owners`. The other two are collectives. Only the owner gets the
+# matrix, yet everybody calls.
 #
-# A first test. One matrix is cut over all ranks as **FSDP2** cuts, PyTorch's `fully_shard`: by rows, with `torch.chunk`.
-# Its owner is the *last* rank. How many rows does each rank hold? And what does `gather_fn` return on each?
+# **FSDP2**, PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose the *last* rank is the owner of this matrix:
 
 # %%
-print(f"rows of the matrix: {lesson.bad_rows(dp * tp)}, ranks: {dp * tp}, owner: rank {dp * tp - 1}")
+print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
 
 # %% [markdown]
+# How many rows does each rank hold, and what does `gather_fn` return there?
+#
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub", "predict"]
 rows = ...  # of each rank, such as [5, 2, 1, 1]
-got = ...  # on each rank, "tensor" or None, such as ["tensor", "tensor", None, None]
+got = ...  # on each rank "tensor" or None, such as ["tensor", "tensor", None, None]
 
 # %%
 guess.check(rows, got)
@@ -99,9 +109,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # </details>
 
 # %% [markdown]
-# An **empty shard** is nothing special: its rank brings zero rows, and calls like the others. (`lesson.rows_of(rows, ranks)`
-# knows the rule.) Now play all four layouts. **HSDP** is FSDP2 within each *replica*, a set of ranks that holds the whole
-# model; **expert parallel** (EP) gives each rank experts of its own. Where do arrows cross from one replica to another?
+# An **empty shard** is nothing special: its rank calls, with nothing in hand. Now play the layouts. **HSDP** is FSDP2
+# within each *replica*, ranks that hold the whole model between them. Under **expert parallel** (EP), each rank has
+# experts of its own. When do arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -109,12 +119,11 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # %% [markdown]
 # ## Yours, on real ranks
 #
-# Write the three for `Shard(0)`. The ranks along dp share matrices, and each place along tp has a group, and matrices,
-# of its own, as with experts. `state` holds what you put there: here `"group"`, your process group, and `"shapes"`, the
-# full shape of each parameter. `params` are the shards of *this* rank, plain tensors.
+# Now write them, for rows. The ranks along dp share matrices; each place along tp has a group and matrices of its own, as
+# with experts. Of your `state`, you find `"group"`, your process group, and `"shapes"`, all full shapes. `params` are
+# this rank's shards.
 #
-# First `assign`. All ranks of a group must return the same dict, and owners are **global ranks**: numbers among
-# all ranks, not places in the group.
+# `assign` returns the same dict on all ranks of a group. Owners are **global ranks**, not places in the group.
 #
 # *Easy · 3 minutes · required*
 
@@ -137,15 +146,15 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# Now `gather`. `state` has grown: `"param_idx"` says which parameter it is, `"local_shape"` what this rank holds of it.
-# The shards are uneven, and one matrix has a single row. `dist.gather` wants pieces of one size, but
-# `dist.all_to_all_single` takes split sizes, zero among them. You need them again on the way back, so `splits` makes them.
+# For `gather`, Muon adds to `state` the `"param_idx"` and this rank's `"local_shape"`. Shards are uneven, one matrix has
+# a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single` takes split sizes, zero among them.
+# `lesson.rows_of(rows, ranks)` says how long each shard is.
 #
 # *Medium · 12 minutes · required*
 
 # %% tags=["stub"]
 def splits(owner, state):
-    return ...  # two lists: elements I send to each rank of my group, elements I take from each
+    return ...  # two lists, an entry a rank of the group: elements I send it, elements I take
 
 def gather(momentum_buffer, dst_rank, state):
     return ...  # the whole matrix on dst_rank, None elsewhere
@@ -175,8 +184,7 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# And back. The check then hands all three to `Muon` for a few steps, and compares every rank with a single process, bit by
-# bit. Updates come in bfloat16.
+# And back, in bfloat16. The check hands all three to `Muon` for some steps, beside a single process, bit by bit.
 #
 # *Medium · 6 minutes · required · par 224 bytes on the way back*
 
@@ -206,60 +214,65 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# Each was run just now, on real ranks. First, a place in a group is not a rank. On one group out of two this goes
-# well, and so would your test on a single group:
+# Change them as you like; they run on real ranks. First, a place in a group is not a rank. In some groups this goes well,
+# and so it does in a test with one group:
 
 # %% tags=["ranks"]
-traps = lesson.run_traps(dp, tp, seed, backend)
-print(lesson.say_trap(traps, "global rank"))
+def gather_at_place_0(mine, group):
+    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    is_owner = dist.get_rank(group) == 0
+    dist.gather(mine, pieces if is_owner else None, dst=0, group=group)
+
+print(lesson.try_on_groups(gather_at_place_0, dp, tp, backend))
 
 # %% [markdown]
-# Second, uneven shards through `dist.gather`. Look who complains, and who waits:
+# Second, uneven pieces. Who complains, and who waits for nothing?
 
-# %% tags=["volatile"]
-print(lesson.say_trap(traps, "uneven"))
+# %% tags=["ranks", "volatile"]
+def gather_uneven(mine, lengths):
+    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
+    dist.gather(mine, pieces if dist.get_rank() == 0 else None, dst=0)
 
-# %% [markdown]
-# Third, `Partial`: each rank holds a sum over its own data, in full size. Nothing is cut, so nothing seems to be
-# missing. But Newton–Schulz of a part is no part of the answer:
-
-# %%
-print(lesson.say_trap(traps, "partial"))
+print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# Fourth, gather what you are handed. It is the momentum (with Nesterov in it), a shard of which stays on each rank. With
-# the gradient instead, the first step is near enough to fool a test:
+# Third, gather what you are handed: the momentum. It stays sharded, and the gradient is no substitute. The first step is
+# near enough to fool a test:
 
-# %%
-print(lesson.say_trap(traps, "gradient"))
+# %% tags=["ranks"]
+def gather_gradient(momentum_buffer, dst_rank, state):
+    gradient = state["params"][state["param_idx"]].grad.bfloat16()
+    return lesson.gather(gradient, dst_rank, state)
+
+print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# Fifth, a weight may hold several matrices: query, key and value in one, or a stack of experts. They want to be
-# orthogonalized apart. A helper's config does it for you, by `parts`:
+# Fourth, `Partial`: each rank holds a sum over its own data, in full size. Nothing seems to be missing. And fifth, one weight
+# may hold several matrices, such as fused QKV or a stack of experts:
 
-# %%
-print(lesson.say_trap(traps, "several in one"))
+# %% tags=["ranks"]
+print(lesson.try_partial(dp * tp, seed, backend))
+print(lesson.try_several(dp * tp, seed, backend))
 
 # %% [markdown]
 # ## Deal out the work
 #
-# An owner works, so `assign_fn` decides how long all others wait. Here is a model with experts. A dense matrix may be owned
-# by anybody, an expert by the ranks of its group alone.
+# While an owner computes, others wait, so `assign_fn` decides how long a step takes. In this model anybody may own a dense
+# matrix, but only its group an expert:
 
 # %%
 model = lesson.mixed_model(dp, tp)
 print(lesson.say_model(model))
 
 # %% [markdown]
-# Spread the work. `state["shapes"]` are full shapes, `state["holders"]` the ranks that may own each parameter, and
-# `lesson.cost_of(shape)` is the work in GFLOP. What counts is the makespan, the work of the busiest rank. Par is the
-# package's own choice, which deals out one set of holders after the other. It can be beaten!
+# What counts is the busiest rank. `state["shapes"]` are full shapes, `state["holders"]` the ranks that may own each
+# parameter, and `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
 #
 # *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
 
 # %% tags=["stub"]
 def assign_by_work(params, state):
-    return ...
+    return ...  # {index: rank}
 
 # %%
 shared = lesson.check_shared_work(model)
@@ -282,19 +295,19 @@ shared.check(assign_by_work)
 # </details>
 
 # %%
-lesson.draw_loads(model, shared.accepted_or(lesson.longest_first_joint)(model.params_at(0), model.state))
+mine = shared.accepted_or(lesson.longest_first_joint)
+lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
 # ## HSDP, and not a byte across
 #
-# In the film one owner served both replicas, so the update crossed. Where replicas stand in different racks, you
-# may rather compute twice. Write a config in which each replica has owners of its own, for **DTensor** parameters, tensors
-# of which a rank holds a part and which know the whole. `mesh` has the axes `"replicate"` and `"shard"`. A momentum
-# brings `.to_local()`, and `state["full_shape"]` is filled.
+# In the film one owner served all replicas. Where those stand in different racks, you may rather compute twice. Write
+# a config in which each replica has owners of its own. Parameters are **DTensors** now: a rank holds a part
+# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and `"shard"`.
 #
 # *Hard · 12 minutes · optional · par 0 bytes between replicas*
 
-# %% tags=["stub", "hard"]
+# %% tags=["stub"]
 def hsdp_config(mesh):
     return ...  # a DistributedConfig
 
@@ -319,29 +332,32 @@ apart.check(hsdp_config)
 #
 # </details>
 
+# %% [markdown]
+# For common layouts, `create_dtensor_config()` and its kin write all three functions. Yours beside it:
+
 # %% tags=["ranks"]
 mine = lesson.run_replicas(dp, tp, seed, apart.accepted_or(lesson.hsdp_config), backend)
 helper = lesson.run_replicas(dp, tp, seed, lambda mesh: create_dtensor_config(), backend)
 print(lesson.say_replicas(mine, helper))
 
 # %% [markdown]
-# Neither is better. The helper computes each matrix once; yours stays off the slow links. (`create_dtensor_config()`,
-# `create_devicemesh_config` and `create_processgroup_config` write all three functions for common layouts.)
-#
 # ## Who waits for whom?
 #
-# Look at `muon_step` once more: nobody reaches the second parameter before the first has come back. So the
-# package keeps several in flight, as many as owners if `async_gpu_parallelism` is on, and `prefetch_count` more.
-# Your functions then return a handle with `wait()`, in place of a tensor. Here is one step, three times:
+# In `muon_step` nobody reaches the second parameter before the first has come back. The package keeps several in flight:
+# as many as there are owners with `async_gpu_parallelism`, and `prefetch_count` more. Your functions then return
+# a handle with `wait()`, in place of a tensor. One step, three times:
 
 # %% tags=["ranks", "volatile"]
-windows = lesson.run_windows(dp, tp, seed, backend)
+windows = lesson.run_windows({
+    "one after the other": {"async_gpu_parallelism": False, "prefetch_count": 0},
+    "owners side by side": {"async_gpu_parallelism": True, "prefetch_count": 0},
+    "… and more gathered ahead": {"async_gpu_parallelism": True, "prefetch_count": 2},
+}, dp * tp, seed, backend)
 lesson.draw_windows(windows)
 
 # %% [markdown]
-# First a staircase: one owner computes, and all others wait. Then owners work side by side, as far as this machine
-# has cores. With two gathered ahead, matrices are under way before they are needed, and lie in memory for it. The bits
-# do not care:
+# First a staircase: one owner computes, all others wait. Then owners compute side by side, as far as there are cores.
+# What is gathered ahead is there in time, and takes memory for it. And the bits?
 
 # %% tags=["volatile"]
 print(lesson.say_windows(windows))
@@ -349,16 +365,16 @@ print(lesson.say_windows(windows))
 # %% [markdown]
 # ## Recap
 #
-# - `assign_fn`, `gather_fn`, `redistribute_fn`: nothing else in Muon knows how you cut.
-# - Only the owner gets the matrix, yet everybody calls, with full hands or empty ones.
-# - Owners are global ranks, and all ranks that share a parameter name the same one.
-# - Gather what you are handed. Take shapes and work from the whole matrix.
+# - Three functions suffice. Nothing else in Muon knows how you cut.
+# - Only the owner gets the matrix, yet everybody calls, empty-handed or not.
+# - Owners are global ranks, the same on all that share a parameter.
+# - Gather what you are handed, whole, with parts kept apart.
 # - A window changes when things happen, and no bit.
 #
 # **Quiz.** Answer with numbers. You can measure each of them with one line above.
 #
 # 1. `fewest`: how many rows did the poorest rank of the first matrix hold?
-# 2. `at_once`: on how many ranks did Newton–Schulz run at once, without `async_gpu_parallelism`?
+# 2. `at_once`: how many ranks computed at once, without `async_gpu_parallelism`?
 # 3. `step`: in which step did the gathered gradient first go badly wrong?
 #
 # *Easy · 2 minutes · required*

@@ -224,6 +224,8 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
             yield _absent(rank, note, silent, timeout)
         what = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s in vain."
         yield Diagnosis(what, ("Do all ranks of the group make the same calls, in the same order?",))
+    if note.call == "step":
+        yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     yield Diagnosis(f"{what}: {note.error}", _hints_for(note))

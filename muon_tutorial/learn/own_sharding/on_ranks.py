@@ -7,8 +7,8 @@ fared, on a group of their own: where one of them waits in vain, all stop, and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ... import DistributedConfig, Muon, build_mesh
+from ... import DistributedConfig, Muon, build_mesh, zeropower_via_newtonschulz
 from ...launching.launch import launch
 from ...worlds.live import gather_objects
 from . import three_functions
@@ -75,7 +75,6 @@ class RankTrial:
     owners: Any
     notes: tuple[CallNote, ...]
     differs: int | None = None
-    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,71 +132,118 @@ class _TogetherError(Exception):
     """A call went wrong on some rank: all stop."""
 
 
-@dataclass(slots=True)
-class _Trial:
-    """One rank on its way through the calls."""
-
-    control: dist.ProcessGroup
-    notes: list[CallNote]
-
-    def call(self, call: Call, index: int, act: Callable[[], Any]) -> Any:
-        """Make a call, and hear from all ranks how it went."""
-        value, error, noting = None, "", TransferNotes()
-        watch: AbstractContextManager = nullcontext() if call == "step" else noting
-        try:
-            with watch:
-                value = act()
-                if hasattr(value, "wait") and not isinstance(value, Tensor):
-                    value = value.wait()
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {str(raised).splitlines()[0] if str(raised) else ''}"
-        if not isinstance(value, Tensor | dict | type(None)) and value is not ...:
-            value = f"a {type(value).__name__}"
-        nbytes = sum(each.nbytes for each in noting.sent)
-        self.notes.append(CallNote(call, index, value, error, noting.calls > 0, nbytes))
-        if any(gather_objects(bool(error) or value is ..., self.control)):
-            raise _TogetherError
-        return value
-
-
 def try_functions(
     rank: int, dp: int, tp: int, seed: int, functions: ThreeFunctions, until: Call, timeout: float
 ) -> RankTrial:
     """One rank's part: each function by itself, then three steps of ``Muon``."""
-    mesh = build_mesh({"dp": dp, "tp": tp}, timeout=timeout)
+    group = build_mesh({"dp": dp, "tp": tp}, timeout=timeout).get_group("dp")
     control = dist.new_group(timeout=timedelta(seconds=4 * timeout))
-    group, shapes, place = mesh.get_group("dp"), shapes_of(dp), rank % tp
-    position, ranks = rank // tp, tuple(dist.get_process_group_ranks(group))
-    state = {"group": group, "shapes": shapes}
-    trial, owners = _Trial(control, []), None
-    params = [
-        rows_at(whole_matrix(shape, index, place, seed), position, dp) for index, shape in enumerate(shapes)
-    ]
+    trial = _Trial(rank, dp, tp, seed, functions, group, control)
     try:
-        owners = trial.call("assign", 0, lambda: functions.assign(params, dict(state)))
-        sound = (
-            are_owners(owners, ranks, len(shapes)) and len(set(map(str, gather_objects(owners, group)))) == 1
-        )
-        if until == "assign" or not all(gather_objects(sound, control)):
-            return RankTrial(ranks, owners, tuple(trial.notes), finished=until == "assign")
-        for index, shape in enumerate(shapes):
-            local = tuple(params[index].shape)
-            known = {"param_idx": index, "local_shape": local, "full_shape": None, "dtype": torch.float32}
-            mine = rows_at(momentum_of(shape, seed, place, index), position, dp)
-            trial.call("gather", index, partial(functions.gather, mine, owners[index], state | known))
-            if until != "gather":
-                given = update_of(shape, seed, place, index) if rank == owners[index] else None
-                back = partial(functions.redistribute, given, owners[index], state | known)
-                trial.call("redistribute", index, back)
-        if until != "step" or not all(gather_objects(_right_so_far(trial, params), control)):
-            return RankTrial(ranks, owners, tuple(trial.notes), finished=True)
-        config = DistributedConfig(
-            functions.assign, functions.gather, functions.redistribute, {**state, "agree_group": group}
-        )
-        differs = trial.call("step", 0, lambda: _steps(config, params, seed, place, position, dp))
-        return RankTrial(ranks, owners, tuple(trial.notes), differs["first"], finished=True)
+        trial.ask_for_owners()
+        if until in ("gather", "redistribute", "step"):
+            trial.try_each(until != "gather")
+        if until == "step":
+            trial.take_steps()
     except _TogetherError:
-        return RankTrial(ranks, owners, tuple(trial.notes))
+        pass
+    return RankTrial(trial.ranks, trial.owners, tuple(trial.notes), trial.differs)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One rank on its way through the calls."""
+
+    rank: int
+    dp: int
+    tp: int
+    seed: int
+    functions: ThreeFunctions
+    group: dist.ProcessGroup
+    control: dist.ProcessGroup
+    owners: Any = None
+    notes: list[CallNote] = field(default_factory=list)
+    differs: int | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks that share parameters with this one."""
+        return tuple(dist.get_process_group_ranks(self.group))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the functions are told by the reader's config."""
+        return {"group": self.group, "shapes": shapes_of(self.dp)}
+
+    def whole(self, index: int, *more: int) -> Tensor:
+        """A parameter, or its gradient in some step, as its group holds it between its ranks."""
+        return whole_matrix(shapes_of(self.dp)[index], index, self.rank % self.tp, self.seed, *more)
+
+    def mine(self, tensor: Tensor) -> Tensor:
+        """This rank's rows."""
+        return rows_at(tensor, self.rank // self.tp, self.dp)
+
+    def ask_for_owners(self) -> None:
+        """Ask ``assign``, and go on if all ranks have an answer that one can work with."""
+        params = [self.mine(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
+        self.owners = self.call("assign", 0, partial(self.functions.assign, params, self.state))
+        everybody = gather_objects(self.owners, self.control)
+        sound = are_owners(self.owners, self.ranks, len(params))
+        self.go_on_if(sound and all(everybody[rank] == self.owners for rank in self.ranks))
+
+    def try_each(self, and_back: bool) -> None:
+        """Gather each matrix, and hand an update back."""
+        place = self.rank % self.tp
+        for index, shape in enumerate(shapes_of(self.dp)):
+            mine, owner = self.mine(momentum_of(shape, self.seed, place, index)), self.owners[index]
+            known = {"param_idx": index, "local_shape": tuple(mine.shape), "full_shape": None}
+            state = {**self.state, **known, "dtype": torch.float32}
+            self.call("gather", index, partial(self.functions.gather, mine, owner, dict(state)))
+            if and_back:
+                update = update_of(shape, self.seed, place, index) if self.rank == owner else None
+                back = partial(self.functions.redistribute, update, owner, dict(state))
+                part = self.call("redistribute", index, back)
+                self.go_on_if(isinstance(part, Tensor) and part.shape == mine.shape)
+
+    def take_steps(self) -> None:
+        """Some steps of ``Muon`` beside the single process' steps."""
+        mine = self.functions
+        state = {**self.state, "agree_group": self.group}
+        config = DistributedConfig(mine.assign, mine.gather, mine.redistribute, state)
+        wholes = [torch.nn.Parameter(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
+        params = [torch.nn.Parameter(self.mine(whole.detach())) for whole in wholes]
+        alone, muon = Muon(wholes, lr=LR), Muon(params, lr=LR, distributed_config=config)
+        for step in range(STEPS):
+            for index, (whole, param) in enumerate(zip(wholes, params, strict=True)):
+                whole.grad = self.whole(index, 1 + step)
+                param.grad = self.mine(whole.grad)
+            alone.step()
+            self.call("step", step, muon.step)
+        pairs = zip(wholes, params, strict=True)
+        same = [torch.equal(self.mine(whole.detach()), param) for whole, param in pairs]
+        self.differs = None if all(same) else same.index(False)
+
+    def call(self, call: Call, index: int, act: Callable[[], Any]) -> Any:
+        """Make a call, and hear from all ranks how it went."""
+        value, error, noting = None, "", TransferNotes()
+        try:
+            with nullcontext() if call == "step" else noting:
+                value = act()
+                if hasattr(value, "wait") and not isinstance(value, Tensor):
+                    value = value.wait()
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {(str(raised) or 'nothing said').splitlines()[0]}"
+        if not isinstance(value, Tensor | dict | type(None)) and value is not ...:
+            value = f"a {type(value).__name__}"
+        nbytes = sum(each.nbytes for each in noting.sent)
+        self.notes.append(CallNote(call, index, value, error, noting.calls > 0, nbytes))
+        self.go_on_if(not error and value is not ...)
+        return value
+
+    def go_on_if(self, fine: bool) -> None:
+        """Stop on all ranks together, where one of them is not fine."""
+        if not all(gather_objects(fine, self.control)):
+            raise _TogetherError
 
 
 def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
@@ -209,31 +255,21 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
     )
 
 
-def _right_so_far(trial: _Trial, params: list[Tensor]) -> bool:
-    parts = [note.value for note in trial.notes if note.call == "redistribute"]
-    return all(
-        isinstance(part, Tensor) and part.shape == param.shape
-        for part, param in zip(parts, params, strict=True)
-    )
+def run_loop(step: Callable[..., object], ranks: int, seed: int, backend: str = "gloo") -> list[bool]:
+    """Whether ``step(params, momenta, owners, config, lr)`` gives each rank one process' bits."""
+    return launch(_loop_by_hand, ranks, args=(step, seed), backend=backend, output="quiet")
 
 
-def _steps(
-    config: DistributedConfig, shards: list[Tensor], seed: int, place: int, position: int, dp: int
-) -> dict[str, int | None]:
-    """The first parameter that differs from the single process' after some steps of ``Muon``."""
-    shapes = shapes_of(dp)
-    wholes = [torch.nn.Parameter(whole_matrix(s, index, place, seed)) for index, s in enumerate(shapes)]
-    params = [torch.nn.Parameter(shard.clone()) for shard in shards]
-    alone, muon = Muon(wholes, lr=LR), Muon(params, lr=LR, distributed_config=config)
-    for step in range(STEPS):
-        for index, (whole, param) in enumerate(zip(wholes, params, strict=True)):
-            whole.grad = whole_matrix(shapes[index], index, place, seed, 1 + step)
-            param.grad = rows_at(whole.grad, position, dp)
-        alone.step()
-        muon.step()
-    pairs = zip(wholes, params, strict=True)
-    same = [torch.equal(rows_at(whole.detach(), position, dp), param) for whole, param in pairs]
-    return {"first": None if all(same) else same.index(False)}
+def _loop_by_hand(rank: int, step: Callable[..., object], seed: int) -> bool:
+    ranks, functions = dist.get_world_size(), ThreeFunctions()
+    wholes = [whole_matrix(shape, index, seed).bfloat16() for index, shape in enumerate(shapes_of(ranks))]
+    momenta = [rows_at(whole, rank, ranks) for whole in wholes]
+    params = [torch.zeros(momentum.shape) for momentum in momenta]
+    state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks)}
+    config = DistributedConfig(functions.assign, functions.gather, functions.redistribute, state)
+    step(params, momenta, functions.assign(params, state), config, LR)
+    due = [rows_at(-LR * zeropower_via_newtonschulz(whole), rank, ranks).float() for whole in wholes]
+    return all(torch.equal(*pair) for pair in zip(params, due, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

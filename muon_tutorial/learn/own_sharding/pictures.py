@@ -256,7 +256,7 @@ def draw_windows(runs: Sequence[WindowRun]) -> Picture:
     figure, axes = blank(870, 20 + block * len(runs) + 30)
     for number, run in enumerate(runs):
         top, zero = 20 + block * number, run.timeline.begin
-        title = f"{run.setting.name}: {run.milliseconds:.0f} ms"
+        title = f"{run.name}: {run.milliseconds:.0f} ms"
         write(axes, 14, top, title, 12, weight="bold")
         told = f"at most {run.at_once} compute at once, {run.under_way} matrices under way"
         write(axes, 846, top, told, 11, ha="right", color=QUIET)
@@ -286,7 +286,7 @@ def say_timeline(runs: Sequence[WindowRun]) -> str:
     for run in runs:
         shares = [row.share("compute") for row in split(run.timeline)]
         said.append(
-            f"{run.setting.name}: {run.milliseconds:.0f} ms, ranks compute {min(shares):.0%} to "
+            f"{run.name}: {run.milliseconds:.0f} ms, ranks compute {min(shares):.0%} to "
             f"{max(shares):.0%} of it, at most {run.at_once} at once, with {run.under_way} matrices under way"
         )
     return f"One step on {len(runs[0].notes)} ranks. {'; '.join(said)}."

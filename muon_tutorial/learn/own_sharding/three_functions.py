@@ -1,4 +1,4 @@
-"""Lesson 11: the loop that calls a config's three functions, and the reference's three for ``Shard(0)``.
+"""Lesson 11: the reference's three functions for ``Shard(0)``, at once or later, and its config for HSDP.
 
 The way out is one ``all_to_all_single`` with split sizes, zero among them; the way back is the same call with
 the two lists of sizes exchanged. Light to import: every rank does.
@@ -17,22 +17,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ... import DistributedConfig, zeropower_via_newtonschulz
+from ... import DistributedConfig
 from ...plan.layout import Shard
 
 State = dict[str, Any]
-
-
-def muon_step(
-    params: list[Tensor], momenta: list[Tensor], owners: dict[int, int], config: DistributedConfig, lr: float
-) -> None:
-    """One step, as every rank takes it."""
-    for index, (param, momentum) in enumerate(zip(params, momenta, strict=True)):
-        state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
-        owner = owners[index]
-        full = config.gather_fn(momentum, owner, state)  # everybody calls ...
-        update = zeropower_via_newtonschulz(full) if dist.get_rank() == owner else None  # ... one computes
-        param -= lr * config.redistribute_fn(update, owner, state)  # ... and everybody calls again
 
 
 def rows_of(rows: int, ranks: int) -> list[int]:

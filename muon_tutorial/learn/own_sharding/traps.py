@@ -1,14 +1,12 @@
-"""Lesson 11: six traps, each as the few lines that somebody wrote, and what real ranks made of them.
+"""Lesson 11: traps. A few lines that somebody wrote, tried on real ranks, and what became of them.
 
-It calls collectives as readers do, wrongly. Light to import: every rank does.
+Light to import: every rank does.
 """
 
 from __future__ import annotations
 
-import inspect
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,66 +29,50 @@ SIDE = 24
 STEPS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class TrapReport:
-    """One trap: the lines that somebody wrote, and what became of them."""
-
-    source: str
-    told: tuple[str, ...]
+def try_on_groups(function: Callable[[Tensor, Any], object], dp: int, tp: int, backend: str = "gloo") -> str:
+    """What becomes of ``function(shard, group)`` on every rank, in the groups along dp."""
+    return _by_rank(launch(_on_group, dp * tp, args=(function, dp, tp), backend=backend, output="quiet"))
 
 
-def gather_at_place_0(mine: Tensor, group: Any) -> None:
-    """0 is a place in the group. ``dst`` wants a rank."""
-    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    is_owner = dist.get_rank(group) == 0
-    dist.gather(mine, pieces if is_owner else None, dst=0, group=group)
+def try_uneven(
+    function: Callable[[Tensor, list[int]], object], ranks: int, seed: int, backend: str = "gloo"
+) -> str:
+    """What becomes of ``function(shard, rows of each rank)`` over all ranks, with little patience."""
+    try:
+        told = launch(_uneven, ranks, args=(function, seed), backend=backend, output="quiet", timeout=SHORT)
+    except RankFailedError as error:
+        told = [str(error).splitlines()[0]]
+    return _by_rank(told)
 
 
-def gather_uneven(mine: Tensor, lengths: list[int]) -> None:
-    """Each piece as long as it is."""
-    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
-    dist.gather(mine, pieces if dist.get_rank() == 0 else None, dst=0)
+def try_for_steps(
+    gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str = "gloo"
+) -> str:
+    """How far the updates of some steps with this ``gather_fn`` are from those of a process alone.
+
+    Its state has the parameters, too, under ``"params"``.
+    """
+    off = launch(_steps_off, ranks, args=(gather_fn, seed), backend=backend, output="quiet")[0]
+    return "\n".join(f"step {step}: {far:.2f} away from the right update" for step, far in enumerate(off, 1))
 
 
-def gather_gradient(momentum_buffer: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    """Muon orthogonalizes gradients, so that is what we gather?"""
-    gradient = state["params"][state["param_idx"]].grad.bfloat16()
-    return three_functions.gather(gradient, dst_rank, state)
+def try_partial(ranks: int, seed: int, backend: str = "gloo") -> str:
+    """A rank's own sum orthogonalized, and what the package says of a parameter that is partial."""
+    return "\n".join(launch(_partial, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 
-def run_traps(dp: int, tp: int, seed: int, backend: str = "gloo") -> dict[str, TrapReport]:
-    """All traps, by name."""
-    found = launch(_spring_all, dp * tp, args=(dp, tp, seed), backend=backend, output="quiet")
-    return {
-        "global rank": TrapReport(_source(gather_at_place_0), _by_rank([mine["place"] for mine in found])),
-        "uneven": _spring_uneven(dp * tp, seed, backend),
-        "partial": TrapReport("", tuple(found[0]["partial"])),
-        "gradient": TrapReport(_source(gather_gradient), tuple(found[0]["gradient"])),
-        "several in one": TrapReport("", tuple(found[0]["several"])),
-    }
+def try_several(ranks: int, seed: int, backend: str = "gloo") -> str:
+    """Weights that hold several matrices: as one, and part by part."""
+    return "\n".join(launch(_several, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 
-def say_trap(traps: dict[str, TrapReport], name: str) -> str:
-    """A trap's lines, and below them what became of them."""
-    trap = traps[name]
-    return "\n".join(([trap.source] if trap.source else []) + list(trap.told))
-
-
-def _source(function: Callable) -> str:
-    """The function without its docstring, and a blank line."""
-    lines = inspect.getsource(function).splitlines()
-    return "\n".join([lines[0], *lines[2:], ""])
-
-
-def _by_rank(told: list[str]) -> tuple[str, ...]:
+def _by_rank(told: Sequence[str]) -> str:
     """What each rank says; ranks that say the same share a line."""
     ranks: dict[str, list[int]] = {}
     for rank, said in enumerate(told):
         ranks.setdefault(said, []).append(rank)
-    return tuple(
-        textwrap.fill(f"rank {', '.join(map(str, those))}: {said}", 98, subsequent_indent="    ")
-        for said, those in ranks.items()
-    )
+    lines = (f"rank {', '.join(map(str, those))}: {said}" for said, those in ranks.items())
+    return "\n".join(textwrap.fill(line, 98, subsequent_indent="    ") for line in lines)
 
 
 def _said_of(act: Callable[[], object]) -> str:
@@ -101,32 +83,16 @@ def _said_of(act: Callable[[], object]) -> str:
     return "went through"
 
 
-def _spring_uneven(ranks: int, seed: int, backend: str) -> TrapReport:
-    """This one breaks the ranks' connections, so it has a launch of its own, and little patience."""
-    try:
-        told = launch(_uneven, ranks, args=(seed,), backend=backend, output="quiet", timeout=SHORT)
-    except RankFailedError as error:
-        told = [str(error).splitlines()[0]]
-    return TrapReport(_source(gather_uneven), _by_rank(told))
+def _on_group(rank: int, function: Callable, dp: int, tp: int) -> str:
+    group = build_mesh({"dp": dp, "tp": tp}).get_group("dp")
+    return _said_of(lambda: function(torch.ones(2, 3), group))
 
 
-def _uneven(rank: int, seed: int) -> str:
+def _uneven(rank: int, function: Callable, seed: int) -> str:
     ranks = dist.get_world_size()
     rows = bad_rows(ranks)
     mine = rows_at(whole_matrix((rows, 6), seed), rank, ranks)
-    return _said_of(lambda: gather_uneven(mine, three_functions.rows_of(rows, ranks)))
-
-
-def _spring_all(rank: int, dp: int, tp: int, seed: int) -> dict[str, Any]:
-    group = build_mesh({"dp": dp, "tp": tp}).get_group("dp")
-    place = _said_of(lambda: gather_at_place_0(torch.ones(2, 3), group))
-    flat = build_mesh({"dp": dp * tp})
-    return {
-        "place": place,
-        "partial": _partial(rank, seed, flat),
-        "gradient": _gradient(rank, seed),
-        "several": _several(seed, flat),
-    }
+    return _said_of(lambda: function(mine, three_functions.rows_of(rows, ranks)))
 
 
 def distance(update: Tensor, right: Tensor) -> float:
@@ -134,31 +100,29 @@ def distance(update: Tensor, right: Tensor) -> float:
     return float((update.float() - right.float()).norm() / right.float().norm())
 
 
-def _partial(rank: int, seed: int, mesh: DeviceMesh) -> list[str]:
+def _partial(rank: int, seed: int) -> list[str]:
+    mesh = build_mesh({"dp": dist.get_world_size()})
     mine = whole_matrix((SIDE, SIDE), seed, rank)
     mean = torch.stack(gather_objects(mine)).mean(0)
     off = distance(zeropower_via_newtonschulz(mine), zeropower_via_newtonschulz(mean))
-    said = [f"this rank's own sum, orthogonalized: {off:.2f} away from the right update"]
+    said = f"one rank's own sum, orthogonalized: {off:.2f} away from the right update"
     param = torch.nn.Parameter(DTensor.from_local(mine, mesh, [Partial()], run_check=False))
     try:
         Muon([param], lr=LR, distributed_config=create_dtensor_config())
     except TutorialError as error:
-        said.append(
-            textwrap.fill(f"the package: {type(error).__name__}: {error}", 98, subsequent_indent="    ")
-        )
-    return said
+        return [said, f"the package says: {type(error).__name__}: {error}"]
+    return [said, "the package says nothing"]
 
 
-def _gradient(rank: int, seed: int) -> list[str]:
-    """The updates of some steps with the trap, beside those of a process alone."""
+def _steps_off(rank: int, gather_fn: Callable, seed: int) -> list[float]:
+    """How far each step's update is off."""
     ranks, shape = dist.get_world_size(), (SIDE, SIDE)
     param = torch.nn.Parameter(rows_at(torch.zeros(shape), rank, ranks))
     whole = torch.nn.Parameter(torch.zeros(shape))
     state = {"group": dist.group.WORLD, "shapes": [shape], "params": [param]}
-    functions = three_functions.assign, gather_gradient, three_functions.redistribute
+    config = DistributedConfig(three_functions.assign, gather_fn, three_functions.redistribute, state)
     options: dict[str, Any] = {"lr": LR, "weight_decay": 0.0}
-    muon = Muon([param], **options, distributed_config=DistributedConfig(*functions, state))
-    alone, said = Muon([whole], **options), []
+    muon, alone, off = Muon([param], **options, distributed_config=config), Muon([whole], **options), []
     for step in range(STEPS):
         before = param.detach().clone(), whole.detach().clone()
         whole.grad = whole_matrix(shape, seed, 1 + step)
@@ -166,26 +130,25 @@ def _gradient(rank: int, seed: int) -> list[str]:
         muon.step()
         alone.step()
         mine = torch.cat(gather_objects(param.detach() - before[0]))
-        off = distance(mine, whole.detach() - before[1])
-        said.append(f"step {step + 1}: the update is {off:.2f} away from the right one")
-    return said
+        off.append(distance(mine, whole.detach() - before[1]))
+    return off
 
 
-def _several(seed: int, mesh: DeviceMesh) -> list[str]:
-    """Weights that hold several matrices: as one, and part by part."""
-    said = []
-    rows: list[tuple[str, tuple[int, ...], Any, str]] = [
-        ("fused QKV", (3 * SIDE, SIDE), (SIDE,) * 3, f"parts=({SIDE}, {SIDE}, {SIDE})"),
-        ("a stack of experts", (mesh.size(), SIDE, SIDE), "stack", 'parts="stack"'),
+def _several(rank: int, seed: int) -> list[str]:
+    mesh, said = build_mesh({"dp": dist.get_world_size()}), []
+    qkv = whole_matrix((3 * SIDE, SIDE), seed)
+    experts = whole_matrix((dist.get_world_size(), SIDE * SIDE), seed).view(-1, SIDE, SIDE)
+    rows: list[tuple[str, Tensor, Any]] = [
+        ("fused QKV", qkv, (SIDE,) * 3),
+        ("a stack of experts", experts, "stack"),
     ]
-    for name, shape, parts, words in rows:
-        grad = whole_matrix((shape[0], SIDE * SIDE if len(shape) > 2 else SIDE), seed).view(shape)
-        pieces = grad.split(SIDE) if len(shape) == 2 else grad.unbind()
+    for name, grad, parts in rows:
+        pieces = grad.reshape(-1, SIDE).split(SIDE)
         right = torch.cat([zeropower_via_newtonschulz(piece) for piece in pieces])
-        as_one = zeropower_via_newtonschulz(grad.flatten(1) if len(shape) > 2 else grad)
-        off = distance(as_one.reshape(-1, SIDE), right)
+        as_one = zeropower_via_newtonschulz(grad.flatten(1)).reshape(-1, SIDE)
         same = _same_with_parts(grad, parts, mesh)
-        said.append(f"{name:<20} as one matrix: {off:.2f} away.   Muon(…, {words}): {same}")
+        said.append(f"{name}, as one matrix: {distance(as_one, right):.2f} away from the right update")
+        said.append(f"    with Muon(…, parts={parts!r}), cut over all ranks: {same}")
     return said
 
 

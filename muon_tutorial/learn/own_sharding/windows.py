@@ -7,7 +7,7 @@ clock. The functions are the reference's, which return before their tensors have
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,22 +33,6 @@ What = Literal["gather", "Newton–Schulz", "redistribute"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """How a config lets parameters overlap."""
-
-    name: str
-    async_gpu_parallelism: bool
-    prefetch_count: int
-
-
-SETTINGS = (
-    Setting("one after the other", False, 0),
-    Setting("owners side by side", True, 0),
-    Setting("… and two gathered ahead", True, 2),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class TimedNote:
     """What a rank did for one matrix, and from when to when, in nanoseconds."""
 
@@ -60,9 +44,9 @@ class TimedNote:
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """One timed step: the notes of each rank, and a hash of all parameters after it."""
+    """One timed step by its name: the notes of each rank, and a hash of all parameters after it."""
 
-    setting: Setting
+    name: str
     notes: tuple[tuple[TimedNote, ...], ...]
     bits: str
 
@@ -109,26 +93,30 @@ def _most_at_once(notes: Iterator[TimedNote]) -> int:
     return most
 
 
+Settings = Mapping[str, Mapping[str, Any]]
+"""Keywords of a ``DistributedConfig``, by a name for each."""
+
+
 def run_windows(
-    dp: int, tp: int, seed: int, backend: str = "gloo", side: int = SIDE
+    settings: Settings, ranks: int, seed: int, backend: str = "gloo", side: int = SIDE
 ) -> tuple[WindowRun, ...]:
     """Time a step for each setting, on all ranks as one group."""
-    found = launch(_time_settings, dp * tp, args=(seed, side), backend=backend, output="quiet")
-    return tuple(
-        _joined(setting, [mine[number] for mine in found]) for number, setting in enumerate(SETTINGS)
-    )
+    found = launch(_time_settings, ranks, args=(settings, seed, side), backend=backend, output="quiet")
+    return tuple(_joined(name, [mine[number] for mine in found]) for number, name in enumerate(settings))
 
 
-def _joined(setting: Setting, found: Sequence[tuple[list[TimedNote], str]]) -> WindowRun:
+def _joined(name: str, found: Sequence[tuple[list[TimedNote], str]]) -> WindowRun:
     bits = hashlib.sha256("".join(bits for _, bits in found).encode()).hexdigest()[:12]
-    return WindowRun(setting, tuple(tuple(notes) for notes, _ in found), bits)
+    return WindowRun(name, tuple(tuple(notes) for notes, _ in found), bits)
 
 
-def _time_settings(rank: int, seed: int, side: int) -> list[tuple[list[TimedNote], str]]:
-    return [_time_setting(rank, seed, side, setting) for setting in SETTINGS]
+def _time_settings(rank: int, settings: Settings, seed: int, side: int) -> list[tuple[list[TimedNote], str]]:
+    return [_time_setting(rank, seed, side, keywords) for keywords in settings.values()]
 
 
-def _time_setting(rank: int, seed: int, side: int, setting: Setting) -> tuple[list[TimedNote], str]:
+def _time_setting(
+    rank: int, seed: int, side: int, keywords: Mapping[str, Any]
+) -> tuple[list[TimedNote], str]:
     ranks, notes = dist.get_world_size(), list[TimedNote]()
     shapes = [(side, side)] * (PER_RANK * ranks)
     params = [
@@ -140,8 +128,7 @@ def _time_setting(rank: int, seed: int, side: int, setting: Setting) -> tuple[li
         partial(_noted, notes, "gather", three_functions.gather_later),
         partial(_noted, notes, "redistribute", three_functions.redistribute_later),
         {"group": dist.group.WORLD, "shapes": shapes},
-        setting.async_gpu_parallelism,
-        setting.prefetch_count,
+        **keywords,
     )
     muon = Muon(params, lr=LR, distributed_config=config)
     for step in range(2):  # the first step compares answers over all ranks; the second is the one to look at
@@ -198,5 +185,5 @@ def say_windows(runs: Sequence[WindowRun]) -> str:
     """What the window changes, and what it does not."""
     lines = [f"{'':<28}{'computing at once':>18}{'under way':>11}   bits after the step"]
     for run in runs:
-        lines.append(f"{run.setting.name:<28}{run.at_once:>18}{run.under_way:>11}   {run.bits}")
+        lines.append(f"{run.name:<28}{run.at_once:>18}{run.under_way:>11}   {run.bits}")
     return "\n".join(lines)
