@@ -15,7 +15,6 @@ from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.own_sharding import exercises, journey, on_ranks, shared_work, windows
 from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.on_ranks import ReplicasReport, ReplicasRun
-from muon_tutorial.learn.own_sharding.three_functions import ThreeFunctions
 from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
