@@ -1,6 +1,6 @@
 """Lesson 11: one parameter through assign, gather, Newton–Schulz and redistribute, under four layouts.
 
-``journey_of`` says for each moment what every rank has, and whose numbers those are; what a helper's config
+``journey_of`` says for each moment what every rank has, and whose entries those are; what a helper's config
 does on real ranks is the same, and the tests hold it to that.
 """
 
@@ -23,8 +23,8 @@ OWNER = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """A box of a matrix, and the rank whose work is in it: who brought it, or computed it."""
+class Entries:
+    """The entries in a box of a matrix, and the rank that brought them, or computed them."""
 
     box: Box
     by: int
@@ -44,7 +44,7 @@ class JourneyMoment:
     """What every rank has at one moment, and what has just been sent. ``said`` is each rank's own line."""
 
     name: str
-    held: tuple[tuple[Numbers, ...], ...]
+    held: tuple[tuple[Entries, ...], ...]
     sent: tuple[Sending, ...]
     said: tuple[str, ...]
 
@@ -96,12 +96,12 @@ def journey_of(layout: str, dp: int, tp: int) -> Journey:
     owner = min(OWNER, ranks[-1])
     owners = tuple(ranks) if layout == "EP" else (owner,) * len(ranks)
     near = [rank for rank in ranks if grid.at(rank)["replicate"] == grid.at(owner)["replicate"]]
-    kept = tuple((Numbers(box, rank),) for rank, box in enumerate(boxes))
-    joined = tuple(Numbers(boxes[rank], rank) for rank in near)
+    kept = tuple((Entries(box, rank),) for rank, box in enumerate(boxes))
+    joined = tuple(Entries(boxes[rank], rank) for rank in near)
     full = {rank: kept[rank] if layout == "EP" else joined for rank in set(owners)}
     gathered = tuple(full.get(rank, ()) for rank in ranks)
-    computed = tuple((Numbers(whole, rank),) if rank in full else () for rank in ranks)
-    parts = tuple((Numbers(boxes[rank], owners[rank]),) for rank in ranks)
+    computed = tuple((Entries(whole, rank),) if rank in full else () for rank in ranks)
+    parts = tuple((Entries(boxes[rank], owners[rank]),) for rank in ranks)
     out = [Sending(rank, owner, boxes[rank].numel) for rank in near if rank != owner and layout != "EP"]
     back = [Sending(owner, rank, boxes[rank].numel) for rank in ranks if rank != owner and layout != "EP"]
     shown = "×".join(map(str, whole.shape))

@@ -1,6 +1,6 @@
 """Pictures of lesson 11: the four layouts side by side and as a film, wrong rows, bytes, loads, a timeline.
 
-A fill says whose numbers they are: who brought them, or who computed them.
+A fill says whose entries they are: who brought them, or who computed them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, WRONG, WRONG_FIL
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.play import play
 from ..widgets.shell import Shell, choice
-from .journey import LAYOUTS, MOMENTS, Journey, Numbers, journey_of, say_moment
+from .journey import LAYOUTS, MOMENTS, Entries, Journey, journey_of, say_moment
 from .on_ranks import ReplicasRun
 from .shared_work import MixedModel, as_the_package
 from .windows import WindowRun
@@ -42,7 +42,7 @@ def hero() -> Picture:
     for row, (name, title) in enumerate(_HERO_ROWS.items()):
         y = 66 + row * down
         rectangle(axes, 8, y - 6, left + 4 * across - 12, down - 6, CARD, edgecolor=EMPTY, linewidth=1.0)
-        write(axes, 16, y + 16, title, 12, weight="bold")
+        write(axes, 16, y + 16, title, 11, weight="bold")
         write(axes, 16, y + 50, _HERO_SAYS[name], 11, color=QUIET, linespacing=1.25)
         for column, journey in enumerate(journeys):
             now = journey.moments[MOMENTS.index(name)]
@@ -56,7 +56,9 @@ def hero() -> Picture:
     for rank in range(4):
         rectangle(axes, left + rank * 88, bottom - 8, 16, 16, rank_colour(rank), linewidth=0.8)
         write(axes, left + rank * 88 + 22, bottom, f"rank {rank}", 11)
-    write(axes, left + 4 * 88 + 4, bottom, "★ owner; a colour says whose numbers they are", 11, color=QUIET)
+    write(
+        axes, left + 4 * 88 + 4, bottom, "★ owner · colour: who brought it, or computed it", 11, color=QUIET
+    )
     said = " ".join(say_moment(journey, MOMENTS.index(name)) for journey in journeys for name in _HERO_ROWS)
     return finish(figure, "own_sharding-hero", f"One parameter, three functions, four layouts. {said}")
 
@@ -82,7 +84,7 @@ def _hero_line(journey: Journey, name: str) -> str:
 
 
 def _draw_matrix(
-    axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Numbers], look: float = 1.0
+    axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Entries], look: float = 1.0
 ) -> None:
     """A square matrix, with what is there of it."""
     rectangle(axes, x, y, size, size, EMPTY, edgecolor=QUIET, linewidth=0.8 * look)
@@ -258,7 +260,7 @@ def draw_windows(runs: Sequence[WindowRun]) -> Picture:
         top, zero = 20 + block * number, run.timeline.begin
         title = f"{run.name}: {run.milliseconds:.0f} ms"
         write(axes, 14, top, title, 12, weight="bold")
-        told = f"at most {run.at_once} compute at once, {run.under_way} matrices under way"
+        told = f"computing at once: {run.at_once} · matrices under way: {run.under_way}"
         write(axes, 846, top, told, 11, ha="right", color=QUIET)
         for rank, notes in enumerate(run.notes):
             y = top + 16 + lane * rank
@@ -287,6 +289,6 @@ def say_timeline(runs: Sequence[WindowRun]) -> str:
         shares = [row.share("compute") for row in split(run.timeline)]
         said.append(
             f"{run.name}: {run.milliseconds:.0f} ms, ranks compute {min(shares):.0%} to "
-            f"{max(shares):.0%} of it, at most {run.at_once} at once, with {run.under_way} matrices under way"
+            f"{max(shares):.0%} of it; computing at once: {run.at_once}, matrices under way: {run.under_way}"
         )
     return f"One step on {len(runs[0].notes)} ranks. {'; '.join(said)}."
