@@ -21,7 +21,7 @@ from . import three_functions as tried
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
 GRIDS = [(2, 2), (3, 2), (4, 1), (1, 2)]
-QUICK = 1.5
+QUICK = 4.0
 
 
 def open_exercise() -> Exercise:

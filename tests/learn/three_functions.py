@@ -172,7 +172,7 @@ def redistribute_raises(update: Tensor | None, owner: int, state: State) -> Any:
 
 
 ASSIGNED: dict[str, tuple[Callable, str]] = {
-    "to places": (to_places, "0 is a place in that group; an owner is named by its global rank"),
+    "to places": (to_places, "is a place in that group; an owner is named by its global rank"),
     "to myself": (to_myself, "share parameters, and name different owners"),
     "to the first": (to_the_first, "of them get any"),
     "too few": (too_few, "an owner for each of the parameters 0 to 3"),

@@ -189,6 +189,10 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
             yield f"assign must return a dict with an owner for each of the parameters 0 to {count - 1}."
         if not are_owners(trial.owners, trial.group, count):
             yield _strange_owner(rank, trial)
+    yield from _unlike_owners(run, count)
+
+
+def _unlike_owners(run: FunctionsRun, count: int) -> Iterator[str | Diagnosis]:
     for rank, trial in enumerate(run.trials):
         other = run.trials[trial.group[0]]
         if trial.owners != other.owners:
@@ -196,6 +200,7 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
             yield Diagnosis(
                 f"{what}: {other.owners} and {trial.owners}.", ("Who am I does not matter to assign.",)
             )
+    for trial in run.trials:
         if len(set(trial.owners.values())) < min(len(trial.group), count):
             shared = ", ".join(map(str, trial.group))
             yield f"Ranks {shared} share the work, but only {set(trial.owners.values())} of them get any."
@@ -216,7 +221,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     failed = {rank: note for rank, note in last.items() if note.error}
     if not failed:
         return
-    loud = {rank: note for rank, note in failed.items() if "imed out" not in note.error}
+    loud = {rank: note for rank, note in failed.items() if not note.waited}
     rank, note = next(iter((loud or failed).items()))
     if not loud:
         silent = [each for each in run.trials[rank].group if not last[each].talked and not last[each].error]

@@ -20,13 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ... import DistributedConfig, Muon, build_mesh, zeropower_via_newtonschulz
+from ...launching.echo import in_one_line, is_echo
 from ...launching.launch import launch
 from ...worlds.live import gather_objects
 from . import three_functions
 from .three_functions import ThreeFunctions, rows_of
 from .transfers import Transfer, TransferNotes
 
-PATIENCE = 4.0
+PATIENCE = 6.0
 STEPS = 3
 LR = 0.02
 Call = Literal["assign", "gather", "redistribute", "step"]
@@ -52,14 +53,15 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 class CallNote:
     """One call of a reader's function, as its rank saw it.
 
-    ``value`` is what it returned, ``error`` what it raised, ``talked`` whether it called any other rank, and
-    ``nbytes`` what it handed to others.
+    ``value`` is what it returned, ``error`` what it raised, ``waited`` whether that was for another rank's
+    sake, ``talked`` whether it called any other rank, and ``nbytes`` what it handed to others.
     """
 
     call: Call
     index: int
     value: Any = None
     error: str = ""
+    waited: bool = False
     talked: bool = False
     nbytes: int = 0
 
@@ -225,18 +227,18 @@ class _Trial:
 
     def call(self, call: Call, index: int, act: Callable[[], Any]) -> Any:
         """Make a call, and hear from all ranks how it went."""
-        value, error, noting = None, "", TransferNotes()
+        value, error, waited, noting = None, "", False, TransferNotes()
         try:
             with nullcontext() if call == "step" else noting:
                 value = act()
                 if hasattr(value, "wait") and not isinstance(value, Tensor):
                     value = value.wait()
         except Exception as raised:
-            error = f"{type(raised).__name__}: {(str(raised) or 'nothing said').splitlines()[0]}"
+            error, waited = f"{type(raised).__name__}: {in_one_line(str(raised))}", is_echo(raised)
         if not isinstance(value, Tensor | dict | type(None)) and value is not ...:
             value = f"a {type(value).__name__}"
         nbytes = sum(each.nbytes for each in noting.sent)
-        self.notes.append(CallNote(call, index, value, error, noting.calls > 0, nbytes))
+        self.notes.append(CallNote(call, index, value, error, waited, noting.calls > 0, nbytes))
         self.go_on_if(not error and value is not ...)
         return value
 

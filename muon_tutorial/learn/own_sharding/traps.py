@@ -5,6 +5,7 @@ Light to import: every rank does.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 from ... import DistributedConfig, Muon, TutorialError, build_mesh, create_dtensor_config
 from ...errors import RankFailedError
+from ...launching.echo import in_one_line
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
@@ -79,7 +81,7 @@ def _said_of(act: Callable[[], object]) -> str:
     try:
         act()
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return re.sub(r"\s*<[^>]* object at [^>]*>", "", f"{type(error).__name__}: {in_one_line(str(error))}")
     return "went through"
 
 
