@@ -124,7 +124,8 @@ def journey_of(layout: str, dp: int, tp: int) -> Journey:
 def say_moment(journey: Journey, moment: int) -> str:
     """A moment in words."""
     now = journey.moments[moment]
-    sent = f"{len(now.sent)} pieces travel" if now.sent else "nothing travels"
+    count = len(now.sent)
+    sent = "nothing travels" if not count else "1 piece travels" if count == 1 else f"{count} pieces travel"
     crossing = sum(journey.replica_of(each.sender) != journey.replica_of(each.receiver) for each in now.sent)
     sent += f", {crossing} of them to another replica" if crossing else ""
     ranks = "; ".join(f"rank {rank} {said}" for rank, said in enumerate(now.said))

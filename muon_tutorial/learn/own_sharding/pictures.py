@@ -126,7 +126,7 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
 def _draw_phases(axes: Axes, moment: int) -> None:
     x = 14.0
     for number, name in enumerate(MOMENTS):
-        wide = 8.2 * len(name) + 16
+        wide = 9.4 * len(name) + 18
         rectangle(
             axes,
             x,
