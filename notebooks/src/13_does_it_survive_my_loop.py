@@ -58,8 +58,8 @@ lines, ported, survived, match = lesson.all_exercises(dp, tp, job, backend)
 # ## A loop like yours
 #
 # Here is a plain loop. It runs on every rank, with a tiny model: one symbol in, the next one out. `shard` cuts
-# the model in place, over tp, then with **FSDP2** (`fully_shard`) over dp. From then on each parameter is a
-# **DTensor**: each rank holds its own part, and the tensor knows the whole. The **scheduler** lowers the
+# the model in place, over tp, then with FSDP2 (`fully_shard`) over dp. From then on each parameter is a
+# DTensor: each rank holds its own part, and the tensor knows the whole. The **scheduler** lowers the
 # learning rate a little after each step. Line 7 *clips* the gradient: to **clip** means to shorten it where its
 # norm is too large.
 

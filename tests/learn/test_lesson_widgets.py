@@ -15,6 +15,7 @@ from muon_tutorial.learn import (
     first_look,
     first_muon,
     five_products,
+    own_sharding,
     shards_alone,
     the_grid,
     why_muon,
@@ -106,6 +107,12 @@ for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
         partial(film, dp, tp),
         lambda at: "",
         "8 · The new weight",
+    )
+for dp, tp in ((2, 2), (3, 2), (4, 1), (1, 1)):
+    SHELLS[f"11 {dp} {tp}"] = (
+        partial(own_sharding.explore_layouts, dp, tp),
+        lambda at: f"{at['layout']}, {own_sharding.LAYOUTS[at['layout']]}. Moment {at['moment']}, ",
+        "FSDP2, rows cut over all ranks. Moment 2, gather: ",
     )
 for dp, tp in ((2, 3), (2, 6)):
     SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")

@@ -21,6 +21,7 @@ MINUTES = {
     "twenty-five": 25,
     "thirty": 30,
     "forty": 40,
+    "forty-five": 45,
     "sixty": 60,
 }
 

@@ -94,11 +94,16 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
     messages.
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
+FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
+    for the moment it is used.
+empty shard | 11 | The shard of a rank for which no row was left. Its rank makes all calls, with nothing in
+    hand.
+HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
+expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
+global rank (global ranks) | 11 | A rank's number among all ranks; its place in a group is another number.
+DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
 oracle | 12 | The same training in one process. What ranks find is held against it.
 flight recorder | 12 | A list of each rank's latest calls, kept in memory, to be read after a hang.
-FSDP2 | 13 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
-    for the moment it is used.
-DTensor | 13 | A tensor of which each rank holds a part, and which knows the whole.
 scheduler | 13 | An object that changes the learning rate from step to step. It counts them itself.
 clip | 13 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
 checkpoint | 13 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
@@ -106,7 +111,7 @@ torchrun | 13 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 08 09 12 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 08 09 11 12 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
 place | 05 06 | Where a rank stands along one axis of the grid, from 0.

@@ -99,6 +99,13 @@ LESSONS = (
         ("03", "05", "06"),
     ),
     Lesson(
+        "11_my_own_sharding",
+        "own_sharding",
+        "How do I plug in my own sharding?",
+        45,
+        ("03", "04", "06"),
+    ),
+    Lesson(
         "12_it_hangs_or_lies",
         "broken_runs",
         "It hangs, or lies. Which rank, which line?",
@@ -114,7 +121,7 @@ PATHS = (
         ("00", "01", "02", "08"),
         "Lesson 08 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "12", "13")),
+    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "11", "12", "13")),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 
