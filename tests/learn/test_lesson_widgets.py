@@ -81,8 +81,8 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "08": (
         lambda: shards_alone.explore(4),
-        lambda at: f"{at['matrix']}: Cut by {at['cut']} into {at['pieces']}",
-        "power law: Cut by rows into 4",
+        lambda at: f"{at['matrix']} matrix, {'' if at['halvings'] else 'whole (not by '}",
+        "power law, by rows: cosine 0.69",
     ),
 }
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
