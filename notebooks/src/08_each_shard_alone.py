@@ -37,6 +37,9 @@ lesson.hero()
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #
+# *The heat maps:* each square stands for 4 × 4 entries, the darker the larger, on a square-root scale, so that you see
+# what is faint.
+#
 # </details>
 
 # %% tags=["parameters"] jupyter={"source_hidden": true}
@@ -59,9 +62,9 @@ guess, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
 # %% [markdown]
 # ## The picture you have just seen
 #
-# A gradient is G = U S Vᵀ: it hears the inputs in V and answers with the outputs in U, pair by pair. So look at any
-# update in these directions, as `Uᵀ · update · V`. Row i, column j says how strongly it takes input j to output i.
-# For UVᵀ you get ones on the diagonal, and nothing else. Try it:
+# A gradient G = U S Vᵀ comes in pairs: an input direction from V, an output direction from U. So look at any update
+# in these directions, as `Uᵀ · update · V`. Row i, column j says how strongly it takes input j to output i. UVᵀ has
+# ones on the diagonal, and nothing else. Try it:
 
 # %%
 gradient = lesson.gradient()
@@ -88,7 +91,7 @@ lesson.picture_of_cuts(tp)
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-largest = ...  # a number
+largest = ...  # to two decimals
 noise_too = ...  # True or False
 
 # %%
@@ -101,7 +104,7 @@ guess.check(largest, noise_too)
 # value becomes tp. Nothing in this depends on the gradient.
 #
 # ```python
-# largest = tp**0.5
+# largest = round(tp**0.5, 2)
 # noise_too = True
 # ```
 #
@@ -136,10 +139,10 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 # %%
 identity = torch.eye(len(update), dtype=update.dtype)
 print("tp times the identity:", torch.allclose(update @ update.T, tp * identity))
-print(lesson.shares(lesson.in_directions(update, gradient)))
+print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# And the energy outside? It is spent on inputs for which the gradient asked for nothing at all.
+# That last share moves weights for inputs about which the gradient said nothing at all.
 #
 # ## Find the harmless one
 #
@@ -172,7 +175,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# A unit test with `torch.randn` may meet just the harmless case, and pass. Test with a real gradient, or a power law.
+# A unit test with `torch.randn` may meet just the harmless case, and pass. Test with a real gradient.
 #
 # ## A shard gets the size wrong, too
 #

@@ -73,6 +73,12 @@ class DirectionShares:
     beside: float
     outside: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.diagonal:.0%} on the diagonal, {self.beside:.0%} beside it, "
+            f"{self.outside:.0%} where the gradient is zero"
+        )
+
 
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
     """Uᵀ · update · V, with U and V from the SVD of a wide matrix: entry (i, j) takes input j to output i.

@@ -151,8 +151,7 @@ def _draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> P
     write(axes, 572, level, "1", 12, ha="right", color=QUIET)
     write(axes, 580, 200, _say_values(result), 12)
     lines = (
-        f"energy: {found.diagonal:.0%} on the diagonal, {found.beside:.0%} beside it, "
-        f"{found.outside:.0%} where the gradient is zero",
+        f"energy: {found}",
         f"distance to UVᵀ {result.distance:.2f}; after the best rescaling {result.at_best:.2f}",
     )
     for number, line in enumerate(lines):

@@ -30,7 +30,7 @@ def outcomes(tp: int) -> dict[str, Any]:
     """What answers the first two predictions."""
     noise = compare(pieces_alone(matrices()["Gaussian"], 1, tp), matrices()["Gaussian"])
     largest = compare(pieces_alone(gradient(), 1, tp), gradient()).values[0]
-    return {"largest": round(largest, 3), "noise_too": noise.values[0] - noise.values[-1] < 1e-6}
+    return {"largest": round(largest, 2), "noise_too": noise.values[0] - noise.values[-1] < 1e-6}
 
 
 def guess(tp: int) -> Exercise:
