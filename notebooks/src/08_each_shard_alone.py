@@ -227,15 +227,14 @@ print(lesson.say_ratios(ratios, tp))
 # ## Repair it: gather first
 #
 # Put the shards of one tp group together. Your function gets this rank's shard, the dimension that was cut, and
-# the group. `dist.all_gather(list, tensor, group=group)` sends the tensor to all ranks of the group, and fills the
-# list with everybody's.
+# the group. `dist.all_gather(list, tensor, group=group)` sends the tensor to all ranks of the group, and fills a list of
+# `group.size()` empty tensors with everybody's.
 #
 # *Medium · 5 minutes · required*
 
 # %% tags=["stub"]
 def gather_whole(shard, dim, group):
-    shards = [torch.empty_like(shard) for _ in range(group.size())]
-    return ...  # gather before this line; then return the whole matrix
+    return ...  # the whole matrix
 
 # %% [markdown]
 # Real ranks run it, on a matrix in which each entry says where it belongs. Colours say which rank an entry came from.

@@ -81,7 +81,7 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "08": (
         lambda: shards_alone.explore(4),
-        lambda at: f"{at['matrix']} matrix, {'' if at['halvings'] else 'whole (not by '}",
+        lambda at: f"{at['matrix']} matrix, {'' if at['halvings'] else 'before it is '}cut by {at['cut']}",
         "power law, by rows: cosine 0.69",
     ),
 }

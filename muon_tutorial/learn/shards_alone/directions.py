@@ -129,7 +129,8 @@ def _draw_values(
 def draw_alone(halvings: int, cut: str, matrix: str) -> Picture:
     """One frame of the film: a matrix cut into 2 ** ``halvings`` shards, each orthogonalized alone."""
     tp = 2**halvings
-    who = f"{matrix} matrix, cut by {cut} into {tp}" if halvings else f"{matrix} matrix, whole (not by {cut})"
+    how = f"cut by {cut} into {tp}" if halvings else f"before it is cut by {cut}"
+    who = f"{matrix} matrix, {how}"
     return _draw_update(who, *alone(matrix, cut, tp), "shards_alone-film")
 
 
