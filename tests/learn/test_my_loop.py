@@ -93,7 +93,7 @@ UPDATED = {
     ports.clipped_too_short: "it is to be clipped to 0.25",
     ports.stepped_twice: "stepped 2 times, not once",
     ports.scheduler_first: "the scheduler had moved before the optimizer stepped",
-    ports.scheduler_forgotten: "does the scheduler step, once?",
+    ports.scheduler_forgotten: "Does the scheduler step, once?",
     ports.gradients_left: "the gradients are still there",
 }
 

@@ -18,7 +18,7 @@ from .surviving import JUDGED, SurvivalRun, budget, run_survival
 
 SPOILERS = {
     "largest": [r"singular values\s+2\.000", r"\blargest\W+\w*\W+2\.0"],
-    "noise_too": [r"\bnoise_too\W+\w*\W+True\b"],
+    "noise_too": [r"\bnoise_too\s+\S+\s+True\b"],
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
 }
 """What would answer each prediction, before the cells that are tagged answer."""
