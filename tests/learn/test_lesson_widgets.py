@@ -92,8 +92,8 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "08": (
         lambda: shards_alone.explore(4),
-        lambda at: f"{at['matrix']}: Cut by {at['cut']} into {at['pieces']}",
-        "power law: Cut by rows into 4",
+        lambda at: f"{at['matrix']} matrix, {'' if at['halvings'] else 'before it is '}cut by {at['cut']}",
+        "power law, by rows: cosine 0.69",
     ),
 }
 for dp in (2, 3):

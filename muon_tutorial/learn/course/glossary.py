@@ -117,16 +117,17 @@ steps, seed | 00 01 02 | How often, and which random numbers: parameters of ever
 place | 05 06 | Where a rank stands along one axis of the grid, from 0.
 W, x | 01 06 | The weight of a layer, and its input.
 lr | 01 | The learning rate: what the update is multiplied with.
-G | 01 | The gradient of one weight.
-U, S, Vt | 01 02 | The SVD: directions of the output, singular values, of the input.
+G | 01 08 | The gradient of one weight.
+U, S, Vt | 01 02 08 | The SVD: directions of the output, singular values, of the input.
 UVᵀ | 08 | The orthogonalized matrix; `U @ Vt` in code.
 X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
+m, n | 08 | The rows and columns of a matrix, in formulas of its size factor.
 in, out | 06 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
-P₁, P₂, … | 08 | What became of each rank's piece. There, S is all of them, side by side.
+P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
 a to b | 05 | A range: from entry a up to, and without, entry b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.

@@ -88,7 +88,7 @@ LESSONS = (
         "08_each_shard_alone",
         "shards_alone",
         "What happens if each shard is orthogonalized alone?",
-        20,
+        30,
         ("01", "06"),
     ),
     Lesson(
