@@ -11,6 +11,7 @@ import pytest
 from muon_tutorial import Grid
 from muon_tutorial.learn import (
     collectives,
+    cuts,
     first_look,
     first_muon,
     five_products,
@@ -23,14 +24,14 @@ from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
 from .test_collectives import all_reduce
-from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
+from .test_every_widget import drive_shell
 from .test_first_muon import pretended
 
 Says = Callable[[Mapping[str, Any]], str]
 
 
 def where(dp: int, tp: int) -> Says:
-    """What lesson 06 says of a rank's place on its grid."""
+    """What lesson 06 says of a rank on its grid."""
 
     def says(position: Mapping[str, Any]) -> str:
         at = Grid.of(dp=dp, tp=tp).at(position["rank"])
@@ -85,14 +86,26 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         "power law: Cut by rows into 4",
     ),
 }
+SHELLS["07 fused"] = (cuts.slide_qkv, lambda at: f"tp = {at['tp']}, cut as one", "4 of 4 heads torn")
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
         partial(holders, dp, tp),
         lambda at: f"rank {at['rank']} holds",
         "6 · its weight",
     )
-for dp, tp in ((2, 3), (2, 6)):
+for dp, tp in ((2, 3), (2, 6), (3, 1)):
     SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")
+    SHELLS[f"07 {dp} {tp}"] = (
+        partial(cuts.explore, dp, tp),
+        lambda at: f"{at['cut'].capitalize()} parallel cuts",
+        "Row parallel cuts the columns",
+    )
+for dp, tp in ((2, 2), (1, 4), (3, 1)):
+    SHELLS[f"06 calls {dp} {tp}"] = (
+        partial(the_grid.play_calls, dp, tp),
+        lambda at: f"Moment {at['moment']}, {at['order']} first",
+        "Everybody has heard of everybody",
+    )
 for ranks in (1, 2, 3, 4):
     still = f"Round {2 * (ranks - 1)}: rank 0 sends"
     SHELLS[f"04 {ranks}"] = (
@@ -113,10 +126,3 @@ def test_every_position_can_be_drawn_and_says_what_it_shows(name: str) -> None:
     drive_shell(shell, says)
     assert shell.still is not None
     assert still in shell.still.alt
-
-
-def test_where_tp_cuts_nothing_both_cuts_are_drawn_and_said_in_the_same_words() -> None:
-    shell, says = the_grid.explore(3, 1), where(3, 1)
-    shown = [(position, move(shell, position)) for position in positions(shell)]
-    assert all(says(position) in alt_of_sound_picture(page) for position, page in shown)
-    assert len({page for _, page in shown}) == 6
