@@ -60,9 +60,9 @@ guess, grouping, answering, any_axes, quiz = lesson.all_exercises(dp, tp, backen
 # %% [markdown]
 # ## Every rank stands where a row and a column cross
 #
-# Many ranks help in two ways. With dp, each gets its own share of the data. With tp, each gets a piece of every
-# matrix. Large models need both, so ranks stand in a grid: dp goes down, tp goes right. A rank's **coordinates**
-# say where. Press one.
+# Many ranks help in two ways. With dp, each sees its own share of the data. With tp, each holds a piece of every
+# matrix. Large models need both, so ranks stand in a grid: dp goes down, tp goes right, and a rank's **coordinates**
+# say where it is. Press one!
 
 # %%
 lesson.explore(dp, tp, live=widgets)
@@ -276,8 +276,7 @@ compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not i
 
 # %% [markdown]
 # Look again at who returned. The guilty rank is content! It and its column have heard too little, and no error tells
-# them. All complaints come from the others. Play it, with any rank as the one that skips, and with the columns
-# first.
+# them. All complaints come from the others. Now play it: let any rank skip, or let the columns go first.
 
 # %%
 lesson.play_calls(dp, tp, live=widgets)
@@ -312,7 +311,7 @@ except RankFailedError as error:
 # norm is a sum over dp *and* tp. So write it once for all.
 #
 # `sizes` names the axes, such as `{"pp": 2, "dp": 2, "tp": 2}`; the last one counts fastest. `along` lists the axes
-# that change within a group. Return all groups. There, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6, 7]]`.
+# that change within a group. Return all groups. With those sizes, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6, 7]]`.
 #
 # *Hard · 12 minutes · optional · par 4 lines*
 

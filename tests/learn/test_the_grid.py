@@ -134,7 +134,7 @@ def from_the_package(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
 
 
 def first_counts_fastest(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
-    return lesson.groups_along(dict(reversed(sizes.items())), along)
+    return lesson.groups_along(dict(reversed(list(sizes.items()))), along)
 
 
 def along_one_only(sizes: Mapping[str, int], along: Sequence[str]) -> Any:

@@ -184,8 +184,8 @@ def draw_holders(plan: Plan, name: str, weights: Sequence[str] = (), momentum: S
 def _draw_copies(axes: Axes, grid: Grid, letters: Sequence[str]) -> None:
     dp, tp = grid.size("dp"), grid.size("tp")
     operand = LinearOperand("W", UP, 0)
-    step = min(196.0, 392 / dp)
-    width, unit = step - 28, 24.0
+    step, unit = min(196.0, 392 / dp), 24.0
+    width = step - min(28.0, step / 6)
     for rank in grid.ranks:
         at = grid.at(rank)
         box, left = operand.box(at["tp"], tp), _MARGIN + step * at["dp"]
@@ -194,8 +194,7 @@ def _draw_copies(axes: Axes, grid: Grid, letters: Sequence[str]) -> None:
         if box.numel:
             frame = (left, 64 + unit * box.offset[0], width, unit * box.shape[0])
             rectangle(axes, *frame, rank_colour(rank), linewidth=1.2)
-            label = f"rank {rank}" if width > 60 else str(rank)
-            label += f" · {letters[rank]}" if letters else ""
+            label = _label(rank, letters, width)
             write(axes, left + width / 2, frame[1] + frame[3] / 2, label, 11.5, ha="center")
 
 
@@ -232,9 +231,16 @@ def _draw_buffer(axes: Axes, plan: Plan, tp_rank: int, frame: Frame, letters: Se
         rank = plan.grid.rank({"dp": position, "tp": tp_rank})
         part = width / dp
         rectangle(axes, left + position * part, top + height, part, height, rank_colour(rank))
-        label = f"rank {rank}" if part > 60 else str(rank)
-        label += f" · {letters[rank]}" if letters else ""
+        label = _label(rank, letters, part)
         write(axes, left + (position + 0.5) * part, top + 1.5 * height, label, 11, ha="center")
+
+
+def _label(rank: int, letters: Sequence[str], width: float) -> str:
+    """A rank, and the letter of what it holds, as many words as fit."""
+    words = f"rank {rank}" if width > (90 if letters else 60) else str(rank)
+    if not letters:
+        return words
+    return f"{words} · {letters[rank]}" if width > 60 else f"{words}·{letters[rank]}"
 
 
 def _has_padding(plan: Plan, tp_rank: int) -> bool:

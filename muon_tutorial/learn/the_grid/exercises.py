@@ -197,7 +197,7 @@ def axes_exercise() -> Exercise:
         "list(sizes).index(name) is the dimension of an axis; math.prod multiplies sizes. tolist() ends it.",
     )
     par = Par("lines", 4, lines_of)
-    praise = "Any grid, any axes: that is how Megatron-LM and PyTorch's device mesh find their groups, too."
+    praise = "Any grid, along any axes."
     return Exercise(judge, hints, praise, par)
 
 
