@@ -5,6 +5,7 @@ A fill is a rank. A hatch is a coordinate along tp, whoever stands there.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
 
     cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
     cut.style.button_width = "130px"
-    return show(draw, draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
+    return show(functools.cache(draw), draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
 
 
 def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:

@@ -5,11 +5,13 @@ A fill is a rank. A group is an outline: solid along tp, dashed along dp.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from ... import Grid
 from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, MARKED, QUIET, TP_GROUP, WRONG, rank_colour
@@ -42,7 +44,7 @@ class GridFrame:
     ) -> GridFrame:
         """The frame whose cells are as large as ``width`` allows, and at most as large as ``most``."""
         wide = min(most[0], width / grid.size("tp"))
-        return cls(grid, *corner, wide, min(most[1], max(wide * most[1] / most[0], 44)))
+        return cls(grid, *corner, wide, min(most[1], max(wide * most[1] / most[0], 64)))
 
     def cell(self, rank: int) -> tuple[float, float]:
         """The upper left corner of a rank's cell."""
@@ -76,7 +78,7 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     def draw(rank: int) -> Picture:
         return draw_rank(grid, rank)
 
-    return show(draw, draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
+    return show(functools.cache(draw), draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
 
 
 def draw_rank(grid: Grid, rank: int) -> Picture:
@@ -212,11 +214,11 @@ def hero() -> Picture:
     return finish(figure, "grid-hero", alt)
 
 
-def _draw_hearing(axes: Axes, frame: GridFrame, moment: CallMoment, places: bool = False) -> None:
+def _draw_hearing(axes: Axes, frame: GridFrame, moment: CallMoment) -> None:
     for rank in frame.grid.ranks:
         _draw_tiles(axes, frame, rank, moment)
     if moment.axis:
-        for ranks in {frame.grid.at(rank).group(moment.axis) for rank in frame.grid.ranks}:
+        for ranks in sorted({frame.grid.at(rank).group(moment.axis) for rank in frame.grid.ranks}):
             _outline(axes, frame, moment.axis, ranks)
 
 
@@ -229,11 +231,13 @@ def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> 
     label += " waits" if waits and frame.wide > 140 else " …" if waits else ""
     write(axes, x + frame.wide / 2, y + 21, label, 11, ha="center", weight="bold", zorder=7)
     wide, high = (frame.wide - 34) / grid.size("tp"), (frame.high - 50) / grid.size("dp")
-    for other in grid.ranks:
-        at = grid.at(other)
-        fill = rank_colour(other) if other in moment.heard[rank] else EMPTY
-        corner = (x + 17 + at["tp"] * wide, y + 33 + at["dp"] * high)
-        rectangle(axes, *corner, wide, high, fill, linewidth=0.6)
+    corners = [
+        (x + 17 + other % grid.size("tp") * wide, y + 33 + other // grid.size("tp") * high)
+        for other in grid.ranks
+    ]
+    tiles = [Rectangle(corner, wide, high) for corner in corners]
+    fills = [rank_colour(other) if other in moment.heard[rank] else EMPTY for other in grid.ranks]
+    axes.add_collection(PatchCollection(tiles, facecolor=fills, edgecolor=INK, linewidth=0.6, zorder=2))
 
 
 def draw_moment(grid: Grid, first: Axis, skips: int, moment: int) -> Picture:
