@@ -316,7 +316,7 @@ lesson.slide_qkv(live=widgets)
 # whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. The check draws
 # a wrong cut.
 #
-# *Hard · 15 minutes · optional · par 18 rows on the busiest rank*
+# *Hard · 15 minutes · optional · par 144 entries on the busiest rank*
 
 # %% tags=["stub", "hard"]
 def shard_qkv(W, heads, tp_rank, tp):
@@ -333,10 +333,9 @@ fused.check(shard_qkv, join_qkv)
 #
 # ```python
 # def shard_qkv(W, heads, tp_rank, tp):
-#     q, k, v = W.tensor_split(3)
-#     step = -(-heads // tp) * (len(q) // heads)  # rows: whole heads only
-#     mine = slice(tp_rank * step, (tp_rank + 1) * step)
-#     return torch.cat([q[mine], k[mine], v[mine]])
+#     mine = torch.arange(heads).tensor_split(tp)[tp_rank]
+#     by_head = W.reshape(3, heads, -1, W.shape[1])  # q, k and v × heads × rows × in
+#     return by_head[:, mine].reshape(-1, W.shape[1])
 #
 # def join_qkv(pieces, heads):
 #     parts = [piece.tensor_split(3) for piece in pieces]

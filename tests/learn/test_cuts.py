@@ -241,12 +241,12 @@ def test_the_inverse_of_the_reference_gives_every_bit_back(heads: int, tp: int) 
 
 def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     verdict = lesson.qkv_exercise().check(qkv.shard_qkv, qkv.join_qkv)
-    assert "Yours takes 18 rows on the busiest rank; par is 18." in verdict.message
+    assert "Yours takes 144 entries on the busiest rank; par is 144." in verdict.message
     assert lesson.qkv_exercise().check(lambda *args: ..., lambda *args: ...).passed is None
     all_on_one = lesson.qkv_exercise().check(
         lambda W, heads, r, tp: W if r == 0 else W[:0], lambda p, h: p[0]
     )
-    assert "Yours takes 36 rows" in all_on_one.message
+    assert "Yours takes 288 entries" in all_on_one.message
 
 
 def as_one(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:

@@ -311,7 +311,7 @@ def test_another_order_on_one_rank_is_a_named_error_before_groups_are_made() -> 
 
 def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
     """The cell of lesson 06."""
-    mesh, known = build_mesh({"dp": dp, "tp": tp}), [rank]
+    mesh, known = build_mesh({"dp": dp, "tp": tp}, timeout=3), [rank]
     for axis in ("tp", "dp"):
         if axis == "tp" and rank == skipper:
             continue
@@ -327,7 +327,7 @@ def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
 @pytest.mark.live
 @pytest.mark.parametrize(("dp", "tp", "skips"), [(2, 3, 0), (2, 2, 3), (3, 1, 1), (2, 2, NOBODY)])
 def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skips: int) -> None:
-    found = launch(_row_then_column, dp * tp, args=(dp, tp, skips), timeout=1.5)
+    found = launch(_row_then_column, dp * tp, args=(dp, tp, skips))
     last = film_of(Grid.of(dp=dp, tp=tp), "tp", skips)[-1]
     for rank, each in enumerate(found):
         assert isinstance(each, str) == (rank in last.waits)

@@ -41,7 +41,7 @@ FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 TP_OF_PAR = 3
 SPOILERS = {
     "same_bits": [r"same_bits\W+False", r"the same bits: False"],
-    "torn": [r"\btorn\W+4\b", r"4 of 4 heads torn"],
+    "torn": [r"\btorn\W+4\b"],
 }
 """What would answer each prediction of the notebook."""
 Holders = Callable[[int, int, int, int, int], Any]
@@ -236,19 +236,19 @@ def qkv_exercise() -> Exercise:
         return None
 
     hints = (
-        "q, k, v = W.tensor_split(3). One head has len(q) // heads rows of each.",
-        "-(-heads // tp) heads each, until none are left. A slice past the end is empty, and no error.",
+        "Deal out heads, not rows: torch.arange(heads).tensor_split(tp)[tp_rank] says which are yours.",
+        "W.reshape(3, heads, -1, W.shape[1]) has q, k and v first, then heads; pick yours with [:, mine].",
         "To join: split each piece in three again, then all q parts, all k parts, all v parts.",
     )
     praise = "Every head is whole on one rank, and the inverse gives every bit back."
-    best = 3 * qkv.HEAD_DIM * -(-qkv.HEADS // TP_OF_PAR)
-    return Exercise(judge, hints, praise, Par("rows on the busiest rank", best, busiest))
+    best = 3 * qkv.HEAD_DIM * qkv.WIDTH * -(-qkv.HEADS // TP_OF_PAR)
+    return Exercise(judge, hints, praise, Par("entries on the busiest rank", best, busiest))
 
 
 def busiest(shard: Shard, join: Join) -> int:
-    """The most rows that a rank gets of the lesson's fused weight."""
+    """The most entries that a rank gets of the lesson's fused weight."""
     whole = qkv.fused_weight(0)
-    return max(len(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR)) for tp_rank in range(TP_OF_PAR))
+    return max(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR).numel() for tp_rank in range(TP_OF_PAR))
 
 
 def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosis | None:

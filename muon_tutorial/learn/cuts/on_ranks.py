@@ -24,7 +24,7 @@ KINDS: tuple[CutKind, CutKind] = ("column", "row")
 DIM: dict[CutKind, int] = {"column": 0, "row": 1}
 UP, DOWN = (10, 8), (6, 10)
 BATCH = 4
-PATIENCE = 3.0
+PATIENCE = 10.0
 """Seconds that a rank waits for others in an answer that hangs."""
 
 

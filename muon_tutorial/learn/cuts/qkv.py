@@ -92,10 +92,9 @@ def fused_weight(seed: int, heads: int = HEADS) -> Tensor:
 
 def shard_qkv(W: Tensor, heads: int, tp_rank: int, tp: int) -> Tensor:
     """The reference: whole heads of q, of k and of v for one tp coordinate, one above the other."""
-    q, k, v = W.tensor_split(3)
-    step = -(-heads // tp) * (len(q) // heads)  # rows: whole heads only
-    mine = slice(tp_rank * step, (tp_rank + 1) * step)
-    return torch.cat([q[mine], k[mine], v[mine]])
+    mine = torch.arange(heads).tensor_split(tp)[tp_rank]
+    by_head = W.reshape(3, heads, -1, W.shape[1])  # q, k and v × heads × rows × in
+    return by_head[:, mine].reshape(-1, W.shape[1])
 
 
 def join_qkv(pieces: Sequence[Tensor], heads: int) -> Tensor:

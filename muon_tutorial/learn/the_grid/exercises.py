@@ -16,6 +16,7 @@ from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from .on_ranks import (
     PATIENCE,
+    AnswerReport,
     AnswerRun,
     Groups,
     groups_along,
@@ -151,16 +152,22 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
     if not stuck:
         return
     for rank, report in enumerate(run.reports):
-        left = next((ranks for ranks in run.wanted if ranks not in report.made), None)
-        if left is not None and rank not in left:
+        rest = iter(run.wanted)
+        if not all(ranks in rest for ranks in report.made):  # no part of the list in its order
+            yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
+        left = next((ranks for ranks in _passed_over(run, report) if rank not in ranks), None)
+        if left is not None:
             what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it."
             hint = "new_group is for all ranks, members or not. Is yours under the if?"
             yield Diagnosis(f"{say_ranks(stuck).capitalize()} waited in vain. {what}", (hint,))
-    for rank, report in enumerate(run.reports):
-        if report.made != run.wanted[: len(report.made)]:
-            yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
     inside = "Does every member of a group call all_gather_object in it, and nobody else?"
     yield f"{say_ranks(stuck).capitalize()} waited in vain: {run.reports[stuck[0]].stuck}. {inside}"
+
+
+def _passed_over(run: AnswerRun, report: AnswerReport) -> list[tuple[int, ...]]:
+    """The groups that a rank left out before it made another, or before it returned."""
+    last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
+    return [ranks for ranks in run.wanted[:last] if ranks not in report.made]
 
 
 def _judge_heard(run: AnswerRun) -> Iterator[str]:

@@ -20,7 +20,7 @@ from ...worlds.live import gather_objects
 
 Groups = Callable[[int, int], Any]
 Listed = Sequence[Sequence[int]]
-PATIENCE = 2.0
+PATIENCE = 4.0
 """Seconds that a rank waits for others in an answer that hangs."""
 _WAITED = re.compile(r"tim(ed|e)[ -]?out|closed|reset|barrier", re.IGNORECASE)
 

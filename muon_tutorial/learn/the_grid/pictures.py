@@ -145,8 +145,8 @@ def _say_rank(grid: Grid, rank: int) -> str:
     at = grid.at(rank)
     return (
         f"A grid of ranks, {grid.size('dp')} along dp and {grid.size('tp')} along tp. Rank {rank} stands at "
-        f"dp {at['dp']}, tp {at['tp']}. Its row, its tp group, is {say_ranks(at.group('tp'))}, and in it it "
-        f"is number {at['tp']}. Its column, its dp group, is {say_ranks(at.group('dp'))}, and in it it is "
+        f"dp {at['dp']}, tp {at['tp']}. Its row, its tp group, is {say_ranks(at.group('tp'))}; there it is "
+        f"number {at['tp']}. Its column, its dp group, is {say_ranks(at.group('dp'))}; there it is "
         f"number {at['dp']}."
     )
 
