@@ -12,6 +12,7 @@ import pytest
 from muon_tutorial import Grid
 from muon_tutorial.learn import (
     collectives,
+    cuts,
     first_look,
     first_muon,
     five_products,
@@ -33,7 +34,7 @@ Says = Callable[[Mapping[str, Any]], str]
 
 
 def where(dp: int, tp: int) -> Says:
-    """What lesson 06 says of a rank's place on its grid."""
+    """What lesson 06 says of a rank on its grid."""
 
     def says(position: Mapping[str, Any]) -> str:
         at = Grid.of(dp=dp, tp=tp).at(position["rank"])
@@ -102,6 +103,7 @@ for dp in (2, 3):
         lambda at: f"In step 1, rank {at['rank']} of",
         "After 9 phases all ranks hold the same weights",
     )
+SHELLS["07 fused"] = (cuts.slide_qkv, lambda at: f"tp = {at['tp']}, cut as one", "4 of 4 heads torn")
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
         partial(film, dp, tp),
@@ -114,8 +116,19 @@ for dp, tp in ((2, 2), (3, 2), (4, 1), (1, 1)):
         lambda at: f"{at['layout']}, {own_sharding.LAYOUTS[at['layout']]}. Moment {at['moment']}, ",
         "FSDP2, rows cut over all ranks. Moment 2, gather: ",
     )
-for dp, tp in ((2, 3), (2, 6)):
+for dp, tp in ((2, 3), (2, 6), (3, 1)):
     SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")
+    SHELLS[f"07 {dp} {tp}"] = (
+        partial(cuts.explore, dp, tp),
+        lambda at: f"{at['cut'].capitalize()} parallel cuts",
+        "Row parallel cuts the columns",
+    )
+for dp, tp in ((2, 2), (1, 4), (3, 1)):
+    SHELLS[f"06 calls {dp} {tp}"] = (
+        partial(the_grid.play_calls, dp, tp),
+        lambda at: f"Moment {at['moment']}, {at['order']} first",
+        "Everybody has heard of everybody",
+    )
 for ranks in (1, 2, 3, 4):
     still = f"Round {2 * (ranks - 1)}: rank 0 sends"
     SHELLS[f"04 {ranks}"] = (
@@ -136,10 +149,3 @@ def test_every_position_can_be_drawn_and_says_what_it_shows(name: str) -> None:
     drive_shell(shell, says)
     assert shell.still is not None
     assert still in shell.still.alt
-
-
-def test_where_tp_cuts_nothing_both_cuts_are_drawn_and_said_in_the_same_words() -> None:
-    shell, says = the_grid.explore(3, 1), where(3, 1)
-    shown = [(position, move(shell, position)) for position in positions(shell)]
-    assert all(says(position) in alt_of_sound_picture(page) for position, page in shown)
-    assert len({page for _, page in shown}) == 6

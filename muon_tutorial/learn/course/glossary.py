@@ -78,14 +78,19 @@ bucket | 05 | Matrices one after the other in a flat row of entries, which trave
 padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
 virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. Nobody
     holds it.
+coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
 group | 06 | A set of ranks that call a collective together.
 dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
 tp group | 06 | A row of the grid: its ranks hold different pieces, which make a whole matrix.
 device mesh | 06 | PyTorch's record of a grid. It makes all groups of the grid at once.
-column parallel | 06 | A way to cut a Linear: each place makes some outputs. It cuts dimension 0, the
+global rank | 06 | A rank's number among all ranks of a run.
+group rank | 06 | A rank's number within one of its groups, from 0.
+column parallel | 07 | A way to cut a Linear: each rank makes some outputs. It cuts dimension 0, the
     weight's rows.
-row parallel | 06 | A way to cut a Linear: each place takes some inputs. It cuts dimension 1, the weight's
+row parallel | 07 | A way to cut a Linear: each rank takes some inputs. It cuts dimension 1, the weight's
     columns.
+fused QKV | 07 | The weights q, k and v of attention in one matrix, q above k above v.
+attention head (attention heads) | 07 | Some rows of q, k and v that work together, without the other heads.
 shard | 08 | The piece of a matrix that one rank holds.
 cosine | 08 | Of two matrices: 1 if they point the same way, 0 if they are at right angles.
 distance | 08 | From UVᵀ: the size of the difference, divided by the size of UVᵀ.
@@ -111,11 +116,12 @@ torchrun | 13 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 08 09 11 12 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 07 08 09 11 12 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
-place | 05 06 | Where a rank stands along one axis of the grid, from 0.
-W, x | 01 06 | The weight of a layer, and its input.
+dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.
+place | 05 | Where a rank stands along one axis of the grid, from 0.
+W, x | 01 07 | The weight of a layer, and its input.
 lr | 01 | The learning rate: what the update is multiplied with.
 G | 01 08 | The gradient of one weight.
 U, S, Vt | 01 02 08 | The SVD: directions of the output, singular values, of the input.
@@ -125,7 +131,7 @@ A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
 m, n | 08 | The rows and columns of a matrix, in formulas of its size factor.
-in, out | 06 | The numbers of inputs and outputs of a Linear.
+in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
 P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
 a to b | 05 | A range: from entry a up to, and without, entry b.
