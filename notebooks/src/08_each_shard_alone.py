@@ -29,7 +29,7 @@ lesson.hero()
 # *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 06: the grid of ranks, and
 # how tp cuts a matrix.
 #
-# - *Previous:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
+# - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Next:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has

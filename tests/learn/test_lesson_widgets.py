@@ -26,7 +26,7 @@ from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
 from .test_collectives import all_reduce, pretended_runs
-from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
+from .test_every_widget import drive_shell
 from .test_first_look import pretended as pretended_step
 from .test_first_muon import pretended
 
