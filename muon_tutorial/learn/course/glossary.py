@@ -122,7 +122,6 @@ s | 01 02 | One singular value.
 in, out | 06 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
 P₁, P₂, … | 08 | What became of each rank's piece. There, S is all of them, side by side.
-a to b | 05 | A range: from entry a up to, and without, entry b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
 """
