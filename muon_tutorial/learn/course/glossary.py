@@ -134,7 +134,6 @@ m, n | 08 | The rows and columns of a matrix, in formulas of its size factor.
 in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
 P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
-a to b | 05 | A range: from entry a up to, and without, entry b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
 """
