@@ -97,13 +97,13 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         "power law, by rows: cosine 0.69",
     ),
 }
-SHELLS["07 fused"] = (cuts.slide_qkv, lambda at: f"tp = {at['tp']}, cut as one", "4 of 4 heads torn")
 for dp in (2, 3):
     SHELLS[f"04 saboteur {dp}"] = (
         partial(first_muon.explore_sabotage, dp),
         lambda at: f"In step 1, rank {at['rank']} of",
         "After 9 phases all ranks hold the same weights",
     )
+SHELLS["07 fused"] = (cuts.slide_qkv, lambda at: f"tp = {at['tp']}, cut as one", "4 of 4 heads torn")
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
         partial(film, dp, tp),

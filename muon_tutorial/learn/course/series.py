@@ -97,7 +97,7 @@ LESSONS = (
         "the_mirror",
         "The whole step, and its opposite arrows",
         40,
-        ("03", "05", "06"),
+        ("03", "05", "07"),
     ),
     Lesson(
         "11_my_own_sharding",
