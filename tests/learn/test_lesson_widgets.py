@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -70,10 +71,13 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "04 loads": (
         first_muon.explore_loads,
-        lambda at: (
-            f"{at['ranks']} ranks. by index: the busiest has {first_muon.fair_shares(at['ranks']):.2f}"
-        ),
+        lambda at: f"{at['ranks']} ranks. by index: {first_muon.fair_shares(at['ranks']):.2f} fair shares",
         "6 ranks.",
+    ),
+    "05 entry": (
+        lambda: zero1_buffer.explore_entry(zero1_buffer.plan_of(3, 1, 200)),
+        lambda at: f"is entry {at['entry'] * (math.prod(zero1_buffer.SHAPES[at['matrix']]) - 1) // 12} of",
+        "C[7, 5] is entry 82 of C",
     ),
     "05": (
         lambda: zero1_buffer.explore(zero1_buffer.plan_of(4, 1, 400), 400),
@@ -86,6 +90,12 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         "power law: Cut by rows into 4",
     ),
 }
+for dp in (2, 3):
+    SHELLS[f"04 saboteur {dp}"] = (
+        partial(first_muon.explore_sabotage, dp),
+        lambda at: f"In step 1, rank {at['rank']} of",
+        "After 9 phases all ranks hold the same weights",
+    )
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
         partial(holders, dp, tp),

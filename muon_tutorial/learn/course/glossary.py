@@ -71,12 +71,12 @@ latency | 03 | The time that a message takes however small it is.
 bandwidth | 03 | How many bytes pass in a second, once a message is on its way.
 owner | 04 | Of a matrix: the one rank that orthogonalizes it for all.
 round robin | 04 | To deal out in turn: matrix i belongs to rank i modulo dp.
-flat buffer | 04 | A row of numbers with a place for each matrix, one after the other.
+flat buffer | 04 | A row of entries with a place for each matrix, one after the other.
 makespan | 04 | The work of the busiest rank, for which all others wait.
-ZeRO-1 | 05 | The first form of ZeRO: of all that is kept, the optimizer's memory alone is cut along dp.
-bucket | 05 | Matrices one after the other in a flat row of numbers, which travel together.
-padding | 05 | Numbers that mean nothing. They make a length one that dp divides.
-virtual buffer | 05 | All buckets in a row, as an address book: it says where each number would be. Nobody
+ZeRO-1 | 05 | The first form of ZeRO: only the optimizer's memory is cut along dp, and weights stay copies.
+bucket | 05 | Matrices one after the other in a flat row of entries, which travel together.
+padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
+virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. Nobody
     holds it.
 group | 06 | A set of ranks that call a collective together.
 dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
@@ -124,11 +124,10 @@ X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the 
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
-s, l | 04 | There, the shorter and the longer side of a matrix.
 in, out | 06 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
 P₁, P₂, … | 08 | What became of each rank's piece. There, S is all of them, side by side.
-a to b | 05 | A range: from number a up to, and without, number b.
+a to b | 05 | A range: from entry a up to, and without, entry b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
 """
