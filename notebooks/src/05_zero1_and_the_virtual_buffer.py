@@ -29,7 +29,7 @@ lesson.hero()
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
 # - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
-# - *Next:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
+# - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
 #   nothing to install.

@@ -5,7 +5,7 @@
 # them sends, and write the way back from the way out. And an optimizer with your own functions in it has run
 # on real processes.
 #
-# *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid). The names reduce_scatter and all_gather
+# *You need* lesson 05 (a rank owns a range) and lesson 07 (cuts). The names reduce_scatter and all_gather
 # are from lesson 03.
 #
 # - *Previous:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)

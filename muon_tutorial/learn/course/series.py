@@ -68,7 +68,7 @@ LESSONS = (
     Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 5),
     Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 15),
     Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 20, ("01",)),
-    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 25, ("00",)),
+    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 30, ("00",)),
     Lesson(
         "04_the_first_distributed_muon",
         "first_muon",
@@ -83,20 +83,21 @@ LESSONS = (
         40,
         ("00", "03"),
     ),
-    Lesson("06_the_grid", "the_grid", "The 2-D grid, and what TP cuts", 30, ("03", "05")),
+    Lesson("06_the_grid", "the_grid", "Which ranks belong together?", 30, ("03", "05")),
+    Lesson("07_what_tp_and_dp_cut", "cuts", "What do tp and dp cut?", 40, ("05", "06")),
     Lesson(
         "08_each_shard_alone",
         "shards_alone",
         "What happens if each shard is orthogonalized alone?",
-        20,
-        ("01", "06"),
+        30,
+        ("01", "07"),
     ),
     Lesson(
         "09_the_whole_step",
         "the_mirror",
         "The whole step, and its opposite arrows",
         40,
-        ("03", "05", "06"),
+        ("03", "05", "07"),
     ),
     Lesson(
         "11_my_own_sharding",
@@ -119,9 +120,9 @@ PATHS = (
     CoursePath(
         "Only the math",
         ("00", "01", "02", "08"),
-        "Lesson 08 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
+        "Lesson 08 builds on 07, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "11", "12", "13")),
+    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "07", "09", "11", "12", "13")),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 
