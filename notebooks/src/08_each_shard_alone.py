@@ -9,7 +9,7 @@
 # how tp cuts a matrix.
 #
 # - *Previous:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
-# - *Next:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
 #   nothing to install.

@@ -26,7 +26,7 @@ lesson.hero()
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
-# - *Previous:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Next:* [13 · Does it survive my loop?](13_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has

@@ -94,6 +94,8 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
     messages.
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
+ledger | 10 | A list of every request of a step, in bytes.
+straddles | 10 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
 oracle | 12 | The same training in one process. What ranks find is held against it.
 flight recorder | 12 | A list of each rank's latest calls, kept in memory, to be read after a hang.
 FSDP2 | 13 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
@@ -106,7 +108,7 @@ torchrun | 13 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 08 09 12 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 08 09 10 12 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
 place | 05 06 | Where a rank stands along one axis of the grid, from 0.
@@ -126,6 +128,7 @@ P₁, P₂, … | 08 | What became of each rank's piece. There, S is all of them
 a to b | 05 | A range: from number a up to, and without, number b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
+D | 10 | The number of ranks in a ring of one axis.
 """
 
 

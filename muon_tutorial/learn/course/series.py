@@ -85,12 +85,13 @@ LESSONS = (
         ("01", "06"),
     ),
     Lesson(
-        "09_the_whole_step",
+        "09_the_mirror",
         "the_mirror",
-        "The whole step, and its opposite arrows",
-        40,
+        "The mirror: how does every matrix find its way back?",
+        45,
         ("03", "05", "06"),
     ),
+    Lesson("10_the_bill", "bill", "The bill: what does a step cost?", 40, ("05", "09")),
     Lesson(
         "12_it_hangs_or_lies",
         "broken_runs",
@@ -107,7 +108,7 @@ PATHS = (
         ("00", "01", "02", "08"),
         "Lesson 08 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "12", "13")),
+    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "10", "12", "13")),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 
