@@ -93,8 +93,9 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# Count what *one rank sends*. In a ring of D ranks (lesson 03), a reduce_scatter or all_gather makes each rank send D − 1
-# pieces, one rank's share each. An all_reduce is both.
+# Lesson 09 counted what a rank hands over. Here we count what it *sends*. In a ring of D ranks (lesson 03), a
+# reduce_scatter or all_gather makes each rank send D − 1 pieces, each as large as one rank's share. An all_reduce is
+# both.
 #
 # *Medium · 8 minutes · required*
 
@@ -142,6 +143,10 @@ at = plans["zero1"].grid.at(0)
 bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp)
 
 # %% [markdown]
+# It works for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries, and a
+# slice a quarter of that, 524,288. Phase 1: 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 is half of it, phase 7 the same
+# again. Phase 3: 2 · 1 · 2,097,152, about 4.2 MB. All slices have a part, so all ranks run Newton–Schulz.
+#
 # All but `zero1` expect gradients that are averaged already. That all_reduce is not in their ledgers, but somebody pays.
 # With it, and beside AdamW:
 

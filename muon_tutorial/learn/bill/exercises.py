@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ... import Grid, Plan, zero1
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
 from .costs import (
     Order,
     bill_of,
@@ -104,6 +104,8 @@ def _judge_bill(bill: Bill, plan: Plan, rank: int) -> Diagnosis | None:
     came = value_of(bill, total, touched, dp, tp)
     if not isinstance(came, Mapping) or set(came) != set(BILL_PHASES):
         return Diagnosis(f"Give a dictionary with the keys {', '.join(BILL_PHASES)}.")
+    if all(sent is ... for sent in came.values()):
+        raise OpenAnswerError
     due = bill_of("zero1", plan, rank).sent
     where = f"On {plan.grid}, rank {rank} (total {total:,}, touched {touched:,})"
     for phase in BILL_PHASES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,16 +21,22 @@ from .recording import MOMENTS, PHASES, stored_parts
 Matrices = Mapping[str, Tensor]
 _SILENT = {3: 3, 4: 4, 6: 6}
 """The phase that a moment follows, where what is held then is compared."""
+_QUIET = (4, 5, 6)
+"""The phases in which nothing is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How one rank does in one phase: ``"same"``, ``"wrong"``, or ``"missing"``; and in what, in words."""
+    """How one rank does in one phase: ``"same"``, ``"wrong"``, or ``"missing"``; and in what, in words.
+
+    ``held`` says that it is about what the rank has, not about what it asks for.
+    """
 
     rank: int
     phase: int
     how: str
     what: str = ""
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,21 @@ class StepDifference:
 
     @property
     def first(self) -> Mark | None:
-        """The first mark that is not ``"same"``: the earliest phase, there a wrong one before a missing."""
-        return min(
-            (mark for mark in self.marks if mark.how != "same"),
-            key=lambda mark: (mark.phase, mark.how == "missing", mark.rank),
-            default=None,
-        )
+        """The first mark that is not ``"same"``: the earliest phase, there a wrong one before a missing.
+
+        Where a rank raised, all stop, and most never come as far: then it is the one that came farthest.
+        """
+        others = [mark for mark in self.marks if mark.how != "same"]
+        if self._raised and all(mark.how == "missing" for mark in others):
+            ends = [next(mark for mark in others if mark.rank == rank) for rank in {m.rank for m in others}]
+            return max(ends, key=lambda mark: (mark.phase, -mark.rank), default=None)
+        order = [(mark.phase, mark.how == "missing", mark.held, mark.rank) for mark in others]
+        return others[order.index(min(order))] if others else None
+
+    @property
+    def _raised(self) -> bool:
+        """Whether a rank's own code broke the run off, and not that ranks asked for different things."""
+        return bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
 
     @property
     def is_right(self) -> bool:
@@ -84,7 +100,8 @@ def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDif
 
 
 def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
-    """All that one rank asked for and held, beside what was due; up to its first wrong message."""
+    """All that one rank held and asked for, beside what was due; up to its first wrong message."""
+    yield from _held_marks(rank, right, mine)
     came = mine.of_rank(rank)
     for number, due in enumerate(right.of_rank(rank)):
         phase = PHASES.index(due.label.phase) + 1
@@ -92,13 +109,13 @@ def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
             yield Mark(rank, phase, "missing", f"rank {rank} never asks for {due}.")
             break
         if wrong := _wrong(rank, due, came[number]):
-            yield Mark(rank, phase, "wrong", wrong)
+            asked = PHASES.index(came[number].label.phase) + 1
+            yield Mark(rank, asked if asked in _QUIET else phase, "wrong", wrong)
             break
         yield Mark(rank, phase, "same", str(due))
     for extra in came[len(right.of_rank(rank)) :]:
         phase = PHASES.index(extra.label.phase) + 1
         yield Mark(rank, phase, "wrong", f"rank {rank} asks for {extra}, which is one request too many.")
-    yield from _held_marks(rank, right, mine)
 
 
 def _wrong(rank: int, due: Collective, came: Collective) -> str:
@@ -118,16 +135,22 @@ def _wrong(rank: int, due: Collective, came: Collective) -> str:
 def _held_marks(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
     """What a rank holds after phases that send nothing, and its weights at the end."""
     due, came = right.jobs[rank].diarist.contents, mine.jobs[rank].diarist.contents
-    for phase, moment in _SILENT.items():
-        for name in due:
-            if not due[name][moment]:
-                continue
-            if came[name][moment] == due[name][moment]:
-                yield Mark(rank, phase, "same")
-            elif came[name][moment]:
-                yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[moment]} of {name} is not right.")
-    if mine.reports and not all(
-        torch.equal(right.reports[rank].after[name], mine.reports[rank].after[name]) for name in MATRICES
+    for name, (phase, moment) in product(due, _SILENT.items()):
+        if not due[name][moment]:
+            continue
+        if came[name][moment] == due[name][moment]:
+            yield Mark(rank, phase, "same")
+        elif came[name][moment]:
+            yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[moment]} of {name} is not right.", True)
+        elif mine.broke:
+            yield Mark(rank, phase, "missing", f"rank {rank} never has {MOMENTS[moment]} of {name}.", True)
+    as_many = len(mine.of_rank(rank)) == len(right.of_rank(rank))
+    if (
+        as_many
+        and mine.reports
+        and not all(
+            torch.equal(right.reports[rank].after[name], mine.reports[rank].after[name]) for name in MATRICES
+        )
     ):
         yield Mark(rank, 7, "wrong", f"rank {rank}: its new weights are not those of the step.")
 

@@ -154,9 +154,11 @@ def draw_difference(difference: StepDifference) -> Picture:
 
 def _state(difference: StepDifference, rank: int, phase: int) -> str:
     """How a rank does in a phase: what is wrong there counts, and nothing after it does."""
-    own = [mark for mark in difference.marks if mark.rank == rank]
+    own, first = [mark for mark in difference.marks if mark.rank == rank], difference.first
     broken = min((mark.phase for mark in own if mark.how != "same"), default=LAST + 1)
+    broken = first.phase if first and first.rank == rank else broken
     if phase > broken:
         return "–"
     hows: Sequence[str] = [mark.how for mark in own if mark.phase == phase]
-    return next((how for how in ("wrong", "missing", "same") if how in hows), "–")
+    order = ("wrong", "missing", "same") if phase == broken else ("same",)
+    return next((how for how in order if how in hows), "–")
