@@ -16,7 +16,6 @@ from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror.compare import different_bits, step_alone
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
-from .test_every_widget import drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 
@@ -171,9 +170,10 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     assert "Still open" in message_of_wrong(quiz, {**right, "runs": ...})
 
 
-def test_every_bill_of_the_sliders_is_drawn() -> None:
+def test_a_bill_of_the_sliders_says_where_it_is_and_has_a_still() -> None:
     shell: Any = lesson.explore_bills()
-    drive_shell(shell, lambda at: f"dp={at['dp']}, tp={at['tp']}, {at['dtype']}, gather {at['gather']}")
+    shown = shell.at(bucket=0, dp=8, tp=1, dtype="all bf16", gather="boundary")
+    assert "dp=8, tp=1, all bf16, gather boundary, buckets of 5 MB" in shown.alt
     assert lesson.explore_bills(live=False) == shell.still
 
 

@@ -41,7 +41,7 @@ _NUMBER = {
 }
 _FILL = {"1": CARD, "2": MARKED, "3": EMPTY, "6": MARKED, "7": CARD}
 _LEGEND = "1 average the gradients · 2 dp gather · 3 tp gather · 6 share the updates · 7 parameter all_gather"
-DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2, 4), (5, 25, 100)
+DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
 
 
 def hero() -> Picture:
