@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes**, and twenty more for the hard exercise. At the end you can write the bill of a step by hand, for any
+# **Forty minutes.** The hard exercise takes twenty more. At the end you can write the bill of a step by hand, for any
 # matrices on any grid: bytes by phase, who runs Newton–Schulz how often, state beside AdamW's. You have checked it
 # against the bytes that real ranks counted.
 #
@@ -94,8 +94,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # ## A bill by hand
 #
 # Lesson 09 counted what a rank hands over. Here we count what it *sends*. In a ring of D ranks (lesson 03), a
-# reduce_scatter or all_gather makes each rank send D − 1 pieces, each as large as one rank's share. An all_reduce is
-# both.
+# reduce_scatter or all_gather makes each rank send one rank's share, D − 1 times. An all_reduce is both.
 #
 # *Medium · 8 minutes · required*
 

@@ -88,7 +88,7 @@ LESSONS = (
         "09_the_mirror",
         "the_mirror",
         "The mirror: how does every matrix find its way back?",
-        45,
+        40,
         ("03", "05", "06"),
     ),
     Lesson("10_the_bill", "bill", "The bill: what does a step cost?", 40, ("05", "09")),
