@@ -42,6 +42,7 @@ lesson.hero()
 # %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 2
+steps: int = 1
 seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
@@ -121,11 +122,11 @@ for entry in bucket.entries:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
-meta
+print(meta)
 
 # %% [markdown]
-# A **hop** changes how *one* axis holds a tensor: `Shard(1)` is cut along dimension 1, `Replicate()` whole on every
-# rank, `Owned(0)` whole on one. Each hop knows its opposite:
+# **Hops** change how *one* axis holds a tensor: `Shard(1)` is cut along dimension 1, `Replicate()` whole on every rank,
+# `Owned(0)` whole on one. Each hop knows its opposite:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -142,7 +143,7 @@ lesson.draw_hops()
 # A **route** is hops in order, and the dtype that travels. This one leads a matrix to where it is whole:
 
 # %%
-bucket.entries[1].route
+print(bucket.entries[1].route)
 
 # %% [markdown]
 # ## A trap: the matrix that was flat

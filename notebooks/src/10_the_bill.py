@@ -41,6 +41,7 @@ lesson.hero()
 # %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 2
+steps: int = 1
 seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
@@ -139,7 +140,7 @@ print(lesson.say_counted(counted))
 # %%
 bill = by_hand.accepted_or(lesson.bill)
 at = plans["zero1"].grid.at(0)
-bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp)
+print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
 
 # %% [markdown]
 # It works for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries, and a
