@@ -29,7 +29,7 @@ lesson.hero()
 # *You need* lesson 05 (buckets and slices) and lesson 09 (the seven phases).
 #
 # - *Previous:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
-# - *Next:* [12 · It hangs, or lies. Which rank, which line?](12_it_hangs_or_lies.ipynb)
+# - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. It has
 #   nothing to install.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from muon_tutorial.learn import (
     first_look,
     first_muon,
     five_products,
+    own_sharding,
     shards_alone,
     the_grid,
     why_muon,
@@ -22,8 +24,9 @@ from muon_tutorial.learn import (
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
-from .test_collectives import all_reduce
+from .test_collectives import all_reduce, pretended_runs
 from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
+from .test_first_look import pretended as pretended_step
 from .test_first_muon import pretended
 
 Says = Callable[[Mapping[str, Any]], str]
@@ -47,8 +50,8 @@ def rounds(ranks: int) -> Any:
     return collectives.explore_sum(collectives.run_sum(all_reduce, ranks))
 
 
-def holders(dp: int, tp: int) -> Any:
-    return first_look.explore(first_look.plan_of(dp, tp))
+def film(dp: int, tp: int) -> Any:
+    return first_look.play_step(*pretended_step(dp, tp))
 
 
 def buffers(ranks: int) -> Any:
@@ -67,12 +70,20 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         lambda at: five_products.SPECTRA[at["spectrum"]],
         "After 5 steps",
     ),
+    "03 switches": (
+        lambda: collectives.explore_switches(pretended_runs()),
+        lambda at: f"rank 3 {at['rank_3']}. After moment {at['moment']}",
+        "Beside it: First of all, rank 0 receive",
+    ),
     "04 loads": (
         first_muon.explore_loads,
-        lambda at: (
-            f"{at['ranks']} ranks. by index: the busiest has {first_muon.fair_shares(at['ranks']):.2f}"
-        ),
+        lambda at: f"{at['ranks']} ranks. by index: {first_muon.fair_shares(at['ranks']):.2f} fair shares",
         "6 ranks.",
+    ),
+    "05 entry": (
+        lambda: zero1_buffer.explore_entry(zero1_buffer.plan_of(3, 1, 200)),
+        lambda at: f"is entry {at['entry'] * (math.prod(zero1_buffer.SHAPES[at['matrix']]) - 1) // 12} of",
+        "C[7, 5] is entry 82 of C",
     ),
     "05": (
         lambda: zero1_buffer.explore(zero1_buffer.plan_of(4, 1, 400), 400),
@@ -81,15 +92,27 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "08": (
         lambda: shards_alone.explore(4),
-        lambda at: f"{at['matrix']}: Cut by {at['cut']} into {at['pieces']}",
-        "power law: Cut by rows into 4",
+        lambda at: f"{at['matrix']} matrix, {'' if at['halvings'] else 'before it is '}cut by {at['cut']}",
+        "power law, by rows: cosine 0.69",
     ),
 }
+for dp in (2, 3):
+    SHELLS[f"04 saboteur {dp}"] = (
+        partial(first_muon.explore_sabotage, dp),
+        lambda at: f"In step 1, rank {at['rank']} of",
+        "After 9 phases all ranks hold the same weights",
+    )
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
-        partial(holders, dp, tp),
-        lambda at: f"rank {at['rank']} holds",
-        "6 · its weight",
+        partial(film, dp, tp),
+        lambda at: "",
+        "8 · The new weight",
+    )
+for dp, tp in ((2, 2), (3, 2), (4, 1), (1, 1)):
+    SHELLS[f"11 {dp} {tp}"] = (
+        partial(own_sharding.explore_layouts, dp, tp),
+        lambda at: f"{at['layout']}, {own_sharding.LAYOUTS[at['layout']]}. Moment {at['moment']}, ",
+        "FSDP2, rows cut over all ranks. Moment 2, gather: ",
     )
 for dp, tp in ((2, 3), (2, 6)):
     SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")
