@@ -30,7 +30,7 @@ lesson.hero()
 # how tp cuts a matrix.
 #
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
-# - *Next:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
 #   nothing to install.
