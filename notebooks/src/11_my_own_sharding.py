@@ -123,7 +123,7 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # with experts. Of your `state`, you find `"group"`, your process group, and `"shapes"`, all full shapes. `params` are
 # this rank's shards.
 #
-# `assign` returns the same dict on all ranks of a group. Owners are **global ranks**, not places in the group.
+# `assign` returns the same dict on all ranks of a group. Owners are global ranks, not places in the group.
 #
 # *Easy · 3 minutes · required*
 

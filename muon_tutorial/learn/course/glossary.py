@@ -105,7 +105,6 @@ empty shard | 11 | The shard of a rank for which no row was left. Its rank makes
     hand.
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
 expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
-global rank (global ranks) | 11 | A rank's number among all ranks; its place in a group is another number.
 DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
 oracle | 12 | The same training in one process. What ranks find is held against it.
 flight recorder | 12 | A list of each rank's latest calls, kept in memory, to be read after a hang.
