@@ -19,7 +19,6 @@ FILES = sorted(path.relative_to(LEARN).as_posix() for path in LEARN.rglob("*.py"
 NOT_YET = (
     "five_products/pictures.py",
     "pictures/spectra.py",
-    "the_mirror/replay.py",
     "why_muon/pictures.py",
 )
 """Files that still name colours of their own. The list may only lose names, to the last."""
