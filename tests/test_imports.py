@@ -55,11 +55,15 @@ HANDLE_PROCESSES = ("scripts", "launching", "faults")
 
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
-# ring.py takes collectives apart, message by message, for lesson 03; training_rank.py is a loop such as
-# readers write by hand, for lesson 12 to break.
+# ring.py takes collectives apart, message by message, for lesson 03; what readers write by hand stands in
+# the_grid and cuts, for lessons 06 and 07, and in three_functions.py, for lesson 11; training_rank.py is a
+# loop such as theirs, for lesson 12 to break.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
+    f"{PACKAGE}.learn.the_grid.on_ranks",
+    f"{PACKAGE}.learn.cuts.on_ranks",
+    f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.broken_runs.training_rank",
 }
 

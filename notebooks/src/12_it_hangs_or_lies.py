@@ -26,7 +26,7 @@ lesson.hero()
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
-# - *Previous:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Next:* [13 · Does it survive my loop?](13_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has

@@ -58,8 +58,8 @@ lines, ported, clipped, survived, match = lesson.all_exercises(dp, tp, job, back
 # %% [markdown]
 # ## A loop like yours
 #
-# Every rank runs this, with a tiny model. `shard` cuts the model in place, over tp, then with **FSDP2**
-# (`fully_shard`) over dp. From then on each parameter is a **DTensor**: a rank holds its own part, and the tensor
+# Every rank runs this, with a tiny model. `shard` cuts the model in place, over tp, then with FSDP2
+# (`fully_shard`) over dp. From then on each parameter is a DTensor: a rank holds its own part, and the tensor
 # knows the whole. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to
 # shorten it where its norm is too large.
 
