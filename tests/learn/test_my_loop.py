@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -130,7 +131,7 @@ def test_the_port_is_checked_on_real_ranks_and_a_stub_is_open() -> None:
     assert first.endswith("Hint: Which of your two lines comes first?")
 
 
-def shortened(gradients: Any, total: Any, limit: float, most: float | None = 1.0) -> None:
+def shortened(gradients: Any, total: Any, limit: float, most: float = 1.0) -> None:
     for gradient in gradients:
         gradient.to_local().mul_((limit / total.sqrt()).clamp(max=most))
 
@@ -155,7 +156,7 @@ def by_whole_tensors(gradients: Any, limit: float) -> None:
 
 def lengthened(gradients: Any, limit: float) -> None:
     total = sum(gradient.full_tensor().square().sum() for gradient in gradients)
-    shortened(gradients, total, limit, most=None)
+    shortened(gradients, total, limit, most=math.inf)
 
 
 WRONG_CLIPS: list[tuple[Any, str]] = [
@@ -198,10 +199,9 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole(ranks: int) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("ranks", [4, 2])
 @pytest.mark.parametrize(("wrong", "says"), WRONG_CLIPS)
-def test_a_wrong_clip_is_told_what_is_wrong_with_it(wrong: Any, says: str, ranks: int) -> None:
-    assert_wrong(lesson.check_clip(ranks), wrong, says)
+def test_a_wrong_clip_is_told_what_is_wrong_with_it(wrong: Any, says: str) -> None:
+    assert_wrong(lesson.check_clip(4), wrong, says)
 
 
 @pytest.mark.live
