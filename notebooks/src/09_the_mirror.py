@@ -26,8 +26,8 @@ lesson.hero()
 # distributed Muon step, say what each of them sends, and write them from a blank cell. What you wrote will have run
 # on real processes, with the bits of a single one.
 #
-# *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names reduce_scatter and all_gather
-# are from lesson 03.
+# *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names
+# reduce_scatter and all_gather are from lesson 03.
 #
 # - *Previous:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Next:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
