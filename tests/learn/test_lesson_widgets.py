@@ -67,6 +67,11 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         lambda at: five_products.SPECTRA[at["spectrum"]],
         "After 5 steps",
     ),
+    "02 duel": (
+        five_products.duel,
+        lambda at: f"With a = {at['a']:g}, b = {at['b']:g}, c = {at['c']:g}",
+        "Keller Jordan: 64 values",
+    ),
     "04 loads": (
         first_muon.explore_loads,
         lambda at: (
