@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import html
 import itertools
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
 TEMPLATES = Path(__file__).parent
+MOST_POSITIONS = 400  # of one widget, to draw: a page has no room for more, and fine sliders have millions
 PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 MB in all
 INTRODUCTION = """These pages are the course as its notebooks were last run: text, code, results and pictures.
 To run them, and to answer, open the notebooks."""
@@ -219,17 +221,23 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
 def draw_frames(shell: Shell, most: int) -> Frames:
     """A widget at all its positions, or at those that fit into so many bytes."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
-    drawn = {
-        words: shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
-        for words in itertools.product(*stops.values())
-    }
-    images = {words: lean(picture) for words, picture in drawn.items()}
+    drawn: dict[tuple[str, ...], Picture] = {}
+
+    def at(words: tuple[str, ...]) -> str:
+        if words not in drawn:
+            drawn[words] = shell.at(
+                **{name: stops[name][word] for name, word in zip(stops, words, strict=True)}
+            )
+        return lean(drawn[words])
+
     pressed = [
         next(word for word, value in of_one.items() if value == shell.controls[name].value)
         for name, of_one in stops.items()
     ]
     for kept in selections([list(of_one) for of_one in stops.values()], pressed):
-        chosen = [images[words] for words in itertools.product(*kept)]
+        if math.prod(map(len, kept)) > MOST_POSITIONS:
+            continue
+        chosen = [at(words) for words in itertools.product(*kept)]
         if sum(map(len, chosen)) <= most:
             break
     legends = [getattr(control, "description", "") or name for name, control in shell.controls.items()]
