@@ -55,11 +55,12 @@ HANDLE_PROCESSES = ("scripts", "launching", "faults")
 
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
-# ring.py takes collectives apart, message by message, for lesson 03; training_rank.py is a loop such as
-# readers write by hand, for lesson 12 to break.
+# ring.py takes collectives apart, message by message, for lesson 03; three_functions.py is what readers
+# write by hand in lesson 11; training_rank.py is a loop such as theirs, for lesson 12 to break.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
+    f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.broken_runs.training_rank",
 }
 

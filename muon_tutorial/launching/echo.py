@@ -12,7 +12,7 @@ from ..errors import CheckpointError
 # loader or a download may say as well: then it must come from Gloo, or be of torch.distributed's own kind.
 _LATE = re.compile(
     r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|"
-    r"connectFullMesh failed"
+    r"connectFullMesh failed|Operation timed out!"
 )
 _GONE = re.compile(r"Connection (closed|reset|refused)|Broken pipe")
 _FROM_GLOO = re.compile(r"\bgloo\b|\bGloo")

@@ -69,7 +69,8 @@ class TorchrunEnvironment:
     def _describe(self, error: BaseException) -> str:
         """Return who noticed, who is missed, what torch says, and where this rank was."""
         missing = self.peers.missing()
-        who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or "the others"
+        others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
+        who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
         line = f"rank {self.rank} of {self.world_size} waited in vain for {who}: {in_one_line(str(error))}"
         phase, place = own_phase(), own_line(reversed(list(traceback.walk_tb(error.__traceback__))))
         return line + (f" [in phase: {phase}]" if phase else "") + (f" at {place}" if place else "")

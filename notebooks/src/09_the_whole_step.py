@@ -5,11 +5,11 @@
 # them sends, and write the way back from the way out. And an optimizer with your own functions in it has run
 # on real processes.
 #
-# *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid). The names reduce_scatter and all_gather
+# *You need* lesson 05 (a rank owns a range) and lesson 07 (cuts). The names reduce_scatter and all_gather
 # are from lesson 03.
 #
 # - *Previous:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
-# - *Next:* [12 · It hangs, or lies. Which rank, which line?](12_it_hangs_or_lies.ipynb)
+# - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. It has
 #   nothing to install.

@@ -26,7 +26,7 @@ lesson.hero()
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
-# - *Previous:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Next:* [13 · Does it survive my loop?](13_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
@@ -53,20 +53,19 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# The picture shows a real training run that stands still. An arrow goes from a rank that waits to the rank that it
-# waits for. The red ones lead to rank 2. Its data had run out one step early, so its loop ended, and it returned
-# without a word. All the error messages came from the others.
+# A real training run stands still. An arrow goes from a rank that waits to the rank that it waits for. The red ones
+# lead to rank 2: its data had run out one step early, so it left the loop and returned without a word. All the error
+# messages came from the others.
 #
-# This is the loop that we break in this lesson. The matrices are cut over tp and copied over dp. Each matrix has an
-# owner along dp, which orthogonalizes it and shares its new rows.
+# This is the loop that we break. Matrices are cut over tp and copied over dp. Each has an owner along dp, which
+# orthogonalizes it and shares its new rows.
 
 # %%
 print(inspect.getsource(lesson.TrainingRank.take_step))
 
 # %% [markdown]
-# In five phases ranks call each other, always in this order: load, average, gather, share, log. You will look in vain
-# for `gather` above. It happens inside `self.update()`: an owner gathers whole inputs over tp before it orthogonalizes
-# them.
+# In five phases ranks call each other, always in this order: load, average, gather, share, log. (`gather` hides inside
+# `self.update()`: an owner gathers whole inputs over tp before it orthogonalizes them.)
 #
 # Now the opposite case, a run that does not hang. From step 2 on, rank 1 has another learning rate. In which result
 # of step 2 does its mistake show first: gradient, average, momentum, input, update or share? And at the end, will
@@ -106,9 +105,9 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 #
 # ## Tool 1: compare the calls
 #
-# `hang` is the run of the first picture, made anew just now. We call it the hanging run. For a hang, write down what each rank calls, and when.
-# Then look for the first call that some rank should have made, and did not. First, what a log would have shown.
-# Then the calls; one that still waits ends in "…".
+# `hang`, the hanging run, is the run of the first picture, made anew just now. For a hang, write down what each rank
+# calls, and look for the first call that some rank should have made, and did not. First, what a log would have
+# shown. Then the calls; one that still waits ends in "…".
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))
@@ -118,24 +117,23 @@ print(lesson.say_calls(hang, 3))
 print(lesson.first_missing_call(hang))
 
 # %% [markdown]
-# A rank that waits has done its duty. Only the missing call tells who is to blame. Here are the lines in which the
-# ranks stand. On the left is the phase, as `take_step` calls it. On the right is the innermost line of our code, the
-# one that called PyTorch and has not come back.
+# A rank that waits has done its duty. Only the missing call tells who is to blame. And here is where the ranks stand:
+# the phase, as `take_step` calls it, and the innermost line of our code, which has not come back.
 
 # %%
 print(lesson.say_lines(hang))
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` prints the same from outside, while the process stands. You need not
-# have it: here is a dump of rank 3, recorded while this run stood still. Read it from below.
+# In a run of your own, `py-spy dump --pid …` prints the same from outside. Here is a dump of rank 3, recorded while
+# this run stood still. Read it from below.
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# PyTorch keeps a list of calls, too, its **flight recorder**. Set `TORCH_FR_BUFFER_SIZE` before the ranks start, as
-# this lesson did. It was made for NCCL. On Gloo, torch 2.13 records the kind, the group, the number within the group
-# and the sizes. It does not say whether a call has ended. These are the last calls of rank 0:
+# PyTorch keeps a list of calls, too, its **flight recorder**, if `TORCH_FR_BUFFER_SIZE` is set before the ranks start.
+# It was made for NCCL. On Gloo, torch 2.13 records kind, group, number and sizes, but not whether a call has ended.
+# The last calls of rank 0:
 
 # %% tags=["volatile"]
 print(lesson.say_flight(hang, rank=0, last=steps))
@@ -152,21 +150,20 @@ print(lesson.say_flight(hang, rank=0, last=steps))
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Read from the top. The *first* orange rung counts. Those below it have only inherited the mistake. Green below orange
-# does not mean that somebody has repaired it: Newton–Schulz works in bfloat16, and may round a wrong last bit away.
-# You can compare the hashes with each other, too, between rows and between steps. Where two are equal, so are
-# the numbers. Should they be? In words, as above:
+# Read from the top. The *first* red rung counts. Those below it have only inherited the mistake. Green below red does
+# not mean that somebody has repaired it: Newton–Schulz works in bfloat16, and may round a wrong last bit away.
+# Compare hashes with each other, too. Where two are equal, so are the entries. Should they be? In words:
 
 # %%
 print(lesson.first_difference(lie))
 
 # %% [markdown]
-# The updates were right, and the weights after `share` are not. So the fault lies between: where the update is
-# applied. Several ranks hold these wrong rows, because the owner has shared them. The owner is rank 1.
+# The updates were right, and the weights after `share` are not: the fault is where the update is applied. Several
+# ranks hold these wrong rows, because their owner, rank 1, has shared them.
 #
-# How far off are they? Size and cosine tell kinds apart. A forgotten factor changes the size and leaves the cosine
-# at 1. Other data change both. And if both are 1, with a difference near 10⁻⁷, then the same numbers were added
-# up in another order. Floating-point sums differ in the last bit then. That is *no bug*.
+# Size and cosine tell kinds apart. A forgotten factor changes the size and leaves the cosine at 1. Other data change
+# both. And if both are 1, with a difference near 10⁻⁷, the same entries were added up in another order, and the
+# last bit of the sum differs. That is *no bug*.
 #
 # ## Play with it
 #
@@ -182,14 +179,13 @@ lesson.explore_spread(dp, tp, live=widgets)
 # Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
 # make the same mistake, write `"all"` in place of a rank.
 #
-# > *It hangs:* `say_calls(run, step)`, `first_missing_call(run)`, `draw_waits(run)`, `say_lines(run)`.<br>
-# > The phase to name is that of the *missing call*.<br>
-# > *It lies:* `draw_ladder(run)`, `first_difference(run)`, `say_packed(run, step, phase)`.<br>
-# > The phase to name is that of the *first rung that differs*.<br>
-# > `say_outcome(run)` tells you which of the two it is.
+# > *It hangs:* `say_calls(run, step)`, `draw_waits(run)`, `say_lines(run)`. Name the phase of the *missing call*.<br>
+# > *It lies:* `draw_ladder(run)`, `say_numbers(run, step, rung)`, `say_packed(run, step, phase)`. Name the phase of the
+# > *first rung that differs*.
 #
-# These are the phases and the kinds. Two kinds look alike. Take a rank that owes `load`. If it stands in `average`,
-# the next call of the program, it has *skipped* one. If it stands in `log`, further down, then its *order* is another.
+# (Only if you are stuck: `first_missing_call` and `first_difference` from above do it for you.) Two kinds look alike.
+# Take a rank that owes `load`. If it stands in `average`, the next call of the program, it has *skipped* one. If it
+# stands in `log`, further down, its *order* is another.
 
 # %%
 print("phases: " + ", ".join(lesson.PHASES), lesson.say_kinds(), sep="\n\n")
@@ -198,7 +194,7 @@ clinic = lesson.open_clinic(dp, tp, seed, backend)
 # %% [markdown]
 # ### Run A
 #
-# Start with `say_outcome`, then take the tool that fits.
+# `say_outcome` tells which tools fit.
 #
 # *Easy · 5 minutes · required*
 
@@ -230,7 +226,7 @@ clinic.check("A", found_a)
 #
 # <details><summary>Hint</summary>
 #
-# Does the guilty rank have gradients at all? `lesson.first_difference(b)` reads a run that hangs, too.
+# Does the guilty rank have gradients at all? `lesson.draw_ladder(b)` reads a run that hangs, too.
 #
 # </details>
 #

@@ -65,7 +65,33 @@ class MistakeError(Exception):
 
 
 _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
-_LOOK = {True: ("✓", RIGHT, RIGHT_FILL), False: ("✗", WRONG, WRONG_FILL), None: ("…", QUIET, EMPTY)}
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictLook:
+    """How a verdict shows in HTML: its mark, and the colours of its edge and its ground.
+
+    A page that keeps no style of a notebook's knows this one, and has a class of this name in its place.
+    """
+
+    name: str
+    mark: str
+    edge: str
+    fill: str
+
+    @property
+    def style(self) -> str:
+        """The style of the box around the verdict."""
+        colours = f"border-left:4px solid {self.edge};background:{self.fill};color:{INK}"
+        return f"{colours};padding:6px 12px;max-width:820px"
+
+
+LOOKS = {
+    True: VerdictLook("right", "✓", RIGHT, RIGHT_FILL),
+    False: VerdictLook("wrong", "✗", WRONG, WRONG_FILL),
+    None: VerdictLook("open", "…", QUIET, EMPTY),
+}
+"""By whether the answer passed; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +111,10 @@ class AnswerVerdict:
         return textwrap.fill(said.strip(), 100, break_on_hyphens=False)
 
     def _repr_html_(self) -> str:
-        sign, edge, fill = _LOOK[self.passed]
-        style = f"border-left:4px solid {edge};background:{fill};color:{INK};padding:6px 12px;max-width:820px"
-        said = f"<b>{sign} {_SAID[self.passed]}</b> {html.escape(self.message)}"
-        return f'<div style="{style}">{said}</div>{self.picture.html if self.picture else ""}'
+        look = LOOKS[self.passed]
+        said = f"<b>{look.mark} {_SAID[self.passed]}</b> {html.escape(self.message)}"
+        drawn = self.picture.html if self.picture else ""
+        return f'<div style="{look.style}">{said}</div>{drawn}'
 
 
 @dataclass(slots=True)
