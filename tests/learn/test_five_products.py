@@ -218,8 +218,8 @@ def test_the_dots_of_a_duel_stand_where_the_matrices_are_at_whole_steps_and_glid
     whole = five_products.draw_bounce(moment, *five_products.KELLER_JORDAN, "CANS").alt
     assert f"64 values between {values.min():.3g} and {values.max():.3g}" in whole
     between = five_products.draw_bounce(moment + 1, *five_products.KELLER_JORDAN, "CANS").alt
-    assert "Step 1.25" in between
-    assert "flies off" in five_products.draw_bounce(20, 4.0, -2.0, 3.0, "CANS").alt
+    assert "Step 1.33" in between
+    assert "flies off" in five_products.draw_bounce(15, 4.0, -2.0, 3.0, "CANS").alt
 
 
 def test_the_published_sets_are_scored() -> None:

@@ -22,12 +22,12 @@ from ..widgets.play import play
 from ..widgets.shell import Shell, choice
 from .singular_values import PUBLISHED, SCOPE_STEPS, mean_distance, polynomial, spectra
 
-FRAMES = 4
+FRAMES = 3
 """Pictures from one step to the next."""
 CLASSICAL: Triple = (2.0, -1.5, 0.5)
 """They sum to 1, so that 1 stays at 1; quiet values climb slowly."""
 _TOP = 1.5
-_KINDS = ("a", 2.0, 4.0, 0.1), ("b", -6.0, -1.5, 0.25), ("c", 0.5, 3.0, 0.1)
+_KINDS = ("a", 2.0, 4.0, 0.25), ("b", -5.0, -1.5, 0.25), ("c", 0.5, 2.5, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Pictur
     for number, player in enumerate(players):
         axes = figure.add_axes((0.07 + 0.49 * number, 0.1, 0.43, 0.78))
         said.append(_draw_player(axes, player, step, part / FRAMES))
-    text = f"Step {moment / FRAMES:g}. With a = {a:g}, b = {b:g}, c = {c:g}: {said[0]}; {rival}: {said[1]}."
+    text = f"Step {moment / FRAMES:.3g}. With a = {a:g}, b = {b:g}, c = {c:g}: {said[0]}; {rival}: {said[1]}."
     return finish(figure, "five_products-bounce", text)
 
 
