@@ -26,11 +26,11 @@ lesson.hero()
 # no learning rate repairs it, and why a test with random matrices does not notice. You will have written the
 # gather that repairs it, and run it on real processes.
 #
-# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 06: the grid of ranks, and
+# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and
 # how tp cuts a matrix.
 #
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
-# - *Next:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
 #   nothing to install.

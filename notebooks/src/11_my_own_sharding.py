@@ -27,7 +27,7 @@ lesson.hero()
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
 #
-# - *Previous:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Next:* [12 · It hangs, or lies. Which rank, which line?](12_it_hangs_or_lies.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
@@ -123,7 +123,7 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # with experts. Of your `state`, you find `"group"`, your process group, and `"shapes"`, all full shapes. `params` are
 # this rank's shards.
 #
-# `assign` returns the same dict on all ranks of a group. Owners are **global ranks**, not places in the group.
+# `assign` returns the same dict on all ranks of a group. Owners are global ranks, not places in the group.
 #
 # *Easy · 3 minutes · required*
 

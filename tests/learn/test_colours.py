@@ -17,15 +17,9 @@ LEARN = Path(colours.__file__).resolve().parents[1]
 PALETTE = Path(colours.__file__).relative_to(LEARN).as_posix()
 FILES = sorted(path.relative_to(LEARN).as_posix() for path in LEARN.rglob("*.py"))
 NOT_YET = (
-    "first_muon/pictures.py",
     "five_products/pictures.py",
     "pictures/spectra.py",
-    "shards_alone/pictures.py",
-    "the_grid/pictures.py",
-    "the_mirror/replay.py",
     "why_muon/pictures.py",
-    "widgets/rank_buttons.py",
-    "zero1_buffer/pictures.py",
 )
 """Files that still name colours of their own. The list may only lose names, to the last."""
 FILLED_OTHERWISE: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ MINUTES = {
     "thirty": 30,
     "forty": 40,
     "forty-five": 45,
+    "fifty": 50,
     "sixty": 60,
 }
 

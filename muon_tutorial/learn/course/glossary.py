@@ -100,13 +100,14 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
     messages.
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
+ledger | 10 | A list of every request of a step, in bytes.
+straddles | 10 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
 FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
     for the moment it is used.
 empty shard | 11 | The shard of a rank for which no row was left. Its rank makes all calls, with nothing in
     hand.
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
 expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
-global rank (global ranks) | 11 | A rank's number among all ranks; its place in a group is another number.
 DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
 oracle | 12 | The same training in one process. What ranks find is held against it.
 flight recorder | 12 | A list of each rank's latest calls, kept in memory, to be read after a hang.
@@ -117,7 +118,7 @@ torchrun | 13 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 07 08 09 11 12 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 07 08 09 10 11 12 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
 dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.
@@ -136,9 +137,9 @@ m, n | 02 08 | The rows and columns of a matrix, in formulas.
 in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
 P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
-a to b | 05 | A range: from entry a up to, and without, entry b.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
+D | 10 | The number of ranks in a ring of one axis.
 """
 
 

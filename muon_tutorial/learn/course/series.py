@@ -93,12 +93,13 @@ LESSONS = (
         ("01", "07"),
     ),
     Lesson(
-        "09_the_whole_step",
+        "09_the_mirror",
         "the_mirror",
-        "The whole step, and its opposite arrows",
+        "The mirror: how does every matrix find its way back?",
         40,
         ("03", "05", "07"),
     ),
+    Lesson("10_the_bill", "bill", "The bill: what does a step cost?", 40, ("05", "09")),
     Lesson(
         "11_my_own_sharding",
         "own_sharding",
@@ -122,7 +123,10 @@ PATHS = (
         ("00", "01", "02", "08"),
         "Lesson 08 builds on 07, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "07", "09", "11", "12", "13")),
+    CoursePath(
+        "Only the systems",
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "12", "13"),
+    ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 

@@ -95,7 +95,11 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
         "Neighbours in a row are 1 apart, neighbours in a column tp apart.",
         "range(first, end, step) counts in steps.",
     )
-    return Exercise(judge, hints, f"Right on {len(grids)} grids, of one row and of one column, too.")
+    return Exercise(
+        judge,
+        hints,
+        f"So it is on all {len(grids)} grids that were tried, of one row and of one column, too.",
+    )
 
 
 def _judge_groups(said: object, grid: Grid) -> str | None:
