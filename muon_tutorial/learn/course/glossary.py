@@ -52,6 +52,8 @@ energy | 01 | The square of a singular value. All together are the sum of the sq
 SGD | 01 | The plainest optimizer: the update is the gradient.
 Adam | 01 | An optimizer: divides each entry of the gradient by its usual size. AdamW also shrinks weights.
 Muon | 01 | The optimizer of this course: orthogonalizes the update of each hidden matrix.
+size factor | 01 | The root of rows / columns of a weight, at least 1: Muon multiplies its update with it.
+weight decay | 01 | To shrink a weight a little in each step. Decoupled: the gradient has no part in it.
 embedding | 01 | A model's first matrix. An input, here a byte, picks one of its rows.
 head | 01 | A model's last matrix. It gives a score to each possible output.
 Newton–Schulz | 02 | A way to orthogonalize by matrix products alone. In a few steps it brings singular
@@ -132,7 +134,7 @@ X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the 
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
-s, l | 02 04 | In a cost, the shorter and the longer side of a matrix.
+s, l | 02 | In a cost, the shorter and the longer side of a matrix.
 m, n | 02 08 | The rows and columns of a matrix, in formulas.
 in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
