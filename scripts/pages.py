@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import html
 import itertools
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
 TEMPLATES = Path(__file__).parent
+MOST_POSITIONS = 2_000  # of one widget, to draw: a page has no room for more, and fine sliders have millions
 PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 MB in all
 INTRODUCTION = """These pages are the course as its notebooks were last run: text, code, results and pictures.
 To run them, and to answer, open the notebooks."""
@@ -280,11 +282,13 @@ def draw_frames(shell: Shell, most: int) -> Frames:
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
     drawn = {
         words: shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
-        for words in itertools.product(*stops.values())
+        for words in positions_to_draw(shell, stops)
     }
     images = {words: lean(picture) for words, picture in drawn.items()}
     pressed = beginning(shell, stops, drawn)
     for kept in selections([list(of_one) for of_one in stops.values()], pressed):
+        if math.prod(map(len, kept)) > len(drawn):
+            continue
         chosen = [images[words] for words in itertools.product(*kept)]
         if sum(map(len, chosen)) <= most:
             break
@@ -297,6 +301,22 @@ def draw_frames(shell: Shell, most: int) -> Frames:
     )
 
 
+def positions_to_draw(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """All positions; where they are too many, those of the first control, the others as they stand."""
+    if math.prod(map(len, stops.values())) <= MOST_POSITIONS:
+        return itertools.product(*stops.values())
+    held = own_stops(shell, stops)[1:]
+    return ((word, *held) for word in next(iter(stops.values())))
+
+
+def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The words of the stops at which a widget's controls stand."""
+    return [
+        next(word for word, value in of_one.items() if value == shell.controls[name].value)
+        for name, of_one in stops.items()
+    ]
+
+
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Mapping[tuple[str, ...], Picture]
 ) -> list[str]:
@@ -304,10 +324,7 @@ def beginning(
 
     Such a film begins with its still picture, if that is one of its frames, or with its fullest.
     """
-    pressed = [
-        next(word for word, value in of_one.items() if value == shell.controls[name].value)
-        for name, of_one in stops.items()
-    ]
+    pressed = own_stops(shell, stops)
     frames = {word: drawn[(word, *pressed[1:])] for word in next(iter(stops.values()))}
     fullest = max(frames, key=lambda word: len(frames[word].svg))
     if 2 * len(frames[pressed[0]].svg) >= len(frames[fullest].svg):

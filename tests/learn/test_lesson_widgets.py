@@ -71,6 +71,16 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         lambda at: five_products.SPECTRA[at["spectrum"]],
         "After 5 steps",
     ),
+    "01 race": (
+        lambda: why_muon.explore_race(why_muon.recorded_race()),
+        lambda at: f"Step {at['moment'] * 8} of",
+        "is the first at the end",
+    ),
+    "02 duel": (
+        five_products.duel,
+        lambda at: f"With a = {at['a']:g}, b = {at['b']:g}, c = {at['c']:g}",
+        "Keller Jordan: 64 values",
+    ),
     "03 switches": (
         lambda: collectives.explore_switches(pretended_runs()),
         lambda at: f"rank 3 {at['rank_3']}. After moment {at['moment']}",

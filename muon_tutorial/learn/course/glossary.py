@@ -48,16 +48,19 @@ singular values | 01 | One number for each direction of a matrix: how loud it is
     input.
 SVD | 01 | Singular value decomposition: takes a matrix apart into directions and singular values, U S Vᵀ.
 spectrum | 01 | All singular values of a matrix, sorted.
-energy | 01 | The square of a singular value. All together are the sum of the squares of all numbers.
+energy | 01 | The square of a singular value. All together are the sum of the squares of all entries.
 SGD | 01 | The plainest optimizer: the update is the gradient.
-Adam | 01 | An optimizer: divides each number of the gradient by its usual size. AdamW also shrinks weights.
+Adam | 01 | An optimizer: divides each entry of the gradient by its usual size. AdamW also shrinks weights.
 Muon | 01 | The optimizer of this course: orthogonalizes the update of each hidden matrix.
+size factor | 01 | The root of rows / columns of a weight, at least 1: Muon multiplies its update with it.
+weight decay | 01 | To shrink a weight a little in each step. Decoupled: the gradient has no part in it.
 embedding | 01 | A model's first matrix. An input, here a byte, picks one of its rows.
 head | 01 | A model's last matrix. It gives a score to each possible output.
 Newton–Schulz | 02 | A way to orthogonalize by matrix products alone. In a few steps it brings singular
     values near 1.
-Frobenius norm | 02 | The root of the sum of the squares of all numbers of a matrix.
+Frobenius norm | 02 | The root of the sum of the squares of all entries of a matrix.
 step | 02 | Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.
+FLOPs | 02 | Floating-point operations. A product of p × q with q × r takes 2 p q r of them.
 bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and about three digits.
 collective | 03 | A call that all ranks of a group make together, and after which all of them know
     something.
@@ -131,7 +134,8 @@ X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the 
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
-m, n | 08 | The rows and columns of a matrix, in formulas of its size factor.
+s, l | 02 | In a cost, the shorter and the longer side of a matrix.
+m, n | 02 08 | The rows and columns of a matrix, in formulas.
 in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
 P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.

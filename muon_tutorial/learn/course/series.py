@@ -66,8 +66,8 @@ class CoursePath:
 
 LESSONS = (
     Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 5),
-    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 15),
-    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 20, ("01",)),
+    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 30),
+    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 35, ("01",)),
     Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 30, ("00",)),
     Lesson(
         "04_the_first_distributed_muon",
