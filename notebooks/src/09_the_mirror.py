@@ -97,19 +97,18 @@ compare({"undoes": undoes, "silent": silent}, lesson.found_mirror(plan), lesson.
 # </details>
 
 # %% [markdown]
-# Now on your grid. Drag the slider, and watch each moment beside its mirror.
+# Now on your grid. Drag the slider: each moment stands beside its mirror.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# Where is the momentum? Each rank keeps that of its own range (lesson 05), and adds the mean gradient there, between
-# phases 1 and 2.
+# Where is the momentum? Each rank keeps that of its own range (lesson 05), and updates it between phases 1 and 2.
 #
 # ## Meet the objects
 #
-# You will write this step soon, so shake hands with what you will hold. First, the matrices in the bucket, with offset
-# and size:
+# You will write this step soon, so shake hands with what you will hold. The matrices in the bucket, with offset and
+# size:
 
 # %%
 bucket = plan.buckets[0]

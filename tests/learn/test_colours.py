@@ -16,14 +16,6 @@ from muon_tutorial.learn.pictures import colours
 LEARN = Path(colours.__file__).resolve().parents[1]
 PALETTE = Path(colours.__file__).relative_to(LEARN).as_posix()
 FILES = sorted(path.relative_to(LEARN).as_posix() for path in LEARN.rglob("*.py"))
-NOT_YET = (
-    "five_products/pictures.py",
-    "pictures/spectra.py",
-    "why_muon/pictures.py",
-)
-"""Files that still name colours of their own. The list may only lose names, to the last."""
-FILLED_OTHERWISE: tuple[str, ...] = ()
-"""Files that still fill a shape with a saturated colour that is no rank's. As above."""
 HEX = re.compile(r"#[0-9a-fA-F]{3,8}\b")
 NAMED = {
     *matplotlib.colors.CSS4_COLORS,
@@ -109,15 +101,15 @@ def saturated_names() -> set[str]:
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file != PALETTE])
-def test_a_file_names_no_colour_or_is_listed(file: str) -> None:
+def test_a_file_names_no_colour(file: str) -> None:
     found = sorted(set(named_colours(tree(file))))
-    assert bool(found) is (file in NOT_YET), f"{found}: take names from learn/pictures/colours.py"
+    assert not found, f"{found}: take names from learn/pictures/colours.py"
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file != PALETTE])
-def test_a_saturated_fill_is_a_ranks_or_the_file_is_listed(file: str) -> None:
+def test_a_saturated_fill_is_a_ranks(file: str) -> None:
     found = sorted(set(fills(tree(file))) & saturated_names())
-    assert bool(found) is (file in FILLED_OTHERWISE), f"{found}: say it by an edge, a mark or a pale fill"
+    assert not found, f"{found}: say it by an edge, a mark or a pale fill"
 
 
 def test_ranks_are_saturated_and_pale_fills_are_not() -> None:
@@ -155,7 +147,3 @@ def test_planted_fills_are_found() -> None:
     planted = "rectangle(axes, 0, 0, 1, 1, WRONG if bad else CARD)\naxes.bar(x, y, facecolor=colours.MUON)"
     assert list(fills(ast.parse(planted))) == ["WRONG", "CARD", "MUON"]
     assert list(fills(ast.parse("axes.plot(x, y, color=MUON)"))) == []
-
-
-def test_no_file_is_listed_that_is_not_there() -> None:
-    assert {*NOT_YET, *FILLED_OTHERWISE} <= set(FILES)

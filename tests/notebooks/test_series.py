@@ -20,6 +20,7 @@ MINUTES = {
     "twenty": 20,
     "twenty-five": 25,
     "thirty": 30,
+    "thirty-five": 35,
     "forty": 40,
     "forty-five": 45,
     "fifty": 50,
