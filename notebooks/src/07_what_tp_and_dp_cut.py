@@ -199,7 +199,7 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # ## What dp cuts
 #
 # dp copies the weights. It cuts what nobody needs twice, the momentum, and never asks where a matrix begins. tp cuts a
-# *matrix*; dp cuts the *buffer*.
+# *matrix*; dp cuts the *buffer*. A smaller tp piece leaves a gap behind it, so that offsets are the same on every tp rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)

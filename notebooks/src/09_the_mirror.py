@@ -66,7 +66,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # ## Predict
 #
-# Fold the film at the dashed line. Which phase undoes 1, which 2, which 3? And which of the seven send nothing at all?
+# Fold the film at the dashed line. Which phase undoes 1, which 2, which 3? And which send nothing?
 # (Along an axis of length 1 there is nobody to send to.)
 #
 # *Easy · 3 minutes · required*
@@ -97,13 +97,13 @@ compare({"undoes": undoes, "silent": silent}, lesson.found_mirror(plan), lesson.
 # </details>
 
 # %% [markdown]
-# Now on your grid. Drag the slider: each moment stands beside its mirror.
+# (Handed over is not sent: on a ring, a rank's own share stays at home. Lesson 10 counts.) Now on your grid:
 
 # %%
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# Where is the momentum? Each rank keeps that of its own range (lesson 05), and updates it between phases 1 and 2.
+# The momentum? Each rank keeps its own range of it (lesson 05), updated between phases 1 and 2.
 #
 # ## Meet the objects
 #

@@ -213,7 +213,8 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # ## Put the boundaries where nothing is
 #
-# A matrix that k slices share costs (k − 1) · entries · 2 bytes, over all of them. So the *order* of matrices in a bucket
+# Each of k ranks that share a matrix lacks what the others hold. That makes k · entries − entries, or
+# (k − 1) · entries · 2 bytes over all of them. So the *order* of matrices in a bucket
 # has a price! Find an order that costs at most a third of the given one.
 #
 # *Hard · 20 minutes · optional · par 10 bytes*

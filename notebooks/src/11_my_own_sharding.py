@@ -317,7 +317,9 @@ lesson.draw_loads(model, mine(model.params_at(0), model.state))
 #
 # In the film one owner served all replicas. Where those stand in different racks, you may rather compute twice. Write
 # a config in which each replica has owners of its own. Parameters are **DTensors** now: a rank holds a part
-# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and `"shard"`.
+# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and `"shard"`;
+# `mesh.get_group(axis)` is a group. You return `DistributedConfig(assign_fn, gather_fn, redistribute_fn, state)`. Its state
+# holds what your functions read, and under `"agree_group"` the ranks that share parameters.
 #
 # *Hard · 12 minutes · optional · par 0 bytes between replicas*
 
