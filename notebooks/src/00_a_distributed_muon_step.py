@@ -59,6 +59,9 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # %% [markdown]
 # ## One matrix, many processes
 #
+# Muon is an optimizer, as AdamW is. Before it steps, it *orthogonalizes* a matrix's update, and for that it needs the
+# whole matrix. Why it does, lesson 01 says. Today, watch who holds what.
+#
 # A **process** is a running program whose memory no other can look into. Large models train on many, usually one
 # per GPU; today they share your processor. Each has a number, its **rank**.
 #
@@ -131,13 +134,14 @@ compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.pic
 # ## Take the step
 #
 # This is a rank's whole program. All ranks **must call** `step()`: inside, they send each other pieces and wait for
-# them. `zero1` is ZeRO, `mesh` the grid, and `tp_dim=1` says that tp cuts columns.
+# them.
 
 # %%
 columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
 def one_step(rank):
     parameter = torch.nn.Parameter(columns(lesson.weight(seed), rank).clone())
-    muon = Muon([parameter], lr=0.1, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}), tp_dim=1)
+    grid = build_mesh({"dp": dp, "tp": tp})
+    muon = Muon([parameter], lr=0.1, strategy="zero1", mesh=grid, tp_dim=1)  # tp cuts columns
     before = parameter.detach().clone()
     parameter.grad = columns(lesson.local_gradient(seed, rank // tp), rank).clone()
     muon.step()
@@ -177,6 +181,8 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 # - Here tp *cuts* the weight and dp *copies* it. ZeRO makes dp cut the momentum.
 # - In the middle of a step, ranks put the whole matrix together.
 # - They end with the bits of one process.
+#
+# You have just taken a distributed Muon step on real processes. Next: why orthogonalize at all?
 #
 # **Quiz.** Answer with numbers.
 #

@@ -186,8 +186,8 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What do the optimizers make of this gradient? "As it runs" is Newton–Schulz, lesson 02's subject: cheaper
-# than an SVD, and only nearly flat.
+# What do the optimizers make of this gradient? "As it runs" is Newton–Schulz, lesson 02's subject: matrix
+# products alone, and only nearly flat.
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -329,7 +329,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# An SVD of every matrix in every step, or none:
+# An SVD of every matrix in every step, or none. (On one CPU core an SVD may even win. On a GPU it is far too slow, says
+# Muon's author: GPUs are built for products.)
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

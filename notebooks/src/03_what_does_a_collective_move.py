@@ -367,7 +367,8 @@ lesson.picture_of_wire(wire, sizes, seconds)
 # %% [markdown]
 # On the left the line is flat: bytes are free there, and you pay latency. On the right only bytes count. A ring's
 # all_reduce of S bytes is 2 (P − 1) messages in a row, of S/P bytes each: with many ranks, a small tensor pays almost
-# nothing but latency. Look at the last two printed lines, too. They are why optimizers pack many small matrices into one
+# nothing but latency. (Is the last dot far above the line? Caches end, and the
+# model does not know.) Look at the last two printed lines, too. They are why optimizers pack many small matrices into one
 # large buffer, which lesson 05 is about.
 #
 # ## Recap

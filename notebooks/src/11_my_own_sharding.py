@@ -49,7 +49,7 @@ widgets: bool = True
 import math
 import torch
 import torch.distributed as dist
-from muon_tutorial import DistributedConfig, create_dtensor_config, zeropower_via_newtonschulz
+from muon_tutorial import DistributedConfig, create_dtensor_config, launch, zeropower_via_newtonschulz
 from muon_tutorial.learn import own_sharding as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed, backend)
@@ -146,9 +146,23 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# For `gather`, Muon adds to `state` the `"param_idx"` and this rank's `"local_shape"`. Shards are uneven, one matrix has
-# a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single` takes split sizes, zero among them.
-# `lesson.rows_of(rows, ranks)` says how long each shard is.
+# Shards are uneven, one matrix has a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single` takes
+# split sizes, zero among them. Try it: rank r brings r entries, and rank 0 takes all.
+
+# %% tags=["ranks"]
+def to_rank_0(rank):
+    ranks = dist.get_world_size()
+    send = [rank] + [0] * (ranks - 1)  # elements for each rank
+    take = list(range(ranks)) if rank == 0 else [0] * ranks  # elements from each
+    came = torch.empty(sum(take))
+    dist.all_to_all_single(came, torch.full((rank,), float(rank)), take, send)
+    return came.tolist()
+
+print(launch(to_rank_0, dp * tp, backend=backend))
+
+# %% [markdown]
+# Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's `"local_shape"`,
+# and `lesson.rows_of(rows, ranks)` says how long each shard is.
 #
 # *Medium · 12 minutes · required*
 
@@ -257,7 +271,7 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# While an owner computes, others wait, so `assign_fn` decides how long a step takes. In this model anybody may own a dense
+# While an owner computes, others wait, so `assign_fn` decides how long a step takes, where every rank has a core. In this model anybody may own a dense
 # matrix, but only its group an expert:
 
 # %%
@@ -356,8 +370,9 @@ windows = lesson.run_windows({
 lesson.draw_windows(windows)
 
 # %% [markdown]
-# First a staircase: one owner computes, all others wait. Then owners compute side by side, as far as there are cores.
-# What is gathered ahead is there in time, and takes memory for it. And the bits?
+# First a staircase: one owner computes, all others wait. Then owners compute side by side. That needs cores: with fewer
+# cores than ranks it may even take longer, as the milliseconds above the lanes tell. What is gathered ahead is there in
+# time, and takes memory for it. And the bits?
 
 # %% tags=["volatile"]
 print(lesson.say_windows(windows))

@@ -140,6 +140,8 @@ class Exercise:
     praise: str = ""
     par: Par | None = None
     tries: int = field(default=0, init=False)
+    wrong: int = field(default=0, init=False)
+    opened: int = field(default=0, init=False)
     made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
     accepted: Any = field(default=..., init=False)
 
@@ -150,17 +152,25 @@ class Exercise:
                 raise OpenAnswerError
             wrong = self.judge(*answers)
         except OpenAnswerError:
-            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
+            return self._ask_for_an_answer()
         except MistakeError as mistake:
             wrong = str(mistake)
         if wrong is None:
             self.accepted = answers[0] if len(answers) == 1 else answers
             scored = self.par.say(*answers) if self.par else ""
-            return AnswerVerdict(True, f"{self.praise} {scored}".strip())
+            patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
+            return AnswerVerdict(True, " ".join(part for part in (self.praise, scored, patience) if part))
+        self.wrong += 1
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
         said = f"{found.what} Hint: {hint}" if hint else found.what
         return AnswerVerdict(False, said, found.picture)
+
+    def _ask_for_an_answer(self) -> AnswerVerdict:
+        """Who comes back with nothing is told how to begin."""
+        self.opened += 1
+        start = f" To begin: {self.hints[0]}" if self.opened > 1 and self.hints else ""
+        return AnswerVerdict(None, f"Replace ... with yours, or go on without.{start}")
 
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or of the exercise; the last one again once all are given."""
