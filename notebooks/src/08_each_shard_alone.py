@@ -73,8 +73,8 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# Grey off the diagonal: here an input moves an output which the gradient never paired with it. Right of the square are
-# inputs for which the gradient is exactly zero.
+# Grey off the diagonal: an input moves an output which the gradient never paired with it. Right of the square: inputs
+# for which the gradient is exactly zero.
 #
 # tp can cut the matrix in two ways. The piece that a rank holds is its **shard**:
 
@@ -110,8 +110,7 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, so nothing here is
-# Newton–Schulz's fault.
+# Now on real ranks. `my_piece` cuts out a rank's shard; `orthogonal` is the exact UVᵀ, so don't blame Newton–Schulz.
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -128,7 +127,7 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 where two matrices point the same way, and 0 at right angles. **Distance** is the size of the
-# difference over the size of UVᵀ; in brackets, what is left of it at the best learning rate there is. It stays large.
+# difference over the size of UVᵀ; in brackets, what the best learning rate there is leaves of it. It stays large.
 #
 # Yet all singular values are equal, *whatever the gradient was*: `update @ update.T` is tp times the identity. A flat
 # spectrum proves nothing.
@@ -146,13 +145,13 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# That last share moves weights for inputs about which the gradient said nothing at all.
+# That last share moves weights for inputs about which the gradient said nothing.
 #
 # ## Find the harmless one
 #
-# Two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one of independent entries,
-# and a *power law* with few loud directions and many quiet ones. In one of the six cases, shards alone are nearly
-# right. Bet first, then play.
+# Two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent entries),
+# and a *power law* (few loud directions, many quiet ones). In one of the six cases, shards alone are nearly right. Bet
+# first, then play.
 #
 # *Easy · 3 minutes · required*
 
@@ -179,13 +178,13 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# A unit test with `torch.randn` may meet just the harmless case, and pass. Test with a real gradient.
+# A unit test with `torch.randn` may meet the harmless case, and pass.
 #
 # ## A shard gets the size wrong, too
 #
 # Muon multiplies its update by a factor of the shape m × n: Keller Jordan's is `sqrt(max(1, m/n))`, Moonshot's
-# `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix. Take `shard.shape`, and the factor is wrong even after a
-# perfect gather. One example, cut by rows:
+# `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix; `shard.shape` gives another factor, even after a perfect gather.
+# For example, cut by rows:
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
@@ -224,14 +223,13 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Below 1 the factor is too *large*. Now look at our matrix, in the first line. The shards' update was √tp too large, and
-# Moonshot's factor makes it √tp too small again: the update is wrong, and its RMS is right.
+# Below 1 the factor is too *large*. The first line is our matrix: the shards' update was √tp too large, and Moonshot's
+# factor makes it √tp too small again. A wrong update with the right RMS!
 #
 # ## Repair it: gather first
 #
-# Write a function that gets this rank's shard, the dimension that was cut, and the tp group, and puts the group's shards
-# together. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors with everybody's
-# `tensor`.
+# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the group's shards together.
+# `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors with everybody's `tensor`.
 #
 # *Medium · 5 minutes · required*
 
@@ -241,7 +239,7 @@ def gather_whole(shard, dim, group):
 
 # %% [markdown]
 # Real ranks run it, on a matrix whose entries say where they belong. Colours say which rank an entry came from; a red
-# cross marks the first one in a wrong place.
+# cross marks the first in a wrong place.
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -263,8 +261,8 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Now the whole recipe: gather, orthogonalize, keep your own columns. This time with Newton–Schulz, and held against one
-# process that has the whole gradient.
+# Now the whole recipe: gather, orthogonalize, keep your own columns. This time with Newton–Schulz, held against one
+# process with the whole gradient.
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -278,7 +276,7 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group now repeats:
+# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group repeats:
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
@@ -289,16 +287,15 @@ print(lesson.say_cost(costs, tp))
 #
 # ## An update that survives its shards
 #
-# Can you have the exact update without gathering the matrix? Cut by columns, you can. Write a function that turns a
-# rank's columns of G into its columns of the *whole* UVᵀ, within a budget, counted as a ring sends (lesson 03).
-# `dist.all_gather` and `dist.all_reduce` are allowed, and `torch.linalg.eigh` may help.
+# Cut by columns, you can have the exact update without gathering the matrix. Write a function that turns a rank's
+# columns of G into its columns of the *whole* UVᵀ. The budget is counted as a ring sends (lesson 03). You may call
+# `dist.all_gather` and `dist.all_reduce`; `torch.linalg.eigh` may help.
 
 # %%
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and the power law. Where it goes wrong, you see *your* update's heat
-# map.
+# Real ranks try it in float32, on the real gradient and the power law. Where it fails, you see *your* update's heat map.
 #
 # *Hard · 12 minutes · optional · par 24576 bytes*
 
@@ -333,9 +330,9 @@ surviving.check(surviving_update)
 # - Cut by rows, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole's shape.
 #
-# **Quiz.** Answer with numbers. One line measures each of them.
+# **Quiz.** Answer with numbers. One line measures each.
 #
-# 1. `cosine`: of the shards' update, cut by columns over tp, to UVᵀ?
+# 1. `cosine`: of the shards' update, cut by columns, to UVᵀ?
 # 2. `factor`: how many times too small is `0.2·sqrt(max(m, n))` on such a shard?
 # 3. `received`: how many entries does a rank receive in the gather?
 #

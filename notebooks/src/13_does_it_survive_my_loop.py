@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 · Does it survive my loop?
 #
-# You have a training loop with AdamW and FSDP2. At three in the morning a rank dies: will your run with Muon go on
-# from where it was, on other ranks, on another grid, with the same bits?
+# At three in the morning a rank dies. Will your run with Muon go on from where it was, on another grid, with the same
+# bits?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -56,20 +56,19 @@ job = lesson.Job(steps, seed)
 lines, ported, clipped, survived, match = lesson.all_exercises(dp, tp, job, backend)
 
 # %% [markdown]
-# ## A loop like yours
+# ## A loop like yours, with AdamW and FSDP2
 #
-# Every rank runs this, with a tiny model. `shard` cuts the model in place, over tp, then with FSDP2
-# (`fully_shard`) over dp. From then on each parameter is a DTensor: a rank holds its own part, and the tensor
-# knows the whole. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to
-# shorten it where its norm is too large.
+# Every rank runs this. `shard` cuts the model in place, over tp and then over dp; from then on each parameter is a
+# DTensor. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it where
+# its norm is too large.
 
 # %%
 lesson.show_plain()
 
 # %% [markdown]
-# Two wishes: Muon steps the hidden matrices and AdamW the rest, and the run survives a kill.
-# `MuonWithAdamW.from_model(model, …)` makes one optimizer with both inside. Which lines change for it? Which others
-# change for the run to survive? (And one line is *added*, which loads.)
+# Two wishes: Muon for the hidden matrices, and a run that survives a kill.
+# `MuonWithAdamW.from_model(model, …)` holds both optimizers. Which lines change for it? Which others change to survive?
+# (One line, which loads, is *added*.)
 #
 # *Easy · 3 minutes · required*
 
@@ -93,8 +92,7 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# Suppose that lines 1 and 2 change places: somebody makes the optimizer first, and cuts the model afterwards. The
-# model has six parameters. How many of them move in a step?
+# Somebody swaps lines 1 and 2: first the optimizer, then the cut. How many of the model's six parameters move in a step?
 #
 # *Easy · 2 minutes · required*
 
@@ -118,7 +116,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # </details>
 
 # %% [markdown]
-# torch's AdamW says nothing. The package's Muon warns:
+# AdamW says nothing. The package warns:
 
 # %% tags=["answer"]
 print(lesson.say_too_early(plain))
@@ -126,18 +124,17 @@ print(lesson.say_too_early(plain))
 # %% [markdown]
 # ## Port it
 #
-# `prepare` gets the model and a function that cuts it, and returns the optimizer: learning rate 0.02 for Muon (`lr`),
-# 0.003 for AdamW (`adamw_lr`), weight decay 0.1 for both. `update` does what follows the backward pass: clip to the
-# norm 0.25, step, move the scheduler, clear the gradients. Real ranks try both.
+# `prepare` gets the model and `shard`, and returns the optimizer. `update` does what follows the backward pass. Real
+# ranks try both.
 #
 # *Medium · 8 minutes · required*
 
 # %% tags=["stub"]
-def prepare(model, shard):
-    return ...
+def prepare(model, shard):  # shard(model) cuts it
+    return ...  # lr=0.02 for Muon, adamw_lr=0.003, weight_decay=0.1 for both
 
 def update(model, optimizer, scheduler):
-    return ...
+    return ...  # clip to the norm 0.25, step, move the scheduler, clear the gradients
 
 # %%
 ported.check(prepare, update)
@@ -162,21 +159,25 @@ ported.check(prepare, update)
 # %% [markdown]
 # ## Clip it yourself
 #
-# The norm belongs to the *whole* gradient. If each rank clips its own part, each part gets the largest norm allowed,
-# and together they are too long:
+# The norm belongs to the *whole* gradient:
 
 # %%
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
-# `clip_grad_norm_` knows better. Do you? Shorten all gradients in place, by one factor, so that their norm together is
-# `limit`; leave them alone if it is smaller already. They are DTensors on a mesh of two axes. Some are cut along
-# both, some along one, some along none: look at `.placements`, `.device_mesh` and `.to_local()`.
+# `clip_grad_norm_` knows better. Do you? Gradients are DTensors on a mesh of two axes, cut along both, one or none.
+#
+# <details><summary>Hint</summary>
+#
+# Look at `.placements`, `.device_mesh` and `.to_local()`.
+#
+# </details>
 #
 # *Hard · 12 minutes · optional · par 1 collective*
 
 # %% tags=["stub"]
 def clip(gradients, limit):
+    # where their norm together is above limit, shorten all of them to it, by one factor
     return ...  # change them in place, then return None
 
 # %%
@@ -206,33 +207,29 @@ clipped.check(clip)
 # ## Survive
 #
 # A **checkpoint** is all that a run needs to go on: model, optimizer state, and what the loop remembers. The plain
-# loop's last line saves much less:
+# loop saves much less:
 
 # %%
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write. `CheckpointManager` keeps checkpoints by step, each complete or not there at all:
-#
-# - `manager.save(step, model, optimizer, extra={…})`: all ranks must call. `extra` is yours.
-# - `manager.latest_step()`: the newest checkpoint's step, or None.
-# - `manager.load(model, optimizer)`: puts the newest back into both, and returns its `extra`.
-#
-# Write `save`, which the loop calls after `step` steps, and `load`, which it calls before the first step, in a new run
-# too. `load` returns the step to go on with, from 0; a step's batch follows from its number alone.
+# So every rank has to write. `CheckpointManager` keeps checkpoints, each complete or not there at all. The loop calls
+# your `save` after `step` steps, and your `load` before its first, in a new run too.
 #
 # *Medium · 12 minutes · required*
 
 # %% tags=["stub"]
 def save(manager, step, model, optimizer, scheduler):
+    # manager.save(step, model, optimizer, extra={…}): all ranks must call; extra is yours
     return ...
 
 def load(manager, model, optimizer, scheduler):
-    return ...
+    # manager.latest_step(): the newest checkpoint's step, or None
+    # manager.load(model, optimizer): puts the newest back into both, and returns its extra
+    return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Real ranks start, and the last one kills itself with SIGKILL, which no process can catch, between two checkpoints.
-# Then new ranks start, on another grid, with *your* `load`.
+# Between two checkpoints the last rank kills itself with SIGKILL. New ranks go on, on another grid, with *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -258,8 +255,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Press play. Lanes are ranks, a tick is a step, a diamond is a checkpoint. Below is the loss; the thin line comes from
-# a run that nobody has killed.
+# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints. The thin line is the loss of an undisturbed run.
 
 # %% tags=["ranks"]
 mine = lesson.finished_port(ported, survived)
@@ -267,20 +263,19 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
-# What was done after the checkpoint is lost, and done again. Then new ranks, which cut every matrix in another way, go
-# on along the same line.
+# Steps after the checkpoint are lost, and done again. New ranks, which cut every matrix differently, go on along the
+# same line.
 #
 # ## Predict: the same bits?
 #
-# But to the last bit? Three questions, each for the old grid and the new one.
-#
-# - `"load"`: do the new ranks hold what was saved?
-# - `"step"`: given the same full gradient, do both grids take the same step?
-# - `"run"`: do the killed run and the undisturbed one end alike?
+# But to the last bit? Compare the old grid with the new one.
 #
 # *Medium · 4 minutes · required*
 
 # %% tags=["stub", "predict"]
+# "load": do the new ranks hold what was saved?
+# "step": given the same full gradient, do both grids take the same step?
+# "run": do the killed run and the undisturbed one end alike?
 same_bits = ...  # those that are the same to the bit, in this order, such as ["run"]
 
 # %% tags=["answer", "ranks"]
@@ -299,9 +294,8 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# Loading copies, and copies are exact. So is a step: a matrix is whole on one rank when it is orthogonalized, whoever
-# held which part before. The gradient differs. It is a sum over ranks, another grid adds in another order, and that
-# moves the last bits of float32. On the *same* grid nothing differs:
+# Copies are exact. So is a step: a matrix is whole when it is orthogonalized, whoever held which part. But the gradient
+# is a sum over ranks; another grid adds in another order, and last bits move. On the *same* grid:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -309,29 +303,32 @@ print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(
 # %% [markdown]
 # ## Out of the notebook
 #
-# **torchrun** is PyTorch's own command: it starts one process a rank, and all of them again if one dies, as often as
-# `--max-restarts` allows. Your four functions go into a script as they are:
+# **torchrun** starts one process a rank, and all again if one dies, up to `--max-restarts` times. Your four functions go
+# into a script as they are:
 
 # %%
 lesson.show_command(job)
 
 # %% [markdown]
-# This runs it and kills one rank. (torchrun listens on all network addresses of this machine. On a network that you do
-# not trust, set `torchrun = False` above.)
+# This runs it and kills one rank. (torchrun listens on all network addresses; on a network that you do not trust, set
+# `torchrun = False` above.)
 
 # %%
 under_torchrun = lesson.run_torchrun(job, mine, backend) if torchrun else None
 print(lesson.say_torchrun(under_torchrun))
 
 # %% [markdown]
-# On several machines you start the same command on each, with `--nnodes` and `--rdzv-endpoint` in place of
-# `--standalone`, and a folder that all of them see. With GPUs, add `--backend nccl`. Plainly said: **nothing of this
-# course has been run on several machines, and nothing on NCCL.** The calls are the same there; the order of sums, the
-# errors and the timing are not. Hold the first steps against one process.
+# **Nothing of this course has been run on several machines, and nothing on NCCL.** The calls are the same; the
+# order of sums, the errors and the timing are not. Hold the first steps against one process.
 #
-# ## Five traps
+# <details><summary>How to start it on several machines, and with GPUs</summary>
 #
-# They do not stop a run. They make it worse, and nobody tells you.
+# Start the same command on each machine, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`, and a folder
+# that all of them see. With GPUs, add `--backend nccl`.
+#
+# </details>
+#
+# ## Five traps that make a run worse, and do not stop it
 
 # %%
 print(lesson.say_traps(seed))
@@ -347,8 +344,8 @@ print(lesson.say_traps(seed))
 #
 # ## Find it in the wild
 #
-# torchtitan and Megatron-LM train with Muon in public, and know the same four ideas by other names. Follow the links
-# (they need a network) and match: to each idea, one letter of each project.
+# torchtitan and Megatron-LM have the same ideas under other names. Follow the links (they need a network): which
+# letter of each project fits which idea?
 
 # %%
 print(lesson.say_links())
@@ -378,16 +375,15 @@ match.check(found)
 # %% [markdown]
 # ## Recap
 #
-# - Cut first, then make the optimizer. The norm is that of the whole gradient.
+# - Cut first, then make the optimizer. Clip by the norm of the whole gradient.
 # - A checkpoint is model, optimizer, scheduler and the place in the data. All ranks save.
 # - Loading and stepping are the same on any grid, to the bit. Sums over ranks are not.
-# - The same functions run under `launch()` and torchrun. On NCCL we have not run them.
 #
-# **Quiz.** Answer with numbers, each measured with one line.
+# **Quiz.** Answer with numbers. One line measures each.
 #
-# 1. `twice`: how many steps were done twice in the life of your run?
-# 2. `files`: how many files hold the tensors of its first checkpoint? (`lesson.tensor_files(life)`)
-# 3. `too_long`: if each rank clips its own part, how many times too long is the gradient?
+# 1. `twice`: how many steps did your run repeat?
+# 2. `files`: how many files hold its first checkpoint's tensors? (`lesson.tensor_files(life)`)
+# 3. `too_long`: how many times too long is the gradient if each rank clips its own part?
 #
 # *Easy · 3 minutes · required*
 
