@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · How do five matrix products do it?
 #
-# An SVD is slow, and yet Muon wants all singular values at 1. How do five steps of plain matrix products bring
-# them there, nearly, without ever looking for one?
+# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products
+# bring them there, nearly, without ever looking for one?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.

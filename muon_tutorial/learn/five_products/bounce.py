@@ -100,8 +100,9 @@ def _draw_player(axes: Axes, player: _Player, step: int, part: float) -> str:
     off = int((now > _TOP).sum())
     axes.set_yticks([0, 0.5, 1, 1.5], ["0", "0.5", "1", "1.5"])
     axes.set_xticks([1, len(starts)], ["loudest", "quietest"])
-    for label, side in zip(axes.get_xticklabels(), ("left", "right"), strict=True):
-        label.set_horizontalalignment(side)
+    loudest, quietest = axes.get_xticklabels()
+    loudest.set_horizontalalignment("left")
+    quietest.set_horizontalalignment("right")
     flown = f", {off} of them out of the picture" if off else ""
     between = f"{len(now)} values between {now.min():.3g} and {now.max():.3g}"
     return f"{between}{flown}, at the end {at_end} on average"
