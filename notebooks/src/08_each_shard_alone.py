@@ -62,9 +62,9 @@ guess, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
 # %% [markdown]
 # ## The picture you have just seen
 #
-# A gradient G = U S Vᵀ comes in pairs: an input direction from V, an output direction from U. So look at any update
-# in these directions, as `Uᵀ · update · V`. Row i, column j says how strongly it takes input j to output i. UVᵀ has
-# ones on the diagonal, and nothing else. Try it:
+# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. So look at any update in these
+# directions: row i, column j of `Uᵀ · update · V` says how strongly it takes input j to output i. UVᵀ has ones on the
+# diagonal, and nothing else. Try it:
 
 # %%
 gradient = lesson.gradient()
@@ -73,8 +73,8 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# Grey off the diagonal means that an input moves an output which the gradient never paired with it. Right of the
-# square are inputs for which this gradient is exactly zero.
+# Grey off the diagonal: here an input moves an output which the gradient never paired with it. Right of the square are
+# inputs for which the gradient is exactly zero.
 #
 # tp can cut the matrix in two ways. The piece that a rank holds is its **shard**:
 
@@ -84,9 +84,8 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut by columns. Every shard is orthogonalized alone, so its singular values are all 1. Put the results side by
-# side. What is the largest singular value of the whole now? And if the gradient were pure noise: would the
-# spectrum be just as flat?
+# Cut by columns. Each shard, orthogonalized alone, has only singular values of 1. Put the results side by side: what is
+# the largest singular value of the whole? And would the spectrum be just as flat if the gradient were pure noise?
 #
 # *Easy · 2 minutes · required*
 
@@ -111,7 +110,7 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, so nothing you will see is
+# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, so nothing here is
 # Newton–Schulz's fault.
 
 # %% tags=["ranks"]
@@ -129,12 +128,17 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 where two matrices point the same way, and 0 at right angles. **Distance** is the size of the
-# difference over the size of UVᵀ. In brackets: the distance left after the best possible rescaling, that is, at
-# the best learning rate there is. It stays large.
+# difference over the size of UVᵀ; in brackets, what is left of it at the best learning rate there is. It stays large.
 #
-# Yet all singular values are equal! Call the shards' results P₁, P₂, … Then `update @ update.T` is
-# P₁P₁ᵀ + P₂P₂ᵀ + …, and every summand is the identity (as long as no shard is taller than wide). So the sum is tp
-# times the identity, *whatever the gradient was*. A flat spectrum proves nothing.
+# Yet all singular values are equal, *whatever the gradient was*: `update @ update.T` is tp times the identity. A flat
+# spectrum proves nothing.
+#
+# <details><summary>Why tp times the identity?</summary>
+#
+# Call the shards' results P₁, P₂, … Then `update @ update.T` is P₁P₁ᵀ + P₂P₂ᵀ + …, one summand for each shard. Every
+# summand is the identity, as long as no shard is taller than wide.
+#
+# </details>
 
 # %%
 identity = torch.eye(len(update), dtype=update.dtype)
@@ -179,16 +183,15 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # ## A shard gets the size wrong, too
 #
-# Muon multiplies its update by a factor of the shape m × n. Keller Jordan takes `sqrt(max(1, m/n))`; Moonshot takes
-# `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix. Whoever asks `shard.shape` gets another factor, even after a
+# Muon multiplies its update by a factor of the shape m × n: Keller Jordan's is `sqrt(max(1, m/n))`, Moonshot's
+# `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix. Take `shard.shape`, and the factor is wrong even after a
 # perfect gather. One example, cut by rows:
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write that for every shape and cut: for each of the two formulas, in this order, the whole's factor divided by the
-# shard's.
+# Write that for every shape and cut: for both formulas, in this order, the whole's factor divided by the shard's.
 #
 # *Medium · 6 minutes · required*
 
@@ -221,14 +224,14 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Below 1 the factor is too *large*. And look at the first line, our matrix: the shards' update was √tp too large, and
-# Moonshot's factor makes it √tp too small again. Even the RMS comes out right, on a wrong update.
+# Below 1 the factor is too *large*. Now look at our matrix, in the first line. The shards' update was √tp too large, and
+# Moonshot's factor makes it √tp too small again: the update is wrong, and its RMS is right.
 #
 # ## Repair it: gather first
 #
-# Put the shards of one tp group together. Your function gets this rank's shard, the dimension that was cut, and
-# the group. `dist.all_gather(list, tensor, group=group)` sends the tensor to all ranks of the group, and fills a list of
-# `group.size()` empty tensors with everybody's.
+# Write a function that gets this rank's shard, the dimension that was cut, and the tp group, and puts the group's shards
+# together. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors with everybody's
+# `tensor`.
 #
 # *Medium · 5 minutes · required*
 
@@ -237,8 +240,8 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Real ranks run it, on a matrix in which each entry says where it belongs. Colours say which rank an entry came from.
-# A red cross marks the first one in a wrong place.
+# Real ranks run it, on a matrix whose entries say where they belong. Colours say which rank an entry came from; a red
+# cross marks the first one in a wrong place.
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -260,8 +263,8 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Now the whole recipe: gather, orthogonalize, keep your own columns. This time with Newton–Schulz itself, as Muon runs
-# it, and held against one process that has the whole gradient.
+# Now the whole recipe: gather, orthogonalize, keep your own columns. This time with Newton–Schulz, and held against one
+# process that has the whole gradient.
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -275,28 +278,27 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# The same bits, for any gradient and any cut. You pay with messages, and with work that every rank of the group now
-# repeats:
+# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group now repeats:
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
 print(lesson.say_cost(costs, tp))
 
 # %% [markdown]
-# Who should orthogonalize what, so that it is done once and little travels? The rest of the course is about that.
+# Who should orthogonalize what, so that it is done once and little travels? That is the rest of the course.
 #
 # ## An update that survives its shards
 #
-# Can you have the exact update without gathering the matrix? Cut by columns, you can. Write a function that gets a
-# rank's columns of G and returns this rank's columns of the *whole* UVᵀ. A rank has a budget, counted as a ring
-# sends (lesson 03). `dist.all_gather` and `dist.all_reduce` are allowed, and `torch.linalg.eigh` may help.
+# Can you have the exact update without gathering the matrix? Cut by columns, you can. Write a function that turns a
+# rank's columns of G into its columns of the *whole* UVᵀ, within a budget, counted as a ring sends (lesson 03).
+# `dist.all_gather` and `dist.all_reduce` are allowed, and `torch.linalg.eigh` may help.
 
 # %%
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it, on the real gradient and the power law, in float32. Where it goes wrong, you see the heat map of
-# *your* update.
+# Real ranks try it in float32, on the real gradient and the power law. Where it goes wrong, you see *your* update's heat
+# map.
 #
 # *Hard · 12 minutes · optional · par 24576 bytes*
 
@@ -331,7 +333,7 @@ surviving.check(surviving_update)
 # - Cut by rows, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole's shape.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line.
+# **Quiz.** Answer with numbers. One line measures each of them.
 #
 # 1. `cosine`: of the shards' update, cut by columns over tp, to UVᵀ?
 # 2. `factor`: how many times too small is `0.2·sqrt(max(m, n))` on such a shard?
