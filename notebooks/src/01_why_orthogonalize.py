@@ -261,8 +261,8 @@ whole.check(muon_step)
 # Now let your function train a model, beside PyTorch's:
 
 # %% tags=["volatile"]
-mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps, seed)
-torchs = lesson.train_with(None, steps, seed)
+mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps + 1, seed)
+torchs = lesson.train_with(None, steps + 1, seed)
 print(f"your loss: {mine[0]:.2f} → {mine[-1]:.2f}")
 print("the same as torch's, to the last bit:", mine == torchs)
 
@@ -329,8 +329,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# An SVD of every matrix in every step, or none. (On one CPU core an SVD may even win. On a GPU it is far too slow, says
-# Muon's author: GPUs are built for products.)
+# On a CPU the SVD may well be faster. A GPU is built for products, and an SVD is a long chain of small steps:
+# [far too slow](https://kellerjordan.github.io/posts/muon/) there, says the post.
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 · How do five matrix products do it?
 #
-# Muon wants all singular values at 1, and GPUs want nothing but matrix products. How do five steps of plain products
+# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products
 # bring them there, nearly, without ever looking for one?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
