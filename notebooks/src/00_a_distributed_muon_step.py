@@ -184,15 +184,15 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 #
 # You have just taken a distributed Muon step on real processes. Next: why orthogonalize at all?
 #
-# **Quiz.** Answer with numbers.
-#
-# 1. `copies`: how many ranks hold the weight's first column?
-# 2. `kept`: how many entries of the momentum does rank 0 keep? Ask `reports[0].momentum`.
+# **Quiz.** One line measures each.
 #
 # *Easy · 1 minute · required*
 
 # %% tags=["stub"]
-answers = {"copies": ..., "kept": ...}
+answers = {
+    "copies": ...,  # how many ranks hold the weight's first column?
+    "kept": ...,  # how many entries of the momentum does rank 0 keep? Ask reports[0].momentum.
+}
 
 # %%
 quiz.check(answers)

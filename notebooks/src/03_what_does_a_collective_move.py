@@ -377,16 +377,17 @@ lesson.picture_of_wire(wire, sizes, seconds)
 # - all_reduce = reduce_scatter + all_gather. Each half sends (P − 1)/P of entries × bytes per entry.
 # - A message takes latency + bytes / bandwidth.
 #
-# **Quiz.** Answer with numbers. Each takes one line.
-#
-# 1. `messages`: how many messages does rank 0 send in *your* all_reduce, `total`?
-# 2. `share`: what part of an all_reduce's bytes does its all_gather send?
-# 3. `bytes`: an all_reduce of a million bfloat16 entries, with P = 8. How many bytes does each rank send?
+# **Quiz.** One line measures each.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
-answers = {"messages": ..., "share": ..., "bytes": ...}
+answers = {
+    "messages": ...,  # how many messages does rank 0 send in *your* all_reduce, total?
+    "share": ...,  # what part of an all_reduce's bytes does its all_gather send?
+    # an all_reduce of a million bfloat16 entries, with P = 8. How many bytes does each rank send?
+    "bytes": ...,
+}
 
 # %%
 quiz.check(answers)

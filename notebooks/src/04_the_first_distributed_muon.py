@@ -441,16 +441,17 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 # - The makespan is the busiest rank's work. By index it is even only by luck. Longest first comes close to the
 #   best, at most 4/3 of it.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above.
-#
-# 1. `zeros`: how many zeros does rank 0 hand to the all_reduce?
-# 2. `busiest`: on as many ranks as a layer has matrices, how many fair shares has the busiest one, by index?
-# 3. `bytes`: how many bytes does rank 0 send if updates are shared by all_gather?
+# **Quiz.** One line measures each.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
-answers = {"zeros": ..., "busiest": ..., "bytes": ...}
+answers = {
+    "zeros": ...,  # how many zeros does rank 0 hand to the all_reduce?
+    # on as many ranks as a layer has matrices, how many fair shares has the busiest one, by index?
+    "busiest": ...,
+    "bytes": ...,  # how many bytes does rank 0 send if updates are shared by all_gather?
+}
 
 # %%
 quiz.check(answers)

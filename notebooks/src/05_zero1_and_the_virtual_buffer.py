@@ -303,16 +303,16 @@ planned.check(all_ranges)
 # - Matrices that straddle a boundary have to be gathered. Momentum stays; gradients and weights travel.
 # - Fewer, larger buckets mean fewer collectives and less padding, and about the same bytes.
 #
-# **Quiz.** Answer with numbers, for `dp` and `bucket` as above.
-#
-# 1. `kept`: how many entries of momentum does rank 0 keep, padding not counted?
-# 2. `padding`: how many entries of padding are in all buckets together?
-# 3. `buckets`: how many buckets are there if each takes at most 100 entries?
+# **Quiz.** One line measures each.
 #
 # *Easy · 4 minutes · required*
 
 # %% tags=["stub"]
-answers = {"kept": ..., "padding": ..., "buckets": ...}
+answers = {
+    "kept": ...,  # how many entries of momentum does rank 0 keep, padding not counted?
+    "padding": ...,  # how many entries of padding are in all buckets together?
+    "buckets": ...,  # how many buckets are there if each takes at most 100 entries?
+}
 
 # %%
 quiz.check(answers)

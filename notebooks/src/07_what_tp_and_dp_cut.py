@@ -369,16 +369,16 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # - Column, then row parallel: one all_reduce for both.
 # - A fused QKV is three matrices. Cut each, and by whole heads.
 #
-# **Quiz.** You can measure each number with one line.
-#
-# 1. `columns`: how many columns of `down`, 6 × 10 and row parallel, does the last rank hold?
-# 2. `kept`: how many entries of momentum does rank 0 keep?
-# 3. `torn`: how many heads of the fused QKV are torn at tp = 4, cut as one?
+# **Quiz.** One line measures each.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-answers = {"columns": ..., "kept": ..., "torn": ...}
+answers = {
+    "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
+    "kept": ...,  # how many entries of momentum does rank 0 keep?
+    "torn": ...,  # how many heads of the fused QKV are torn at tp = 4, cut as one?
+}
 
 # %%
 quiz.check(answers)

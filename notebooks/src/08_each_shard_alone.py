@@ -330,16 +330,16 @@ surviving.check(surviving_update)
 # - Cut by rows, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole's shape.
 #
-# **Quiz.** Answer with numbers. One line measures each.
-#
-# 1. `cosine`: of the shards' update, cut by columns, to UVᵀ?
-# 2. `factor`: how many times too small is `0.2·sqrt(max(m, n))` on such a shard?
-# 3. `received`: how many entries does a rank receive in the gather?
+# **Quiz.** One line measures each.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-answers = {"cosine": ..., "factor": ..., "received": ...}
+answers = {
+    "cosine": ...,  # of the shards' update, cut by columns, to UVᵀ?
+    "factor": ...,  # how many times too small is 0.2·sqrt(max(m, n)) on such a shard?
+    "received": ...,  # how many entries does a rank receive in the gather?
+}
 
 # %%
 quiz.check(answers)

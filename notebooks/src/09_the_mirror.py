@@ -345,16 +345,16 @@ print("entries that differ:", lesson.different_bits(after, alone))
 # - In which order groups are answered changes nothing. For the same gradient, all weights are the same bits as in one
 #   process.
 #
-# **Quiz.** Answer with numbers.
-#
-# 1. `requests`: how many requests did rank 0 make? (`reports[0].diary` has noted them.)
-# 2. `whole`: on how many ranks is o whole at Newton–Schulz?
-# 3. `different`: how many weights differ from those of one process?
+# **Quiz.** One line measures each.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
-answers = {"requests": ..., "whole": ..., "different": ...}
+answers = {
+    "requests": ...,  # how many requests did rank 0 make? (reports[0].diary has noted them.)
+    "whole": ...,  # on how many ranks is o whole at Newton–Schulz?
+    "different": ...,  # how many weights differ from those of one process?
+}
 
 # %%
 quiz.check(answers)

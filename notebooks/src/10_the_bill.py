@@ -309,16 +309,16 @@ print(lesson.say_sum(seed, texts=8))
 # - Under `zero1` a matrix is worked on wherever a part of it is kept. Boundaries cost bytes, and work.
 # - The same gradient gives the same bits. The sum that makes it may not.
 #
-# **Quiz.** Answer with numbers, for your grid.
-#
-# 1. `saved`: how many bytes does rank 0 save by the boundary gather?
-# 2. `state`: how many bytes of state does rank 0 keep under `zero1`?
-# 3. `runs`: how many ranks run Newton–Schulz on up, under `zero1`?
+# **Quiz.** One line measures each.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
-answers = {"saved": ..., "state": ..., "runs": ...}
+answers = {
+    "saved": ...,  # how many bytes does rank 0 save by the boundary gather?
+    "state": ...,  # how many bytes of state does rank 0 keep under zero1?
+    "runs": ...,  # how many ranks run Newton–Schulz on up, under zero1?
+}
 
 # %%
 quiz.check(answers)

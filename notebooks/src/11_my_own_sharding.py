@@ -388,16 +388,16 @@ print(lesson.say_windows(windows))
 # - Gather what you are handed, whole, with parts kept apart.
 # - A window changes when things happen, and no bit.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above.
-#
-# 1. `fewest`: how many rows did the poorest rank of the first matrix hold?
-# 2. `at_once`: how many ranks computed at once, without `async_gpu_parallelism`?
-# 3. `step`: in which step did the gathered gradient first go badly wrong?
+# **Quiz.** One line measures each.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-answers = {"fewest": ..., "at_once": ..., "step": ...}
+answers = {
+    "fewest": ...,  # how many rows did the poorest rank of the first matrix hold?
+    "at_once": ...,  # how many ranks computed at once, without async_gpu_parallelism?
+    "step": ...,  # in which step did the gathered gradient first go badly wrong?
+}
 
 # %%
 lesson.quiz(found.rows, windows).check(answers)
