@@ -33,8 +33,8 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
 #   nothing to install.
 #
-# *Other grids:* open the parameters below, try `dp = 3`, and run all cells again. Any dp and tp will do whose
-# product your machine can start.
+# *Other grids:* open the parameters below, try `dp = 3`, and run all cells again. Any dp and tp will do, as
+# long as your machine can start dp × tp processes.
 #
 # </details>
 
@@ -66,8 +66,8 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # per GPU; today they share your processor. Each has a number, its **rank**.
 #
 # The ranks stand in a grid. Along **tp** (tensor parallel) this weight is *cut* into columns. Along **dp** (data
-# parallel) it is *copied*, and each copy sees other training data. That is today's case, no law: elsewhere tp cuts
-# rows, and soon dp will cut, too.
+# parallel) it is *copied*, and each copy sees other training data. So it is today; elsewhere tp cuts rows, and
+# soon dp will cut, too.
 #
 # `launch` starts real ones and runs your function in each:
 

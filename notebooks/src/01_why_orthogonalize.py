@@ -216,8 +216,8 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Three things are left. The **size factor** is the root of rows / columns of `W`, and at least 1: a tall
-# matrix spreads its loudness over more outputs. **Weight decay** shrinks `W` by `lr * weight_decay`; it never
+# Three things are left. The **size factor** is the root of rows / columns of `W`, and at least 1: it makes an
+# output move as far in a tall matrix as in a square one. **Weight decay** shrinks `W` by `lr * weight_decay`; it never
 # meets the gradient, hence *decoupled*. Then the update is added. Here is each stage of one matrix:
 
 # %% tags=["volatile"]

@@ -190,8 +190,7 @@ print("only singular values have moved:", lesson.only_values_moved(X, Y))
 # ## Under the microscope
 #
 # No matrix is needed to see what happens. The curve is the polynomial, put into itself once for each step.
-# Follow one dot: it began on the left or right, and is now where it is high or low. Quiet dots climb. Loud
-# ones swing.
+# Across: where a dot began. Up: where it is now. Quiet dots climb. Loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)

@@ -133,8 +133,8 @@ print(lesson.say_outcome(early))
 #
 # ## One gradient is missing
 #
-# In this step the gradient of `k1` is None on the rank that owns it, and only there. (Its batch took a branch that
-# skips a layer, say.) The code above expects a None. Or does it?
+# In this step the gradient of `k1` is None on the rank that owns it, and only there. (Say that somebody froze the
+# layer on one rank alone.) The code above expects a None. Or does it?
 #
 # Follow `offset` through the loop: on the owner of `k1`, then on any other rank. Which matrices get a wrong update?
 # Here `up` and `down` have 4,096 entries, all others 1,024. Count `k1` as right if its place stays zero: it simply

@@ -197,7 +197,7 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # Whoever keeps only a part of a matrix needs the rest. All its keepers orthogonalize it, and each uses its own part of
 # the update. A matrix that lies whole in one slice need not travel.
 #
-# As first published, this Muon gathers *every* bucket on every rank, padding and all. The thrifty way gathers only
+# The first published version of this step gathers *every* bucket on every rank, padding and all. The thrifty way gathers only
 # what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *receive*, either
 # way?
 #

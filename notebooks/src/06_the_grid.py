@@ -130,8 +130,8 @@ grouping.check(groups)
 # `dist.all_gather_object(found, rank, group=group)` fills a list `found` with what each member brought.
 #
 # Every rank runs your function, with the list of *all* groups. Make each. In those that you are in, find out who is
-# there. Return what you heard: one list for each group of yours. Mind who has to call what! A rank that waits in
-# vain gives up soon.
+# there. Return what you heard: one list for each group of yours. *Making* a group is a call for all ranks, members
+# or not; *gathering* is for members alone. A rank that waits in vain gives up soon.
 #
 # *Medium · 6 minutes · required*
 
@@ -307,8 +307,8 @@ except RankFailedError as error:
 #
 # ## More axes
 #
-# Big runs have more: pp cuts the model into stages of layers. And some calls go along two axes at once: a gradient's
-# norm is a sum over dp *and* tp. So write it once for all.
+# Big runs have more: pp cuts the model into stages of layers. And some calls go along two axes at once: the norm
+# of a gradient that dp and tp have cut is a sum over both. So write it once for all.
 #
 # `sizes` names the axes, such as `{"pp": 2, "dp": 2, "tp": 2}`; the last one counts fastest. `along` lists the axes
 # that change within a group. Return all groups. With those sizes, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6, 7]]`.

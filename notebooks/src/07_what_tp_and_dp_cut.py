@@ -69,7 +69,7 @@ guess, shapes, layers, holders, fused, quiz = lesson.all_exercises(dp, tp, backe
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# W is 10 × 8. Which shape has the last rank's piece, cut each way?
+# W is 10 × 8. Cut each way, what shape is the last rank's piece?
 #
 # *Easy · 2 minutes · required*
 

@@ -119,9 +119,9 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # %% [markdown]
 # ## Yours, on real ranks
 #
-# Now write them, for rows. The ranks along dp share matrices; each place along tp has a group and matrices of its own, as
-# with experts. Of your `state`, you find `"group"`, your process group, and `"shapes"`, all full shapes. `params` are
-# this rank's shards.
+# Now write them, for rows. The ranks along dp share matrices. To have several groups, each place along tp here gets
+# matrices of its own, as experts would. Your `state` holds `"group"`, your process group, and `"shapes"`, all full shapes.
+# `params` are this rank's shards.
 #
 # `assign` returns the same dict on all ranks of a group. Owners are global ranks, not places in the group.
 #
