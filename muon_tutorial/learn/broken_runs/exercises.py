@@ -186,6 +186,8 @@ def _against_who(run: TrainingRun, fault: Fault, who: Any) -> Diagnosis | None:
     right = "all" if fault.rank == ALL else fault.rank
     if who == right:
         return None
+    if run.hangs and who == "all":
+        return Diagnosis("Not all: only one rank left out a call that was due.", HANG_HINTS)
     if run.hangs:
         own = next((wait for wait in waits(run) if wait.waiter == who), None)
         waiting = (

@@ -159,6 +159,7 @@ class Exercise:
             self.accepted = answers[0] if len(answers) == 1 else answers
             scored = self.par.say(*answers) if self.par else ""
             patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
+            self.wrong = 0
             return AnswerVerdict(True, " ".join(part for part in (self.praise, scored, patience) if part))
         self.wrong += 1
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
