@@ -245,7 +245,7 @@ def paths(chosen: Sequence[CoursePath] = PATHS) -> str:
     """The recommended paths as a Markdown list.
 
     >>> print(paths([CoursePath("Two", ("00", "01"))]))
-    - *Two* (20 minutes): 00, 01.
+    - *Two* (35 minutes): 00, 01.
     """
     return "\n".join(
         _item(f"*{path.name}* ({path.minutes} minutes): {', '.join(path.numbers)}. {path.note}".rstrip())

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ... import Grid
 from ...errors import MismatchError
+from ...launching.echo import is_echo
 from ...launching.launch import launch
 from ...worlds.live import gather_objects
 
@@ -22,7 +23,6 @@ Groups = Callable[[int, int], Any]
 Listed = Sequence[Sequence[int]]
 PATIENCE = 4.0
 """Seconds that a rank waits for others in an answer that hangs."""
-_WAITED = re.compile(r"tim(ed|e)[ -]?out|closed|reset|barrier", re.IGNORECASE)
 
 
 def groups(dp: int, tp: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -132,7 +132,7 @@ def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Li
         try:
             returned = function(rank, wanted)
         except RuntimeError as error:
-            if not _WAITED.search(str(error)):
+            if not is_echo(error):
                 raise
             return AnswerReport(None, tuple(made), str(error).splitlines()[0])
     return AnswerReport(returned, tuple(made))

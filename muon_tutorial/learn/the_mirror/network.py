@@ -51,7 +51,7 @@ class Network:
     >>> network = Network(2, 1, seed=0)
     >>> network.finish(lambda ready: ready[-1])
     >>> len(network.order), network.ready, len(network.result) == 10
-    (2, [], True)
+    (3, [], True)
     """
 
     dp: int
@@ -131,7 +131,7 @@ class ReadyButtons(ipywidgets.VBox):
     ['1 gradient reduce_scatter: ranks 0, 1']
     >>> buttons.groups[0].click()
     >>> buttons.value, buttons.options[-1]
-    (1, ('2', 2))
+    (1, ('3', 3))
     """
 
     value = traitlets.Int(0)
