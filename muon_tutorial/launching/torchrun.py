@@ -31,8 +31,8 @@ from .peers import Peers
 from .phase import keep_slot, own_phase
 from .timeouts import check_timeout, let_new_groups_time_out
 
-# Seconds for torchrun to find the rank that broke before those that only noticed: one whose connection is gone
-# may be ending still; one that never came leaves nothing to find, and the others are about to say so, too.
+# Seconds for torchrun to find the rank that broke before those that only noticed: one whose connection is
+# gone may be ending still; one that never came leaves nothing to find, and others are about to say so, too.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
 
