@@ -133,6 +133,7 @@ def test_a_run_with_a_killed_rank_ends_with_the_undisturbed_runs_bits(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 def test_thirty_runs_with_a_killed_rank_end_with_the_undisturbed_runs_bits(
     tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -142,6 +143,7 @@ def test_thirty_runs_with_a_killed_rank_end_with_the_undisturbed_runs_bits(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 def test_five_killed_runs_go_on_with_fewer_ranks_and_with_more_again(
     tmp_path: Path, undisturbed: Path
 ) -> None:
