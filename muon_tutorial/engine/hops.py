@@ -65,6 +65,8 @@ def _unpack(arrived: Tensor, buffer: Tensor, cargo: Cargo) -> None:
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
+    if _cuts_unevenly(hop, pieces):
+        return (yield from _send_slice_to_all(x, hop, pieces, dtype, label))
     send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
     answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
     return _unpadded(answer, hop, pieces)
@@ -118,9 +120,45 @@ def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
+    if _cuts_unevenly(hop, pieces):
+        return (yield from _sum_slices_of_all(x, hop, pieces, dtype, label))
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
     return _first(answer, pieces.shape)
+
+
+def _cuts_unevenly(hop: Hop, pieces: HopPieces) -> bool:
+    """Whether a flat buffer is cut into slices of other lengths: padding them could multiply what travels."""
+    return len(hop.shape) == 1 and len({shape for _, shape in pieces.uneven}) > 1
+
+
+def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
+    """An all_gather of slices of any length: no collective of Gloo's but all_to_all takes them."""
+    lengths = tuple(shape[0] for _, shape in pieces.uneven)
+    sends = (x.numel(),) * pieces.parts
+    return (
+        yield Collective(
+            "all_to_all",
+            (hop.axis,),
+            dtype,
+            x.repeat(pieces.parts),
+            sum(lengths),
+            label,
+            None,
+            sends,
+            lengths,
+        )
+    )
+
+
+def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
+    """A reduce_scatter into slices of any length, summed by the receiver in the order of positions."""
+    lengths, mine = tuple(shape[0] for _, shape in pieces.uneven), pieces.shape[0]
+    receives = (mine,) * pieces.parts
+    answer = yield Collective(
+        "all_to_all", (hop.axis,), dtype, x.reshape(-1), sum(receives), label, None, lengths, receives
+    )
+    return answer.view(pieces.parts, mine).sum(0)
 
 
 _MOVES = {
