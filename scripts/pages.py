@@ -17,11 +17,13 @@ from __future__ import annotations
 import argparse
 import html
 import itertools
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import nbformat
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
+from muon_tutorial.learn.exercises.judge import LOOKS
 from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
@@ -42,10 +45,13 @@ from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
 TEMPLATES = Path(__file__).parent
+MOST_POSITIONS = 2_000  # of one widget, to draw: a page has no room for more, and fine sliders have millions
 PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 MB in all
 INTRODUCTION = """These pages are the course as its notebooks were last run: text, code, results and pictures.
 To run them, and to answer, open the notebooks."""
 ALL = {"href": "index.html", "text": "All lessons"}
+WIDE = 360
+"""Pictures wider than this scroll sideways on a phone, so that their words stay large enough to read."""
 REFERENCE = "Every class and function, from its docstring: [the reference](reference/index.html)."
 _TAGS = {
     *(
@@ -112,15 +118,18 @@ def committed(prefixes: Sequence[str] = ()) -> list[Path]:
     return [FOLDER / name for name in names if name.startswith(tuple(prefixes) or "")]
 
 
-def page_of(path: Path, still: bool = False) -> str:
-    """A committed notebook as one HTML document; without frames of its widgets if ``still``."""
+def page_of(path: Path, still: bool = False, copies: str = "") -> str:
+    """A committed notebook as one HTML document; without frames of its widgets if ``still``.
+
+    ``copies`` is the folder of the self-contained copies, beside the page; empty if there are none.
+    """
     notebook = read_notebook(path)
     try:
         frames = {} if still else frames_of(notebook)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise UsageError(f"{path.name}: a widget cannot be drawn, {reason}; --still runs no cell") from error
-    return _export(notebook, _links(path), frames)
+    return _export(notebook, _links(path, copies), frames)
 
 
 def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
@@ -128,11 +137,34 @@ def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
     return _export(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]), links)
 
 
-def index() -> str:
-    """The page that leads to all others."""
+def index(copies: str = "") -> str:
+    """The page that leads to all others: the lessons with their pictures, paths, words and reference."""
     words = "\n".join([f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()])
-    parts = ("# Distributed Muon, by hand", INTRODUCTION, series.table(""), series.paths(), words, REFERENCE)
+    cards = "\n".join(card(lesson, copies) for lesson in series.LESSONS)
+    lessons = f'<div class="lessons">\n{cards}\n</div>'
+    parts = ("# Distributed Muon, by hand", INTRODUCTION, lessons, series.paths(), words, REFERENCE)
     return text_page("\n\n".join(parts), [])
+
+
+def card(lesson: series.Lesson, copies: str = "") -> str:
+    """A lesson on the index: its picture if it has been built, its question, what it asks of a reader."""
+    path = FOLDER / lesson.file
+    drawn = first_picture(read_notebook(path)) if path.is_file() else ""
+    after = f", after {', '.join(lesson.after)}" if lesson.after else ""
+    ways = " ".join(f'<a href="{link["href"]}">{link["text"]}</a>' for link in _ways(lesson, copies))
+    return (
+        f'<div class="lesson">{drawn}'
+        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name)}</a></h2>'
+        f"<p>{lesson.minutes} minutes{after}</p>{f'<p>{ways}</p>' if ways else ''}</div>"
+    )
+
+
+def first_picture(notebook: NotebookNode) -> str:
+    """The ``<img>`` of the cell tagged ``hero``, or else the first of the notebook; empty if it has none."""
+    heroes = [cell for cell in notebook.cells if "hero" in _tags(cell)]
+    outputs = [out for cell in heroes or notebook.cells for out in cell.get("outputs", ())]
+    images = re.findall(r"<img [^>]*>", " ".join(out.get("data", {}).get("text/html", "") for out in outputs))
+    return images[0] if images else ""
 
 
 def _heading(text: str) -> str:
@@ -151,7 +183,7 @@ def _export(
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
     title = _heading(notebook.cells[0].source)
-    given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY}
+    given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY, "looks": LOOKS}
     page, _ = _exporter().from_notebook_node(notebook, given)
     return page
 
@@ -163,9 +195,13 @@ def _tags(cell: NotebookNode) -> set[str]:
 def sanitised(page: str) -> str:
     """HTML without what could run, ask for something, or cover the page; pictures stay that bring their data.
 
+    A verdict's style, of which every letter is known, becomes a class; no other style passes.
+
     >>> sanitised('<b onclick="x()">bold</b><img src="https://example.org/a.png" alt="a">')
     '<b>bold</b><img alt="a">'
     """
+    for look in LOOKS.values():
+        page = page.replace(f'<div style="{look.style}">', f'<div class="verdict {look.name}">')
     return _CLEANER.clean(page)
 
 
@@ -178,6 +214,20 @@ def _may_stay(tag: str, name: str, value: str) -> bool:
     if (tag, name) == ("a", "href"):
         return not re.match(r"\s*data:", value, re.IGNORECASE)
     return name in _ATTRIBUTES.get(tag, ())
+
+
+def opened(page: str) -> str:
+    """HTML whose folds are open: what stands in an answer is folded once already."""
+    return page.replace("<details>", "<details open>")
+
+
+def wide(page: str) -> bool:
+    """Whether a picture in it is wider than a phone.
+
+    >>> wide('<img width="900">'), wide('<img width="300">')
+    (True, False)
+    """
+    return max(map(int, re.findall(r'<img [^>]*?\bwidth="(\d+)"', page)), default=0) > WIDE
 
 
 _CLEANER = Cleaner(
@@ -194,15 +244,26 @@ def _exporter() -> HTMLExporter:
         jquery_url="",
         exclude_anchor_links=True,
     )
-    exporter.register_filter("sanitised", sanitised)
+    for each in (sanitised, opened, wide):
+        exporter.register_filter(each.__name__, each)
     return exporter
 
 
-def _links(path: Path) -> list[dict[str, str]]:
-    """The way to all lessons, and to those before and after."""
+def _links(path: Path, copies: str) -> list[dict[str, str]]:
+    """The way to all lessons, to those before and after, and to where this one runs."""
     [lesson] = [each for each in series.LESSONS if each.stem == path.stem]
-    ways = zip(("prev", "next"), series.neighbours(lesson), strict=True)
-    return [ALL, *({"href": f"{to.stem}.html", "rel": rel, "text": to.name} for rel, to in ways if to)]
+    near = [
+        {"href": f"{to.stem}.html", "rel": rel, "text": to.number, "title": f" · {to.title}"}
+        for rel, to in zip(("prev", "next"), series.neighbours(lesson), strict=True)
+        if to
+    ]
+    return [ALL, *near, *_ways(lesson, copies)]
+
+
+def _ways(lesson: series.Lesson, copies: str) -> list[dict[str, str]]:
+    """Where a lesson runs: with its hosts, and as a copy to keep."""
+    hosts = [{"href": to, "text": f"Open in {host}"} for host, to in series.hosted_links(lesson).items()]
+    return [*hosts, {"href": f"{copies}/{lesson.file}", "text": "Notebook to keep"}] if copies else hosts
 
 
 def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
@@ -221,14 +282,13 @@ def draw_frames(shell: Shell, most: int) -> Frames:
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
     drawn = {
         words: shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
-        for words in itertools.product(*stops.values())
+        for words in positions_to_draw(shell, stops)
     }
     images = {words: lean(picture) for words, picture in drawn.items()}
-    pressed = [
-        next(word for word, value in of_one.items() if value == shell.controls[name].value)
-        for name, of_one in stops.items()
-    ]
+    pressed = beginning(shell, stops, drawn)
     for kept in selections([list(of_one) for of_one in stops.values()], pressed):
+        if math.prod(map(len, kept)) > len(drawn):
+            continue
         chosen = [images[words] for words in itertools.product(*kept)]
         if sum(map(len, chosen)) <= most:
             break
@@ -239,6 +299,40 @@ def draw_frames(shell: Shell, most: int) -> Frames:
         tuple(name for name, words in zip(stops, kept, strict=True) if len(words) < len(stops[name])),
         shell.still is None or shell.still.alt in {picture.alt for picture in drawn.values()},
     )
+
+
+def positions_to_draw(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """All positions; where they are too many, those of the first control, the others as they stand."""
+    if math.prod(map(len, stops.values())) <= MOST_POSITIONS:
+        return itertools.product(*stops.values())
+    held = own_stops(shell, stops)[1:]
+    return ((word, *held) for word in next(iter(stops.values())))
+
+
+def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The words of the stops at which a widget's controls stand."""
+    return [
+        next(word for word, value in of_one.items() if value == shell.controls[name].value)
+        for name, of_one in stops.items()
+    ]
+
+
+def beginning(
+    shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Mapping[tuple[str, ...], Picture]
+) -> list[str]:
+    """The stops that a page begins with: the widget's own, but for a film that begins with an empty picture.
+
+    Such a film begins with its still picture, if that is one of its frames, or with its fullest.
+    """
+    pressed = own_stops(shell, stops)
+    frames = {word: drawn[(word, *pressed[1:])] for word in next(iter(stops.values()))}
+    fullest = max(frames, key=lambda word: len(frames[word].svg))
+    if 2 * len(frames[pressed[0]].svg) >= len(frames[fullest].svg):
+        return pressed
+    still = [
+        list(words) for words, picture in drawn.items() if shell.still and picture.alt == shell.still.alt
+    ]
+    return still[0] if still else [fullest, *pressed[1:]]
 
 
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
@@ -262,13 +356,16 @@ def lean(picture: Picture) -> str:
     return f'<img alt="{html.escape(picture.alt)}" width="{picture.width}" src="data:image/svg+xml,{data}">'
 
 
-def write(target: Path, prefixes: Sequence[str] = (), still: bool = False) -> None:
-    """Write the chosen pages, the texts beside the notebooks and the index; with all pages, the reference."""
+def write(target: Path, prefixes: Sequence[str] = (), still: bool = False, copies: str = "") -> None:
+    """Write the chosen pages, the texts beside the notebooks and the index; with all pages, the reference.
+
+    ``copies`` is the folder below ``target`` where the self-contained copies lie, if they do.
+    """
     chosen = committed(prefixes)
     made(target)
-    pages = {f"{path.stem}.html": page_of(path, still) for path in chosen}
+    pages = {f"{path.stem}.html": page_of(path, still, copies) for path in chosen}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
-    write_all(target, {**pages, "index.html": index()})
+    write_all(target, {**pages, "index.html": index(copies)})
     if not prefixes:
         reference.write(target / reference.TARGET.name)
 

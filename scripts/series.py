@@ -36,6 +36,7 @@ if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the re
         raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
 """  # noqa: E501
+_REFUSAL = next(line for line in SETUP.splitlines(keepends=True) if "raise" in line)
 SETUP_HEAD = '# %% tags=["setup"] jupyter={"source_hidden": true}\n'
 HERO_HEAD = '# %% tags=["setup", "hero"] jupyter={"source_hidden": true}\n'
 _PARAMETERS_HEAD = '# %% tags=["parameters"]\n'
@@ -43,6 +44,12 @@ _SETUP_CELL = re.compile(r'^# %% tags=\["setup".*?(?=^# %%)', re.MULTILINE | re.
 _LINKS = re.compile(r"^# (?:- )?\*Previous:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _COLAB = re.compile(r"^#\n# \*In Colab:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+
+
+def setup() -> str:
+    """The lines of a set-up cell; if the repository is known, they install from there what is missing."""
+    archive = series.archive()
+    return SETUP.replace(_REFUSAL, f'        wheels = ["{archive}"]\n') if archive else SETUP
 
 
 def with_series(text: str, lesson: series.Lesson) -> str:
@@ -58,9 +65,10 @@ def with_series(text: str, lesson: series.Lesson) -> str:
     links = textwrap.indent(series.navigation(lesson) + "\n", "# ")
     text = _LINKS.sub(lambda _: links, _COLAB.sub("", text), count=1)
     if HERO_HEAD in text:
-        cell = f"{HERO_HEAD}{SETUP}{series.hero_lines(lesson)}\n"
+        cell = f"{HERO_HEAD}{setup()}{series.hero_lines(lesson)}\n"
         return _SETUP_CELL.sub(lambda _: cell, text)
-    return _SETUP_CELL.sub("", text).replace(_PARAMETERS_HEAD, f"{SETUP_HEAD}{SETUP}\n{_PARAMETERS_HEAD}", 1)
+    cell = f"{SETUP_HEAD}{setup()}\n{_PARAMETERS_HEAD}"
+    return _SETUP_CELL.sub("", text).replace(_PARAMETERS_HEAD, cell, 1)
 
 
 def wanted() -> dict[Path, str]:

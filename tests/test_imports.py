@@ -55,11 +55,18 @@ HANDLE_PROCESSES = ("scripts", "launching", "faults")
 
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
-# ring.py takes collectives apart, message by message, for lesson 03; training_rank.py is a loop such as
-# readers write by hand, for lesson 12 to break.
+# Beside the live world, what readers write by hand: each of these holds the reference of an exercise in which
+# their own code moves the bytes. training_rank.py is a loop such as theirs, for lesson 12 to break.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
+    f"{PACKAGE}.learn.first_muon.on_ranks",
+    f"{PACKAGE}.learn.the_grid.on_ranks",
+    f"{PACKAGE}.learn.cuts.on_ranks",
+    f"{PACKAGE}.learn.shards_alone.surviving",
+    f"{PACKAGE}.learn.bill.on_ranks",
+    f"{PACKAGE}.learn.own_sharding.three_functions",
+    f"{PACKAGE}.learn.my_loop.clipping",
     f"{PACKAGE}.learn.broken_runs.training_rank",
 }
 

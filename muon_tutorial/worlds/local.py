@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Collective, Idle, Start, Turn, Wait, Walk
-from ..errors import DeadlockError, GridError, MismatchError, RequestError
+from ..errors import DeadlockError, GridError, MismatchError, RequestError, UsageError
 from ..plan.grid import Coordinate, Grid
 from .compare import check_lines
 
@@ -109,6 +109,7 @@ class LocalWorld:
     """A grid of ranks in this process.
 
     ``start`` takes one generator a rank; ``advance`` answers one collective; ``run`` does both to the end.
+    ``ready`` says which groups could go next.
     ``pick`` chooses which of the groups that are ready goes next (the first unless told): a random one tries
     other interleavings. ``observers`` see each rank's requests as they are issued.
 
@@ -154,13 +155,25 @@ class LocalWorld:
         self._ranks = {rank: _Rank(walk) for rank, walk in enumerate(walks)}
         self._queues = defaultdict(lambda: defaultdict(list))
 
-    def advance(self) -> Event | None:
-        """Let ranks proceed until they wait, then answer one collective. None when every rank has ended."""
+    def ready(self) -> list[tuple[int, ...]]:
+        """Let ranks proceed until they wait; returns the groups all of whose members have asked."""
         for number, rank in self._ranks.items():
             self._proceed(number, rank)
-        ready = [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
+        return [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
+
+    def advance(self, group: tuple[int, ...] | None = None) -> Event | None:
+        """Answer one collective: that of a ready ``group``, or of the one that ``pick`` chooses.
+
+        None when every rank has ended.
+
+        Raises:
+            UsageError: the group is not ready.
+        """
+        ready = self.ready()
+        if group is not None and group not in ready:
+            raise UsageError(f"the group of ranks {group} is not ready; ready are {ready}")
         if ready:
-            return self._answer(ready[self.pick(len(ready))])
+            return self._answer(ready[self.pick(len(ready))] if group is None else group)
         if all(rank.ended for rank in self._ranks.values()) and not self._unanswered():
             return None
         raise DeadlockError(

@@ -1,21 +1,10 @@
 # %% [markdown]
 # # 02 · How do five matrix products do it?
 #
-# **Twenty minutes.** At the end you can write one step of Newton–Schulz, foretell where it brings a singular
-# value without any matrix, and bound where all of them end.
-#
-# *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
-#
-# - *Previous:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
-# - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
-# - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
-#   nothing to install.
-#
-# All lessons begin with the same parameters. This one uses `steps`, here the steps of Newton–Schulz (Muon's
-# usual number is five), and `widgets`.
+# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products
+# bring them there, nearly, without ever looking for one?
 
-# %% tags=["setup"] jupyter={"source_hidden": true}
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
@@ -27,8 +16,29 @@ if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the re
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
         raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import five_products as lesson
+lesson.hero()
 
-# %% tags=["parameters"]
+# %% [markdown]
+# <details><summary>About this lesson: thirty-five minutes, what you need, where to go from here</summary>
+#
+# **Thirty-five minutes.** At the end you can write Newton–Schulz, say where it brings a singular value
+# without any matrix, bound where all of them end, and count its FLOPs.
+#
+# *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
+#
+# - *Previous:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
+# - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
+#   nothing to install.
+#
+# All lessons begin with the same parameters. This one uses `steps`, here those of Newton–Schulz (Muon takes
+# five), and `widgets`.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 2
 steps: int = 5
@@ -36,92 +46,87 @@ seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
 
-# %%
+# %% jupyter={"source_hidden": true}
 import torch
 from muon_tutorial.learn import five_products as lesson
 from muon_tutorial.learn.inputs import recordings
-
-# %% [markdown]
-# ## Without an SVD
-#
-# Muon wants the directions of a gradient, all equally loud. An SVD looks for the directions, and is slow for
-# large matrices, as lesson 01 has measured. **Newton–Schulz** looks for none. It multiplies the matrix with
-# itself, and the quiet directions come up. The five of the title are its steps. Each is three products.
-#
-# The matrix here is a gradient from real training. It was recorded, and comes with the package.
-
-# %%
-recorded = recordings.real_gradient()
-write, guess = lesson.write_step(), lesson.guess_one()
-bound, quiz = lesson.bound_values(steps), lesson.quiz(steps)
-print(recorded)
-lesson.picture_before_after(recorded.matrix, steps)
+from muon_tutorial.learn.widgets.reveal import compare
+write, whole, bound, cost, design, quiz = lesson.all_exercises(steps)
 
 # %% [markdown]
 # ## Odd powers keep the directions
 #
-# First the matrix is laid on its longer side (then the products are small) and divided by its **Frobenius
-# norm**: the root of the sum of the squares of all its numbers. That is also the root of the sum of the
-# squares of all singular values. So afterwards none of them is above 1.
+# **Newton–Schulz** multiplies a matrix with itself, and the quiet directions come up. First it lays the
+# matrix on its longer side and divides it by its **Frobenius norm**, the root of the sum of all squared
+# entries.
 
 # %%
+recorded = recordings.real_gradient()
+print(recorded)
 X = recorded.matrix.T / recorded.matrix.norm()
 U, S, Vt = torch.linalg.svd(X, full_matrices=False)
 print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
+print(f"the sum of their squares: {(S**2).sum():.4f}")
 
 # %% [markdown]
-# Now look at `X @ X.T @ X`, the matrix to the third power. With `U S Vᵀ` in place of `X` it is
-# `U S Vᵀ · V S Uᵀ · U S Vᵀ`. Where two parts meet, `Vᵀ V` and `Uᵀ U` are the identity and drop out. `U S³ Vᵀ`
-# is left. The directions are the same. Only the singular values have moved, each to its cube.
+# The squares now add up to 1, so no singular value is above 1, whatever the matrix. That is what this start
+# guarantees.
+#
+# Look at the third power, `X @ X.T @ X`. With `U S Vᵀ` in place of `X` it is `U S Vᵀ · V S Uᵀ · U S Vᵀ`. In
+# between, `VᵀV` and `UᵀU` drop out, and `U S³ Vᵀ` is left: the same directions, each value cubed.
 
 # %%
 cubed = X @ X.T @ X
-print("same directions, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @ Vt))
+fifth = cubed @ X.T @ X
+print("third power, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @ Vt))
+print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @ Vt))
 
 # %% [markdown]
-# The same holds for the fifth power, and for sums of odd powers. So with three numbers `a`, `b`, `c`, the
-# matrix `a X + b X Xᵀ X + c X Xᵀ X Xᵀ X` has the directions of `X`, and a singular value `s` goes to
-#
-# `a * s + b * s**3 + c * s**5`
-#
-# That is one **step**. These are Muon's three numbers.
+# So `a X + b X Xᵀ X + c X Xᵀ X Xᵀ X` keeps the directions, too. A singular value `s` goes to `a s + b s³ + c
+# s⁵`. That is one **step**, with Muon's three numbers:
 
 # %%
 a, b, c = lesson.KELLER_JORDAN
 print(f"a = {a}, b = {b}, c = {c}")
+for s in (0.001, 0.01, 0.1):
+    print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# ## Predict
+# Quiet values grow by `a`. And a value that is perfect already, exactly 1? Where is it after a step, and do
+# many steps bring it to rest?
 #
-# Take a singular value that is perfect already: exactly 1. Where is it after one step?
-#
-# *Easy · 1 minute · required*
+# *Easy · 2 minutes · required*
 
-# %% tags=["stub"]
-where = ...  # a number
+# %% tags=["stub", "predict"]
+where = ...  # after one step, to one digit after the point
+settles = ...  # a bool
 
-# %%
-guess.check(where)
+# %% tags=["answer"]
+compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_of_one())
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # ```python
-# where = a + b + c
+# where = round(a + b + c, 1)
+# settles = False
 # ```
 #
 # </details>
 
 # %% [markdown]
+# A value stays at 1 only if `a + b + c` is 1, and comes to rest there only if the curve is flat enough.
+# Muon's numbers give up both, for a large `a` that lifts quiet values fast. So all land *near* 1.
+#
 # ## Write one step
 #
-# Multiply as little as you can. With `A = X @ X.T`, a step is `a X + (b A + c A A) X`.
+# Written as above, a step is six products. Three are enough.
 #
-# *Easy · 5 minutes · required*
+# *Medium · 5 minutes · required · par 3 products*
 
 # %% tags=["stub"]
 def step(X, a, b, c):
-    A = X @ X.T
+    # a X + b X Xᵀ X + c X Xᵀ X Xᵀ X, with as few @ as you can
     return ...
 
 # %%
@@ -139,27 +144,53 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# This is all of Newton–Schulz: your step, `steps` times. Is it true that only the singular values have moved?
-# Then `U.T @ Y @ Vt.T` has them on its diagonal, and zeros everywhere else.
+# So the five of the title are steps. Five times three products: fifteen.
+#
+# ## Write all of it
+#
+# *Medium · 8 minutes · required*
+
+# %% tags=["stub"]
+def newton_schulz(G, steps=5):
+    # a tall G is laid on its side (G.T), so that X @ X.T is small; turn it back at the end
+    # divide by the Frobenius norm; a gradient of zeros must not become NaN
+    # your step (or lesson.newton_schulz_step), with lesson.KELLER_JORDAN, steps times
+    return ...
 
 # %%
-one_step = write.accepted_or(lesson.newton_schulz_step)
-Y = X
-for _ in range(steps):
-    Y = one_step(Y, a, b, c)
+whole.check(newton_schulz)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def newton_schulz(G, steps=5):
+#     tall = G.shape[0] > G.shape[1]
+#     X = G.T if tall else G
+#     X = X / X.norm().clamp(min=1e-7)
+#     for _ in range(steps):
+#         X = step(X, *lesson.KELLER_JORDAN)
+#     return X.T if tall else X
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Have only the singular values moved? Then `U.T @ Y @ Vt.T` is diagonal.
+
+# %%
+orthogonalize = whole.accepted_or(lesson.newton_schulz)
+Y = orthogonalize(X, steps)
+inside = U.T @ Y @ Vt.T
+off_diagonal = inside - torch.diag(inside.diag())
+print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
 print("only singular values have moved:", lesson.only_values_moved(X, Y))
 
 # %% [markdown]
 # ## Under the microscope
 #
 # No matrix is needed to see what happens. The curve is the polynomial, put into itself once for each step.
-# On it, each singular value is a dot: from left to right where it began, upwards where it is now. Follow one
-# dot from step to step. With a running kernel there are a slider and other spectra to choose from: the
-# recorded gradient, random matrices, and a steep one.
-#
-# - A quiet value is multiplied by `a` in each step: it climbs.
-# - A loud one comes down, then up again. It swings about 1 and does not settle there.
-# - The green band is where most of them end. Those that began too quiet do not get that far.
+# Across: where a dot began. Up: where it is now. Quiet dots climb. Loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -167,13 +198,13 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Take all values that begin between 0.01 and 1. Between which two numbers are they after `steps` steps? The
-# picture gives you an idea (leave out what begins below 0.01). Then compute the tightest bounds, to two digits
-# after the point: many starting values, put through the polynomial `steps` times.
+# Take all values that begin between 0.01 and 1. Between which two do they end, after `steps` steps? Compute
+# the tightest bounds, to two digits after the point.
 #
 # *Medium · 6 minutes · required*
 
 # %% tags=["stub"]
+# many starting values, put through the polynomial, steps times
 lowest, highest = ..., ...
 
 # %%
@@ -181,8 +212,6 @@ bound.check(lowest, highest)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
-#
-# Many starting values, put through the polynomial.
 #
 # ```python
 # s = torch.linspace(0.01, 1, 100_001, dtype=torch.float64)
@@ -194,51 +223,129 @@ bound.check(lowest, highest)
 # </details>
 
 # %% [markdown]
-# A bound is a promise. Does the real gradient keep it? Those that began below 0.01 were promised nothing.
+# Does the real gradient keep the promise? (Open to see the bounds.) And what if the start were not at norm 1?
 
-# %%
+# %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 
+# %%
+print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
+
 # %% [markdown]
-# Is it bad that they do not end at 1? An update needs its directions only about equally loud. So the three
-# numbers were chosen with a large `a`, which lifts quiet values fast. The price is that the loud ones swing
-# ([Keller Jordan's post](https://kellerjordan.github.io/posts/muon/) tells how they were found).
+# A little above 1 is harmless. A little more, and it explodes.
 #
-# ## Error and time on your machine
+# ## What does it cost?
 #
-# Muon runs it in **bfloat16**: numbers of 16 bits in place of 32, of about three digits. The distance is the
-# norm of the difference from `U @ Vt`, as a part of the norm of `U @ Vt`. Each step costs time. Do more steps
-# bring the distance to zero?
+# A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**: one to multiply, one to add. Count all products
+# of Newton–Schulz for an `m × n` matrix, tall or wide. (The norm is nothing beside them.)
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["stub"]
+def flops(m, n, steps=5):
+    # the shorter side counts most: which one is it?
+    return ...
+
+# %%
+cost.check(flops)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# `X @ X.T` and `(…) @ X` take 2 s² l each, `A @ A` takes 2 s³, for the shorter side s and the longer side l.
+#
+# ```python
+# def flops(m, n, steps=5):
+#     s, l = min(m, n), max(m, n)
+#     return steps * (4 * s * s * l + 2 * s**3)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Muon runs it in **bfloat16**: 16 bits an entry in place of 32, about three digits. Do more steps bring the
+# distance from `U @ Vt` to zero?
 
 # %% tags=["volatile"]
+print(lesson.say_speed(recorded.matrix, steps))
+print(lesson.say_speed(torch.randn(512, 1024), steps))
 rows = lesson.measure_steps(recorded.matrix, steps + 3)
 print(lesson.say_steps(rows, recorded.matrix))
 
 # %% [markdown]
-# ## Optional: other numbers
+# ## Play: your numbers against theirs
 #
-# Others have looked for better `a`, `b` and `c`, with other numbers in each of the five steps. The lesson is
-# complete without them. Open the fold to compare: who lifts the quiet ones fastest, who swings least?
+# Set `a`, `b` and `c`, and press play. The dots are the gradient's values, in five steps. Others have
+# published their own numbers, some with new ones in each step. Can you come nearer to 1 than Keller Jordan,
+# on average?
 
 # %%
-lesson.FoldedPicture("Four sets of coefficients", lesson.picture_of_variants())
+lesson.duel(live=widgets)
 
 # %% [markdown]
-# ## Recap
+# Near is not all. Look where a very quiet value ends:
+
+# %%
+print(lesson.say_published())
+
+# %% [markdown]
+# ## Design your own
 #
-# - Odd powers of a matrix keep its directions. A step moves singular values only, each by itself.
-# - Quiet values grow by `a` in each step, and the loud swing about 1.
-# - Five steps bring most of them near 1, and not to 1. What begins very quiet stays behind.
-# - A step is three matrix products, what GPUs are built for. There is no search for directions.
+# Find one triple, used in all five steps, that keeps whatever began between 0.01 and 1 within 0.1 of 1.
+# Keller Jordan's is off by three times as much. Par is YouJiacheng's, who has five triples. You have one, and
+# a search.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above. 1% off is near enough.
-#
-# 1. `one`: where is a singular value of exactly 1 after one step?
-# 2. `growth`: a singular value begins at 0.000001. How many times as large is it after `steps` steps?
-# 3. `products`: how many matrix products are `steps` steps?
+# *Hard · 12 minutes · optional · par 32 thousandths*
 
 # %% tags=["stub"]
-answers = {"one": ..., "growth": ..., "products": ...}
+# change a triple at random, keep what is nearer, make the changes smaller
+my_a, my_b, my_c = ..., ..., ...
+
+# %%
+design.check(my_a, my_b, my_c)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# torch.manual_seed(0)
+# starts = torch.logspace(-2, 0, 300)
+# best, size = torch.tensor(lesson.KELLER_JORDAN), 0.5
+# for _ in range(60):
+#     tries = best + size * torch.randn(200, 3)
+#     tries[0] = best
+#     ta, tb, tc = tries.T[:, :, None]
+#     s = starts
+#     for _ in range(5):
+#         s = ta * s + tb * s**3 + tc * s**5
+#     off = (s - 1).abs().amax(1).nan_to_num(torch.inf)
+#     best, size = tries[off.argmin()], 0.93 * size
+# my_a, my_b, my_c = best.tolist()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Why did nobody choose that one? Because a smaller `a` leaves values below 0.01 behind, and gradients have
+# many. An update needs its directions only *about* equally loud.
+#
+# ## Recap
+#
+# - Odd powers keep the directions. A step moves each singular value by itself, to `a s + b s³ + c s⁵`.
+# - At Frobenius norm 1, none begins above 1. Quiet ones grow by `a` a step; loud ones swing about 1.
+# - A step is three products, `4 s² l + 2 s³` FLOPs. Nobody looks for a direction.
+#
+# **Quiz.** One line measures each. 1% off is near enough.
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "growth": ...,  # a value begins at 0.000001: how many times as large after all steps?
+    "products": ...,  # matrix products in all steps
+    "gflop": ...,  # for a 3072 × 768 matrix, in units of 1e9
+    "norm": ...,  # each of four equal singular values, after the division
+}
 
 # %%
 quiz.check(answers)
@@ -247,7 +354,8 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# answers = {"one": a + b + c, "growth": a**steps, "products": 3 * steps}
+# gflop = lesson.flops(3072, 768, steps) / 1e9
+# answers = {"growth": a**steps, "products": 3 * steps, "gflop": gflop, "norm": 0.5}
 # ```
 #
 # </details>

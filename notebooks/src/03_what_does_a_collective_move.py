@@ -1,19 +1,10 @@
 # %% [markdown]
 # # 03 · What does a collective move?
 #
-# **Twenty-five minutes.** At the end you can say, for the calls that all of this course is made of, which
-# messages they send, how many bytes, and what your machine takes for them. And you have written such a call
-# yourself, run it on real processes, and seen what a wrong one says.
-#
-# *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
-#
-# - *Previous:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
-# - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
-# - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. It has
-#   nothing to install.
+# Every rank needs a sum, and no rank has it. Which messages bring it about, how many bytes does each rank send, and
+# how long does your machine take for them?
 
-# %% tags=["setup"] jupyter={"source_hidden": true}
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
@@ -25,8 +16,29 @@ if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the re
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
         raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import collectives as lesson
+lesson.hero()
 
-# %% tags=["parameters"]
+# %% [markdown]
+# <details><summary>About this lesson: thirty minutes, what you need, where to go from here</summary>
+#
+# **Thirty minutes.** At the end you can say, for the calls that all of this course is made of, which messages they
+# send, and how many bytes, in any dtype and on any number of ranks. And you have written such calls yourself, run
+# them on real processes, and seen what a wrong one says.
+#
+# *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
+#
+# - *Previous:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
+# - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. It has
+#   nothing to install.
+#
+# *Other grids:* only the product of dp and tp counts here: it is the number of ranks. At least two.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 2
 steps: int = 5
@@ -34,55 +46,61 @@ seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
 
-# %%
-import inspect
+# %% jupyter={"source_hidden": true}
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import collectives as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+ranks, many = dp * tp, 2 * dp * tp
+guess, guess_stuck = lesson.guess_bytes(many), lesson.guess_stuck()
+ring, hard = lesson.check_ring(ranks, backend), lesson.check_reduce_scatter(ranks, backend)
+formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 
 # %% [markdown]
-# ## Everybody has a piece, everybody wants all
+# ## Follow a digit
 #
-# A rank cannot look into another rank's memory. What it wants to know must be sent. PyTorch offers calls
-# that all ranks make together, and after which all of them know something: a **collective**. The plainest
-# is **all_gather**: each rank brings one piece, and all leave with all pieces.
+# A call that all ranks make together, and after which all of them know something, is a **collective**. Inside are
+# only messages from one rank to another. In the picture they go round a **ring**: rank 0 sends to rank 1, rank 1 to
+# rank 2, the last one to rank 0 again. (An arrow that leaves on the right comes in on the left.) All messages of a
+# **round** can travel at the same time.
 #
-# Inside, there are only messages from one rank to another. Here they are, for the simplest good way: a
-# **ring**, in which rank 0 sends to rank 1, rank 1 to rank 2, and the last one to rank 0 again. These
-# messages were sent just now, by real processes. Time runs downwards. All messages of a **round** can travel
-# at the same time.
-
-# %% tags=["ranks"]
-ranks = dp * tp
-guess, ring = lesson.predict(ranks), lesson.check_ring(ranks, backend)
-lesson.picture_of_gather(lesson.run_gather(lesson.ring_all_gather, ranks, backend), "collectives-first")
-
-# %% [markdown]
-# Follow one number through the picture: each rank passes on what came last. (An arrow that leaves the card on
-# the right comes in again on the left.) In this lesson only the number of ranks counts, not their grid.
+# The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. It has
+# two halves, and each is a collective of its own. In a **reduce_scatter**, sums grow on their way until each rank
+# has *one* finished piece. In an **all_gather**, each rank brings one piece, and all leave with all pieces.
 #
 # ## Predict
 #
-# Each piece has 1024 numbers of type float32, 4 bytes each. Until everybody has everything: how many messages
-# does *one* rank send? How many bytes are that?
-#
-# *Easy · 2 minutes · required*
-
-# %% tags=["stub"]
-messages_of_one_rank = ...
-bytes_of_one_rank = ...
+# Twice as many ranks as in the parameters, and a larger tensor:
 
 # %%
-guess.check(messages_of_one_rank, bytes_of_one_rank)
+print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
+
+# %% [markdown]
+# In this all_reduce, how many messages does *one* rank send? And how many bytes, all in all?
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub", "predict"]
+messages = ...
+bytes_sent = ...
+
+# %%
+guess.check(messages, bytes_sent)
+
+# %% tags=["answer", "ranks"]
+large = lesson.run_sum(lesson.ring_all_reduce, many, backend)
+compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# In each half a rank sends one piece a round, and every piece but one passes through its hands.
+#
 # ```python
-# messages_of_one_rank = ranks - 1
-# bytes_of_one_rank = messages_of_one_rank * 1024 * 4
+# messages = 2 * (many - 1)
+# bytes_sent = messages * 1024 * 4
 # ```
 #
 # </details>
@@ -90,76 +108,101 @@ guess.check(messages_of_one_rank, bytes_of_one_rank)
 # %% [markdown]
 # ## The first thing that goes wrong
 #
-# `dist.send(tensor, to)` sends a tensor to one rank. `dist.recv(tensor, source)` waits for one, and writes it
-# into `tensor`. So here is the first round, as most people write it first. Read it, and guess what will
-# happen, before you run it.
+# `dist.send(tensor, to)` sends a tensor to one rank, `dist.recv(tensor, source)` waits for one and writes it into
+# `tensor`. Here is one round of a ring. A list says what each rank does first.
 
 # %%
-def everybody_sends_first(rank):
-    mine, arrived = lesson.my_piece(rank, ranks), torch.empty(1024)
-    dist.send(mine, (rank + 1) % ranks)
+def exchange(mine, rank, ranks, first):
+    arrived = torch.empty_like(mine)
+    if first[rank] == "send":
+        dist.send(mine, (rank + 1) % ranks)
     dist.recv(arrived, (rank - 1) % ranks)
-    return [mine, arrived]
+    if first[rank] == "receive":
+        dist.send(mine, (rank + 1) % ranks)
+    return arrived
+
+# %% [markdown]
+# Most people let everybody send first. Real processes say:
 
 # %% tags=["volatile", "raises-exception"]
+def everybody_sends_first(rank):
+    return exchange(lesson.my_piece(rank, ranks), rank, ranks, ["send"] * ranks)
+
 try:
     launch(everybody_sends_first, ranks, backend=backend, timeout=3.0)
 except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# "No rank failed by itself": nothing is wrong with any one of them. Each waits in `send`, line 3, until its
-# neighbour receives. But the neighbour waits in *its* `send`. Nobody gets to `recv`. This is a
-# **deadlock**, and it has no end of its own. `launch` gave it three seconds (`timeout=3.0`), then each rank
-# was told that its wait had failed. Which rank is named first is chance. ("Connection closed by peer" comes
-# from a rank whose neighbour had given up a moment earlier.)
+# "No rank failed by itself". Each waits in `send` until its neighbour receives, and the neighbour waits in *its*
+# `send`. This is a **deadlock**. It has no end of its own; `launch` gave up after three seconds, and which rank it
+# names first is chance. (Some libraries put small messages aside and let `send` return. There the mistake passes every
+# small test.)
 #
-# The same as a picture: every message sets out, and none arrives.
-
-# %% tags=["ranks"]
-stuck = lesson.run_gather(lambda mine, rank, ranks: everybody_sends_first(rank), ranks, backend, timeout=2.0)
-lesson.picture_of_gather(stuck, "collectives-stuck")
-
-# %% [markdown]
-# Some libraries put small messages aside and let `send` return at once. There the same mistake passes every
-# small test, and shows with large tensors only.
+# ## Four switches
 #
-# The remedy is `dist.isend`. It *starts* to send and returns at once, with a handle. Receive in the meantime;
-# then the handle's `wait()` returns when the message has left.
+# Now let each rank of a small ring, 0 to 3, send first or receive first. That makes 16 settings. In how many of them
+# does everybody wait for ever?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+stuck = ...
 
 # %%
-def everybody_starts_to_send(rank):
+guess_stuck.check(stuck)
+
+# %% tags=["answer", "ranks"]
+settings = lesson.run_every_setting(exchange, backend)
+compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(settings))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# stuck = 2
+# ```
+#
+# All send first, or all receive first. If one differs from its neighbour, a message passes between them, and that sets
+# the next one free.
+#
+# </details>
+
+# %% [markdown]
+# Real processes ran each of these settings just now. Play with the switches: flip *one* of a deadlock, press
+# play, and watch it dissolve. Which setting is fastest?
+
+# %%
+lesson.explore_switches(settings, live=widgets)
+
+# %% [markdown]
+# Nobody wants to deal out roles like that. The usual remedy is `dist.isend`: it *starts* to send and returns at once,
+# with a handle. Receive in the meantime. The handle's `wait()` returns once the message has left.
+
+# %%
+def pass_my_number(rank):
     mine, arrived = torch.tensor([rank]), torch.tensor([-1])
     sending = dist.isend(mine, (rank + 1) % ranks)
     dist.recv(arrived, (rank - 1) % ranks)
     sending.wait()
     return arrived.item()
 
-# %%
-print("each rank received the number of:", launch(everybody_starts_to_send, ranks, backend=backend))
+print("each rank received the number of:", launch(pass_my_number, ranks, backend=backend))
 
 # %% [markdown]
 # ## Write an all_gather
 #
-# Now all rounds. Your function runs on every rank. It gets this rank's piece, its number, and how many ranks
-# there are. It returns a list with all pieces, in the order of ranks. Use `dist.isend`, `dist.recv` and
-# `wait()`, and send to the next rank only.
+# That was one round; you write all of them. Your function runs on every rank, with this rank's piece. It returns the
+# list of all pieces, in the order of ranks. Send to the next rank only. Where your messages go wrong, you
+# will see them as a ladder: red is what brings its receiver nothing new, a broken arrow is never received.
 #
-# *Medium · 10 minutes · required*
+# *Medium · 8 minutes · required*
 
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks):
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
     return ...  # your rounds go before this line; then return pieces
-
-# %% [markdown]
-# Here are the messages that your function sent. Where one brings its receiver nothing new, the first such
-# message is red. Where nobody receives it, its arrow is broken.
-
-# %% tags=["ranks"]
-mine = lesson.run_gather(ring_all_gather, ranks, backend)
-lesson.picture_of_gather(mine)
 
 # %%
 ring.check(ring_all_gather)
@@ -181,83 +224,127 @@ ring.check(ring_all_gather)
 # </details>
 
 # %% [markdown]
-# ## Sums travel, too
+# ## Write the other half
 #
-# Training needs a sum: each rank has a gradient of its own data, and all need the sum of them. That call is
-# **all_reduce**. How would you do it with a ring?
+# Training needs sums: each rank has the gradient of its own data, and all need the total. You get all pieces of
+# your rank's tensor. Return *one*, the one with your rank's number, summed over all ranks. Follow a digit in the first
+# picture backwards. You could also fetch everything and add it up at home, but then look at par.
 #
-# In two halves. First each rank ends up with *one* piece of the sum: this half is a collective of its own,
-# **reduce_scatter**. Piece 0 is to end at rank 0, so it sets out from rank 1 and goes all the way round. Each
-# rank on its way adds its own numbers. So does every other piece. Here is the code; compare it with yours.
+# *Hard · 12 minutes · optional · par 24576 bytes for the whole all_reduce, with the given parameters*
+
+# %% tags=["stub"]
+def ring_reduce_scatter(pieces, rank, ranks):
+    return ...
 
 # %%
-print(inspect.getsource(lesson.ring_reduce_scatter))
+hard.check(ring_reduce_scatter)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def ring_reduce_scatter(pieces, rank, ranks):
+#     total = pieces[(rank - 1) % ranks]
+#     for step in range(ranks - 1):
+#         sending = dist.isend(total, (rank + 1) % ranks)
+#         arrived = torch.empty_like(total)
+#         dist.recv(arrived, (rank - 1) % ranks)
+#         sending.wait()
+#         total = arrived + pieces[(rank - step - 2) % ranks]
+#     return total
+# ```
+#
+# </details>
 
 # %% [markdown]
-# Then everybody has one finished piece, and everybody wants all. You know that one: the second half is the
-# all_gather that you have just written.
+# Both halves together, yours wherever they passed. On every rank, is it the sum that PyTorch's own `all_reduce` finds?
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
+reduce_scatter = hard.accepted_or(lesson.ring_reduce_scatter)
 def all_reduce(pieces, rank, ranks):
-    my_sum = lesson.ring_reduce_scatter(pieces, rank, ranks)
-    return gather(my_sum, rank, ranks)
+    return gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
 
-total = lesson.run_sum(all_reduce, ranks, backend)
-
-# %% [markdown]
-# Move the slider through its rounds. A number on an arrow says which piece travels, and a number in a strip
-# how many ranks are in the sum. In the first half colours deepen: the sums grow. In the second half finished
-# sums (bold frames) are handed on.
-
-# %%
-lesson.explore_sum(total, live=widgets)
-
-# %% [markdown]
-# Is it the sum that PyTorch's own `all_reduce` finds? Compare on every rank. (All numbers here are small and
-# whole, so that no sum is rounded. A later lesson looks at rounding.)
-
-# %%
-def compare(rank):
+def same_as_torchs(rank):
     pieces = lesson.my_pieces(rank, ranks)
     torchs_own = torch.cat(pieces)
     dist.all_reduce(torchs_own)
     return torch.equal(torch.cat(all_reduce(pieces, rank, ranks)), torchs_own)
 
-print("the same bits on every rank:", all(launch(compare, ranks, backend=backend)))
+print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
 
 # %% [markdown]
-# ## Half each
+# (The entries here are small whole numbers, so no sum is rounded.) Press play: cells fill up, then full ones are
+# handed on.
+
+# %% tags=["ranks"]
+total = lesson.run_sum(all_reduce, ranks, backend)
+lesson.explore_sum(total, live=widgets)
+
+# %% [markdown]
+# ## Bytes, for any ring
 #
-# Now count. The left column adds up the messages that rank 0 really sent. The right column is a formula that
-# the rest of the course uses: in a ring of P ranks, each sends (P − 1)/P of the whole tensor (all pieces
-# together), and in an all_reduce it does so twice.
+# Now in general. On a ring of P ranks, how many bytes does one rank send for `"all_gather"`, `"reduce_scatter"` or
+# `"all_reduce"`? `entries` counts the whole tensor, all pieces together. `itemsize` is the dtype's bytes: 4 for
+# float32, 2 for bfloat16.
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["stub"]
+def formula(collective, entries, itemsize, ranks):
+    return ...
 
 # %%
-mine = lesson.run_gather(gather, ranks, backend)
-print(lesson.say_bytes(mine, total))
+formulas.check(formula)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def formula(collective, entries, itemsize, ranks):
+#     halves = 2 if collective == "all_reduce" else 1
+#     return halves * entries * itemsize * (ranks - 1) / ranks
+# ```
+#
+# </details>
 
 # %% [markdown]
-# So all_reduce = reduce_scatter + all_gather, half the bytes each. That is why ZeRO sends no more bytes.
-# Without it there is an all_reduce of the gradient in each step. With it a rank needs only *one* piece of the
-# sum. It stops after the first half, works on that piece, and spends the second half on sending the result.
-# Muon will do just that.
-#
-# These are the bytes of a ring, and GPUs mostly use rings. The library between your processes here, Gloo,
-# takes other ways for some calls. A later lesson puts both side by side.
-#
-# ## Against the clock
-#
-# The rounds above are an order, not a time. Here are the messages of your all_gather as the clock saw them.
-# Where ranks must share cores, some arrows are long: the receiver was not running.
+# Hold it against bytes counted on real ranks, in both dtypes:
 
-# %% tags=["volatile"]
-lesson.picture_of_clock(mine)
+# %% tags=["ranks"]
+formula = formulas.accepted_or(lesson.ring_formula)
+for dtype in (torch.float32, torch.bfloat16):
+    run = lesson.run_sum(all_reduce, ranks, backend, dtype)
+    print(lesson.say_bytes(run, dtype, formula))
 
 # %% [markdown]
-# What does one message take? It has a price for setting out, however small it is, its **latency**. And it has
-# a price for each byte: **bandwidth** says how many bytes pass in a second. To measure both, a ball goes from
-# rank 0 to rank 1 and back, in many sizes; the fastest of some throws counts.
+# So all_reduce = reduce_scatter + all_gather, half the bytes each: (P − 1)/P of the tensor. Half as many bytes per
+# entry, half as many in all. And more ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P grows by a third.
+#
+# That is why ZeRO costs nothing extra. It stops after the first half, works on its *one* piece of the sum, and spends
+# the second half on sending the result. Muon will do just that.
+#
+# <details><summary>Other collectives, and what is no ring</summary>
+#
+# With S for the bytes of the whole tensor, a rank sends:
+#
+# | collective | bytes |
+# |---|---|
+# | all_to_all | (P − 1)/P · S |
+# | broadcast | S, but for the last rank of the chain |
+# | gather | S/P, and the root nothing |
+# | scatter | the root (P − 1)/P · S, all others nothing |
+#
+# GPUs mostly use rings. Gloo, the library between your processes here, takes other ways for some calls. A later
+# lesson puts both side by side.
+#
+# </details>
+#
+# ## And the clock?
+#
+# A message costs **latency**, the time it takes however small it is, and then time for each byte: **bandwidth** says
+# how many bytes pass in a second. To measure both, a ball goes from rank 0 to rank 1 and back, in many sizes. The
+# fastest of some throws counts.
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -278,28 +365,29 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# To the left the line is flat: a small message takes its latency, and bytes are free. To the right it climbs:
-# only bytes count. (A dot far above the line: the machine was busy with something else.) So many small
-# matrices should travel as one large buffer. Optimizers call it a bucket, and lesson 05 is about it.
+# On the left the line is flat: bytes are free there, and you pay latency. On the right only bytes count. A ring's
+# all_reduce of S bytes is 2 (P − 1) messages in a row, of S/P bytes each: with many ranks, a small tensor pays almost
+# nothing but latency. (Is the last dot far above the line? Caches end, and the
+# model does not know.) Look at the last two printed lines, too. They are why optimizers pack many small matrices into one
+# large buffer, which lesson 05 is about.
 #
 # ## Recap
 #
-# - A collective is a call that all ranks make. Inside are messages between neighbours.
-# - If all send first and nobody receives, all wait for ever: a deadlock. Start to send, receive, then wait.
-# - all_reduce = reduce_scatter + all_gather, half the bytes each.
-# - A message costs latency, and bytes divided by bandwidth.
+# - If all send first, all wait for ever: a deadlock. Start to send, receive, then wait.
+# - all_reduce = reduce_scatter + all_gather. Each half sends (P − 1)/P of entries × bytes per entry.
+# - A message takes latency + bytes / bandwidth.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above.
+# **Quiz.** One line measures each.
 #
-# 1. `rounds`: how many rounds does the all_reduce take?
-# 2. `share`: what part of the all_reduce's bytes does the all_gather send?
-# 3. `bytes`: how many bytes does rank 0 send in the all_reduce?
-
-# %%
-quiz = lesson.quiz(ranks)
+# *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
-answers = {"rounds": ..., "share": ..., "bytes": ...}
+answers = {
+    "messages": ...,  # how many messages does rank 0 send in *your* all_reduce, total?
+    "share": ...,  # what part of an all_reduce's bytes does its all_gather send?
+    # an all_reduce of a million bfloat16 entries, with P = 8. How many bytes does each rank send?
+    "bytes": ...,
+}
 
 # %%
 quiz.check(answers)
@@ -308,8 +396,8 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# sent = total.bytes_sent(0)
-# answers = {"rounds": total.messages_sent(0), "share": mine.bytes_sent(0) / sent, "bytes": sent}
+# count, size = total.messages_sent(0), formula("all_reduce", 1_000_000, 2, 8)
+# answers = {"messages": count, "share": 0.5, "bytes": size}
 # ```
 #
 # </details>

@@ -1,21 +1,10 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# **Twenty minutes.** At the end you can say, for any matrix, which numbers of its momentum a rank keeps, and
-# where they lie in its memory. And your own function has found them on real processes.
-#
-# *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
-#
-# - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
-# - *Next:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
-# - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
-#   nothing to install.
-#
-# *Other grids:* change dp and bucket as you like. With tp above 1, the rulers show what the ranks at the first
-# place along tp hold.
+# Momentum is as large as the weights, and so far every rank keeps all of it. How can each keep only its share, and
+# still know where every entry lies, without asking anybody?
 
-# %% tags=["setup"] jupyter={"source_hidden": true}
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
@@ -27,8 +16,30 @@ if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the re
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
         raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import zero1_buffer as lesson
+lesson.hero()
 
-# %% tags=["parameters"]
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Forty minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum, and where
+# in its memory; which matrices straddle a boundary, who needs them, and what that costs. You will have found it with
+# functions of your own, on real processes.
+#
+# *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
+#
+# - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
+# - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
+#   nothing to install.
+#
+# *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp
+# hold.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 4
 tp: int = 1
 bucket: int = 400
@@ -37,88 +48,100 @@ seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
 
-# %%
+# %% jupyter={"source_hidden": true}
+import math
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.learn import zero1_buffer as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+plan = lesson.plan_of(dp, tp, bucket)
+split, ranges, received, planned, quiz = lesson.all_exercises(dp, tp, bucket)
 
 # %% [markdown]
 # ## Three rulers
 #
-# A small model has matrices A to E. For each, Muon keeps a momentum of the same size: an average of past
-# gradients. `dp` ranks train the model together, each on other data. If each kept the whole momentum, all
-# copies but one would be a waste of memory.
+# **ZeRO-1** keeps every entry of the momentum on one rank only. (The 1: only the optimizer's memory is cut. The
+# weights stay copies.) The picture above shows the same entries on three rulers:
 #
-# **ZeRO-1** wastes nothing: every number of the momentum is kept by one rank. (The 1: of all that training
-# keeps, only the optimizer's memory is cut. The weights stay copies.) But which rank? Here are three rulers
-# over the same numbers. Colours in the last one are ranks.
+# 1. *Matrices*, A to G, each written out flat, row after row.
+# 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would exceed the limit, and a larger
+#    matrix gets a bucket of its own. Then comes **padding**, entries that mean nothing, until dp divides the length.
+# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, and so on.
+#
+# So a rank owns a *range*, not a matrix. All shares are equal. The price: a boundary may cut through a matrix, which
+# then *straddles*. The same as arithmetic:
 
 # %%
-plan = lesson.plan_of(dp, tp, bucket)
-split, ranges, quiz = lesson.all_exercises(plan)
-lesson.explore(plan, bucket, live=widgets)
+sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
+for each in plan.buckets:
+    named = {entry.matrix.name: sizes[entry.matrix.name] for entry in each.entries}
+    total = sum(named.values())
+    length = math.ceil(total / dp)  # of a slice
+    print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# From top to bottom:
+# Now one more rank joins: dp + 1. By hand: which matrices straddle a boundary then, and how many entries of padding
+# are there in all?
 #
-# 1. *Matrices.* Written out flat, row after row, one after the other.
-# 2. *Buckets.* What travels together. A **bucket** takes matrices until the next one would make it larger than
-# the number `bucket`; a matrix that is larger itself gets a bucket of its own. The rest is filled up with
-# **padding**, numbers that mean nothing, until dp divides the length.
-# 3. *Slices.* Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1
-#    the second, and so on.
-#
-# The buttons and the slider change `bucket` and `dp`, in the picture only.
-#
-# The cuts know nothing of matrices. A rank owns a *range*, not a matrix. That makes all shares equal, however
-# unequal the matrices are.
-#
-# Nobody ever keeps the whole second ruler. It is an address book, a **virtual buffer**: it says where each
-# number would be if somebody did.
-#
-# ## Predict
-#
-# Which matrices are shared by several ranks, with the numbers `dp` and `bucket` as above?
-#
-# *Easy · 2 minutes · required*
+# *Easy · 4 minutes · required*
 
-# %% tags=["stub"]
-shared = ...  # a list of names, such as ["A", "D"]
+# %% tags=["stub", "predict"]
+straddle = ...  # a list of names, such as ["A", "D"]
+padding = ...
 
 # %%
-split.check(shared)
+split.check(straddle, padding)
+
+# %% tags=["answer"]
+joined = lesson.plan_of(dp + 1, tp, bucket)
+found = {"straddle": lesson.split_matrices(joined), "padding": lesson.padding_of(joined)}
+compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(joined))
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Follow the dashed lines up. Or let the plan tell, for the keepers of each matrix:
+# Follow the boundaries: multiples of the slice length. Or let the plan tell:
 #
 # ```python
-# shared = lesson.split_matrices(plan)
+# joined = lesson.plan_of(dp + 1, tp, bucket)
+# straddle = lesson.split_matrices(joined)
+# padding = lesson.padding_of(joined)
 # ```
 #
 # </details>
 
+# %%
+lesson.explore(plan, bucket, live=widgets)
+
 # %% [markdown]
-# ## The master plan
+# Nobody ever holds the second ruler. It is an address book, a **virtual buffer**: it says where each entry would be
+# if somebody did.
 #
-# The package writes this down, a line for each matrix; in code, the lines are `dist_meta`. Every rank reads the same plan, and finds its own part without asking anyone. A range `a to b`
-# starts with number a and ends just before b, as in Python.
+# ## Where is this entry?
+#
+# Pick a matrix, press play, and follow an entry down to the memory of the rank that keeps it.
 
 # %%
-for rank in range(0, dp * tp, tp):
-    print(f"rank {rank}:", lesson.say_plan(plan, rank), sep="\n", end="\n\n")
+lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# The third column is the same for all. The last one is not: it says where the matrix lies *in the rank's own
-# slice*. And it can be calculated from the third.
-#
+# C changes hands in the middle of a row. In code, with the package's master plan, `dist_meta`, which has an item for
+# each matrix:
+
+# %%
+meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
+row, column = 1, 5
+in_bucket = meta.global_range[0] + row * meta.shape[1] + column
+place, offset = divmod(in_bucket, lesson.slice_length(plan, meta.bucket_idx))
+print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, offset {offset}")
+
+# %% [markdown]
 # ## Find your range
 #
-# Write that calculation. You get `global_range`, where a matrix lies in its bucket; `place`, which slice
-# (0 is the first); and `length`, how long each slice is. Return where the matrix lies in the slice, counted
-# from the start *of the slice*; `(0, 0)` if it does not.
+# `global_range` is where a matrix lies in its bucket; `local_range`, where the rank's part of it lies in the rank's
+# slice. Compute the second from the first. `place` says which slice (0 is the first), `length` how long slices
+# are. Count from the start *of the slice*, and return `(0, 0)` where it has nothing of the matrix.
 #
 # *Medium · 7 minutes · required*
 
@@ -126,6 +149,7 @@ for rank in range(0, dp * tp, tp):
 def local_range(global_range, place, length):
     start, stop = global_range
     return ...
+
 
 # %%
 ranges.check(local_range)
@@ -147,14 +171,13 @@ ranges.check(local_range)
 # </details>
 
 # %% [markdown]
-# ## Collect a matrix on real processes
+# ## Make a matrix whole, on real processes
 #
-# Which ranks keep a part of C, and how much? Your function knows. On each rank, the next cell cuts its part of
-# C out of the slice that the rank keeps. Then `all_gather_object` sends all parts to all ranks.
+# Newton–Schulz needs a whole matrix. With your function, each rank cuts its part of C out of its slice, and all parts
+# go to all ranks.
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
-meta = plan.dist_meta(plan.grid.at(0))[2]  # the line of C
 
 def collect(place):
     kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
@@ -166,45 +189,130 @@ def collect(place):
 # %%
 collected = launch(collect, dp, backend=backend)
 print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
-print("the whole of it:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
+print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
 
 # %% [markdown]
-# This is why lesson 09 has a *dp gather*: Newton–Schulz needs a matrix whole, and ranges cut matrices.
+# ## Who needs whom?
 #
+# Whoever keeps only a part of a matrix needs the rest. All its keepers orthogonalize it, and each uses its own part of
+# the update. A matrix that lies whole in one slice need not travel.
+#
+# The first published version of this step gathers *every* bucket on every rank, padding and all. The thrifty way gathers only
+# what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *receive*, either
+# way?
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub", "predict"]
+everything = ...  # bytes
+straddling = ...
+
+# %%
+received.check(everything, straddling)
+
+# %% tags=["answer"]
+counted = lesson.received_for_momentum(dp, tp, bucket)
+compare({"everything": everything, "straddling": straddling}, counted, lesson.draw_straddling(plan))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# At the default parameters rank 0 keeps 92 + 55 entries, so it lacks 3 · 147. It straddles in A, where it lacks 28,
+# and in E, where it lacks 75. Or ask the plan:
+#
+# ```python
+# everything, straddling = lesson.received_for_momentum(dp, tp, bucket).values()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Cut or gathered?
+#
+# One step of one rank, with whole buckets gathered. Filled: what it holds at that moment. The momentum stays
+# where it is for the whole training.
+
+# %%
+lesson.draw_step(plan, rank=tp % (dp * tp))
+
+# %% [markdown]
+# In a ring of dp ranks, each sends (dp − 1) / dp of a bucket. Gradients and weights take 4 bytes an entry here:
+
+# %%
+entries = sum(lesson.length_of(plan, each) for each in plan.buckets)
+for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}.items():
+    print(f"{what}: {entries * size * (dp - 1) // dp:,} bytes")
+
+# %% [markdown]
 # ## How large should a bucket be?
 #
-# Try the buttons above the rulers once more. Small buckets: more padding, and more calls. Large ones: nothing
-# can be worked on until a lot has arrived.
-#
-# Now measure it, with the package's own Muon, on matrices of about the shapes that a small GPT has. (They are
-# made odd, so that there is padding.) Each bucket takes three collectives: one sums the gradients, one brings
-# the matrices together for Newton–Schulz, one hands out the new weights. The columns are those of rank 0: the
-# last but one is how many numbers of momentum it keeps. The time is that of the slowest rank.
+# Measured with the package's own Muon, on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
-print(lesson.say_buckets(costs))
+lesson.draw_buckets(costs)
 
 # %% [markdown]
-# What a rank keeps hardly depends on the bucket. The number of collectives does. Each costs time for its
-# start, however small it is: the latency of lesson 03. And where ranks share cores, it costs far more than
-# that, for it ends only when every rank has had its turn on a core.
+# The bytes hardly change. The number of collectives does, three a bucket, and each costs its latency. Then why
+# not one huge bucket? Nothing can be worked on until all of it has arrived.
 #
+# ## The plan of all ranks
+#
+# Now the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank, with
+# `(bucket, global_range, local_range)` for each matrix, even where the rank keeps nothing of it. No message, no tp.
+#
+# *Hard · 15 minutes · optional · par 15 lines*
+
+# %% tags=["stub", "hard"]
+def all_ranges(sizes, dp, most):
+    buckets = [[]]  # numbers of matrices
+    ranges = [[] for place in range(dp)]
+    return ...
+
+# %%
+planned.check(all_ranges)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def all_ranges(sizes, dp, most):
+#     buckets = [[]]
+#     for index, size in enumerate(sizes):
+#         if buckets[-1] and sum(sizes[i] for i in buckets[-1]) + size > most:
+#             buckets.append([])
+#         buckets[-1].append(index)
+#     ranges = [[] for place in range(dp)]
+#     for number, bucket in enumerate(buckets):
+#         length, start = math.ceil(sum(sizes[i] for i in bucket) / dp), 0
+#         for i in bucket:
+#             lies = (start, start + sizes[i])
+#             for place in range(dp):
+#                 ranges[place].append((number, lies, local_range(lies, place, length)))
+#             start += sizes[i]
+#     return ranges
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Recap
 #
-# - Momentum is cut by *number*, not by matrix: equal shares for all ranks, in every bucket.
-# - Where a rank's part of a matrix lies is an intersection of two ranges. No message is needed to know it.
-# - The virtual buffer is an address book. Nobody holds it.
-# - Fewer, larger buckets mean fewer collectives and less padding.
+# - ZeRO-1 cuts momentum by *entry*, not by matrix: equal shares for all ranks, in every bucket.
+# - Where a rank's part lies is an intersection of two ranges, and needs no message.
+# - Matrices that straddle a boundary have to be gathered. Momentum stays; gradients and weights travel.
+# - Fewer, larger buckets mean fewer collectives and less padding, and about the same bytes.
 #
-# **Quiz.** Answer with numbers, for `dp` and `bucket` as above.
+# **Quiz.** One line measures each.
 #
-# 1. `kept`: how many numbers of momentum does rank 0 keep, padding not counted?
-# 2. `padding`: how many numbers of padding are in all buckets together?
-# 3. `buckets`: how many buckets are there if each takes at most 100 numbers?
+# *Easy · 4 minutes · required*
 
 # %% tags=["stub"]
-answers = {"kept": ..., "padding": ..., "buckets": ...}
+answers = {
+    "kept": ...,  # how many entries of momentum does rank 0 keep, padding not counted?
+    "padding": ...,  # how many entries of padding are in all buckets together?
+    "buckets": ...,  # how many buckets are there if each takes at most 100 entries?
+}
 
 # %%
 quiz.check(answers)

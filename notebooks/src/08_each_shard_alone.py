@@ -1,20 +1,10 @@
 # %% [markdown]
 # # 08 · What happens if each shard is orthogonalized alone?
 #
-# **Twenty minutes.** At the end you can say what goes wrong if every rank orthogonalizes only what it holds,
-# why no learning rate mends it, and why a test with random matrices does not notice. And you have written
-# the gather that mends it, and run it on real processes.
-#
-# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 06: the grid of ranks, and
-# how tp cuts a matrix.
-#
-# - *Previous:* [06 · The 2-D grid, and what TP cuts](06_the_grid.ipynb)
-# - *Next:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
-# - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
-#   nothing to install.
+# Each rank calls Muon on the piece of the gradient that it holds: no message, no error, and a perfectly flat
+# spectrum. So why is the update wrong?
 
-# %% tags=["setup"] jupyter={"source_hidden": true}
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
@@ -26,8 +16,33 @@ if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the re
     if not wheels and importlib.util.find_spec("muon_tutorial") is None:
         raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import shards_alone as lesson
+lesson.hero()
 
-# %% tags=["parameters"]
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Thirty minutes.** At the end you can say what goes wrong if every rank orthogonalizes only what it holds, why
+# no learning rate repairs it, and why a test with random matrices does not notice. You will have written the
+# gather that repairs it, and run it on real processes.
+#
+# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and
+# how tp cuts a matrix.
+#
+# - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
+# - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
+#   nothing to install.
+#
+# *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
+#
+# *The heat maps:* each square stands for 4 × 4 entries, the darker the larger, on a square-root scale, so that you see
+# what is faint.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 4
 steps: int = 5
@@ -35,141 +50,196 @@ seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
 
-# %%
+# %% jupyter={"source_hidden": true}
 import torch
 import torch.distributed as dist
-from muon_tutorial import launch
+from muon_tutorial import launch, zeropower_via_newtonschulz
 from muon_tutorial.learn import shards_alone as lesson
 from muon_tutorial.learn.inputs import recordings
+from muon_tutorial.learn.widgets.reveal import compare
+guess, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
 
 # %% [markdown]
-# ## A matrix that nobody holds
+# ## The picture you have just seen
 #
-# Here is a matrix of a small GPT, cut by tp. Cut by columns, or by rows: a model has both kinds. Each colour
-# is one place along tp; ranks along dp hold copies. (In this lesson `tp` is 2 or 4. Buttons below try 8, too.)
+# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. So look at any update in these
+# directions: row i, column j of `Uᵀ · update · V` says how strongly it takes input j to output i. UVᵀ has ones on the
+# diagonal, and nothing else. Try it:
 
 # %%
 gradient = lesson.gradient()
-guess, gathering, quiz = lesson.predict(tp), lesson.check_gather(dp, tp, backend), lesson.quiz(tp)
-print(recordings.real_gradient("down"))
+U, S, Vt = torch.linalg.svd(gradient, full_matrices=True)
+turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
+print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
+
+# %% [markdown]
+# Grey off the diagonal: an input moves an output which the gradient never paired with it. Right of the square: inputs
+# for which the gradient is exactly zero.
+#
+# tp can cut the matrix in two ways. The piece that a rank holds is its **shard**:
+
+# %%
 lesson.picture_of_cuts(tp)
 
 # %% [markdown]
-# Muon wants the gradient's UVᵀ. No rank has the whole gradient. One idea costs no message at all: each rank
-# orthogonalizes its own piece, its **shard**, and keeps the result. It is what you get by just calling Muon on
-# every rank. No error, and the loss goes down.
-#
 # ## Predict
 #
-# Cut by columns. Each rank's result has singular values of 1, all of them. Now put the results side by side
-# again, as one matrix. What is its largest singular value? And is it the UVᵀ of the whole gradient?
+# Cut by columns. Each shard, orthogonalized alone, has only singular values of 1. Put the results side by side: what is
+# the largest singular value of the whole? And would the spectrum be just as flat if the gradient were pure noise?
 #
 # *Easy · 2 minutes · required*
 
-# %% tags=["stub"]
-largest = ...  # a number
-is_uvt = ...  # True or False
+# %% tags=["stub", "predict"]
+largest = ...  # to two decimals
+noise_too = ...  # True or False
 
 # %%
-guess.check(largest, is_uvt)
+guess.check(largest, noise_too)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A row of the whole consists of one row from each rank. Squares of lengths add, so the square of each
-# singular value becomes tp (as no piece is narrower than it is tall).
+# A row of the whole consists of one row from each shard. Squares of lengths add, so the square of each singular
+# value becomes tp. Nothing in this depends on the gradient.
 #
 # ```python
-# largest = torch.linalg.svdvals(lesson.pieces_alone(gradient, 1, tp))[0].item()
-# is_uvt = False
+# largest = round(tp**0.5, 2)
+# noise_too = True
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ## Run it
-#
-# On real ranks. `my_piece` cuts out what one place along tp holds. `orthogonal` is the exact UVᵀ, so that
-# nothing here comes from Newton–Schulz. `pieces` are those of one line along tp.
+# Now on real ranks. `my_piece` cuts out a rank's shard; `orthogonal` is the exact UVᵀ, so don't blame Newton–Schulz.
 
-# %%
+# %% tags=["ranks"]
 def each_alone(rank):
-    mine = lesson.my_piece(gradient, 1, rank % tp, tp)
-    return lesson.orthogonal(mine)
+    shard = lesson.my_piece(gradient, 1, rank % tp, tp)
+    return lesson.orthogonal(shard)
 
-# %%
-pieces = launch(each_alone, dp * tp, backend=backend)[:tp]
-update = torch.cat(pieces, dim=1)
+shards = launch(each_alone, dp * tp, backend=backend)[:tp]
+update = torch.cat(shards, dim=1)
 alone = lesson.compare(update, gradient)
+
+# %% tags=["answer"]
 print(alone)
+compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
-# **Cosine** says whether two matrices point the same way: 1 is the same way, 0 is at right angles. **Distance**
-# is the size of the difference, divided by the size of UVᵀ. In brackets stands what is left of it with the
-# factor that brings the update nearest: the best that a learning rate could do.
+# **Cosine** is 1 where two matrices point the same way, and 0 at right angles. **Distance** is the size of the
+# difference over the size of UVᵀ; in brackets, what the best learning rate there is leaves of it. It stays large.
 #
-# The singular values are all equal. To somebody who looks at the spectrum only, this update is perfect, up to
-# a factor. But the cosine says that it points elsewhere. A factor does not change the cosine: no learning rate
-# mends this.
+# Yet all singular values are equal, *whatever the gradient was*: `update @ update.T` is tp times the identity. A flat
+# spectrum proves nothing.
 #
-# ## Why so flat?
+# <details><summary>Why tp times the identity?</summary>
 #
-# Call the pieces' results P₁, P₂ and so on. The whole update S, times its transpose, is P₁P₁ᵀ + P₂P₂ᵀ + …, and
-# each of these products is the identity (as no piece is narrower than it is tall). So the sum is tp times the
-# identity, *whatever the gradient was*. Random numbers in, flat spectrum out. A flat spectrum is no proof.
+# Call the shards' results P₁, P₂, … Then `update @ update.T` is P₁P₁ᵀ + P₂P₂ᵀ + …, one summand for each shard. Every
+# summand is the identity, as long as no shard is taller than wide.
+#
+# </details>
 
 # %%
 identity = torch.eye(len(update), dtype=update.dtype)
 print("tp times the identity:", torch.allclose(update @ update.T, tp * identity))
+print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# ## Both cuts, more and more pieces
+# That last share moves weights for inputs about which the gradient said nothing.
 #
-# The same gradient. Panel 1: the whole, before and after. Panel 2: in pieces. Panels 3 and 4: how wrong, by
-# the number of pieces. In panel 4 a distance of 1 is as far off as no update at all. (Much of the columns'
-# distance is their factor, which the cosine leaves out.)
-
-# %%
-lesson.picture_of_panels(gradient, tp)
-
-# %% [markdown]
-# Cut by rows, the spectrum is not even flat. Rows of different pieces share directions: many rows of a
-# gradient say nearly the same. Each rank makes that shared direction loud by itself, and together they make
-# it too loud. Other directions come out far too quiet.
+# ## Find the harmless one
 #
-# ## Shard or not?
+# Two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent entries),
+# and a *power law* (few loud directions, many quiet ones). In one of the six cases, shards alone are nearly right. Bet
+# first, then play.
 #
-# Press the buttons. Beside the real gradient stand two made-up matrices of the same shape. *Gaussian*: all
-# numbers are independent. *Power law*: few loud directions, many quiet ones, as gradients have them. Find the
-# case that is nearly right.
+# *Easy · 3 minutes · required*
 
-# %%
+# %% tags=["stub", "predict"]
+harmless = ...  # such as ("real", "columns")
+
+# %% tags=["answer"]
 lesson.explore(tp, live=widgets)
 
+# %% tags=["answer"]
+compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Its rows share hardly any direction, so it makes little difference whether they are orthogonalized together.
+# Rows of a real gradient share loud directions. Each shard makes those loud by itself, and together they make them
+# too loud. The quiet ones nearly die.
+#
+# ```python
+# harmless = ("Gaussian", "rows")
+# ```
+#
+# </details>
+
 # %% [markdown]
-# It is the Gaussian one, cut by rows. Its rows share hardly any direction, so to orthogonalize them apart or
-# together is nearly the same. A test that uses `torch.randn` meets just this case, and passes. Test with a
-# power law, or with a real gradient.
+# A unit test with `torch.randn` may meet the harmless case, and pass.
 #
-# (There are optimizers that work on pieces on purpose, and on the whole from time to time. They are other
-# optimizers, with learning rates of their own. This course wants the step that one process would take.)
+# ## A shard gets the size wrong, too
 #
-# ## Mend it: gather first
+# Muon multiplies its update by a factor of the shape m × n: Keller Jordan's is `sqrt(max(1, m/n))`, Moonshot's
+# `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix; `shard.shape` gives another factor, even after a perfect gather.
+# For example, cut by rows:
+
+# %%
+print(lesson.say_factors((256, 64), dim=0, tp=2))
+
+# %% [markdown]
+# Write that for every shape and cut: for both formulas, in this order, the whole's factor divided by the shard's.
 #
-# Write a function that puts the pieces of one tp line together. It gets this rank's piece, the dimension
-# that was cut (1: columns, 0: rows), and the group: the ranks that call together, here one line along tp.
-# `dist.all_gather(list, tensor, group=group)` sends the tensor to all, and fills the list with everybody's.
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+def too_small(shape, dim, tp):
+    m, n = shape
+    return ...  # two ratios
+
+# %%
+ratio.check(too_small)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def factors(m, n):
+#     return max(1, m / n) ** 0.5, 0.2 * max(m, n) ** 0.5
+#
+# def too_small(shape, dim, tp):
+#     shard = list(shape)
+#     shard[dim] = shape[dim] // tp
+#     whole, mine = factors(*shape), factors(*shard)
+#     return [whole[0] / mine[0], whole[1] / mine[1]]
+# ```
+#
+# </details>
+
+# %% tags=["answer"]
+ratios = ratio.accepted_or(lesson.too_small)
+print(lesson.say_ratios(ratios, tp))
+
+# %% [markdown]
+# Below 1 the factor is too *large*. The first line is our matrix: the shards' update was √tp too large, and Moonshot's
+# factor makes it √tp too small again. A wrong update with the right RMS!
+#
+# ## Repair it: gather first
+#
+# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the group's shards together.
+# `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors with everybody's `tensor`.
 #
 # *Medium · 5 minutes · required*
 
 # %% tags=["stub"]
-def gather_whole(piece, dim, group):
-    pieces = [torch.empty_like(piece) for _ in range(group.size())]
-    return ...  # gather before this line; then return the whole matrix
+def gather_whole(shard, dim, group):
+    return ...  # the whole matrix
 
 # %% [markdown]
-# It runs on real ranks, with a matrix in which every number says where it belongs. The colour is the place
-# along tp from which a number came. A red cross is the first number in a wrong place.
+# Real ranks run it, on a matrix whose entries say where they belong. Colours say which rank an entry came from; a red
+# cross marks the first in a wrong place.
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -182,61 +252,94 @@ gathering.check(gather_whole)
 # <details><summary>Solution</summary>
 #
 # ```python
-# def gather_whole(piece, dim, group):
-#     pieces = [torch.empty_like(piece) for _ in range(group.size())]
-#     dist.all_gather(pieces, piece, group=group)
-#     return torch.cat(pieces, dim=dim)
+# def gather_whole(shard, dim, group):
+#     shards = [torch.empty_like(shard) for _ in range(group.size())]
+#     dist.all_gather(shards, shard, group=group)
+#     return torch.cat(shards, dim=dim)
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ## The same update again
-#
-# Now each rank gathers, orthogonalizes the whole, and keeps its own columns of the result. The function is
-# yours, if it has passed.
+# Now the whole recipe: gather, orthogonalize, keep your own columns. This time with Newton–Schulz, held against one
+# process with the whole gradient.
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
 def all_together(rank):
-    piece = lesson.my_piece(gradient, 1, rank % tp, tp)
-    whole = gather(piece, 1, lesson.tp_group(dp, tp))
-    return lesson.my_piece(lesson.orthogonal(whole), 1, rank % tp, tp)
+    shard = lesson.my_piece(gradient, 1, rank % tp, tp)
+    whole = gather(shard, 1, lesson.tp_group(dp, tp))
+    return lesson.my_piece(zeropower_via_newtonschulz(whole), 1, rank % tp, tp)
 
-# %%
-mended = launch(all_together, dp * tp, backend=backend)[:tp]
-print(lesson.compare(torch.cat(mended, dim=1), gradient))
+# %% tags=["ranks"]
+repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
+print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# Every singular value is 1 and the distance is nothing, for any gradient and any cut.
-#
-# ## What it costs
-#
-# Messages, and work that every rank of the line now does over again. This is the price that the rest of the
-# course works on: who should orthogonalize what, so that it is done once, and little travels?
+# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group repeats:
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
 print(lesson.say_cost(costs, tp))
 
 # %% [markdown]
-# ## Recap
+# Who should orthogonalize what, so that it is done once and little travels? That is the rest of the course.
 #
-# - To orthogonalize pieces is not to orthogonalize the whole.
-# - Cut by columns, a wide matrix comes out flat, at the square root of tp, and pointing elsewhere: a flat
-# spectrum can be the wrong update.
-# - Cut by rows, it is nearly harmless for independent numbers, and wrong for real gradients. Test with
-# those.
-# - The remedy is to gather before Newton–Schulz, and to keep your piece after it.
+# ## An update that survives its shards
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above.
+# Cut by columns, you can have the exact update without gathering the matrix. Write a function that turns a rank's
+# columns of G into its columns of the *whole* UVᵀ. The budget is counted as a ring sends (lesson 03). You may call
+# `dist.all_gather` and `dist.all_reduce`; `torch.linalg.eigh` may help.
+
+# %%
+print(lesson.say_budget(tp))
+
+# %% [markdown]
+# Real ranks try it in float32, on the real gradient and the power law. Where it fails, you see *your* update's heat map.
 #
-# 1. `largest`: the largest singular value of the pieces' update, cut by columns over tp?
-# 2. `cosine`: its cosine to UVᵀ?
-# 3. `received`: how many numbers does a rank receive in the gather?
+# *Hard · 12 minutes · optional · par 24576 bytes*
 
 # %% tags=["stub"]
-answers = {"largest": ..., "cosine": ..., "received": ...}
+def surviving_update(shard, group):
+    return ...  # this rank's columns of the whole UVᵀ
+
+# %%
+surviving.check(surviving_update)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# With G = U S Vᵀ, GGᵀ = U S² Uᵀ, and (GGᵀ)^(-1/2) G = U Vᵀ. A rank has its columns of G. It lacks only GGᵀ, which is a
+# sum over ranks, and small. (It is symmetric, too: send one triangle of it, and you are below par.)
+#
+# ```python
+# def surviving_update(shard, group):
+#     gram = shard @ shard.T
+#     dist.all_reduce(gram, group=group)
+#     values, directions = torch.linalg.eigh(gram)
+#     return directions @ torch.diag(values**-0.5) @ directions.T @ shard
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Recap
+#
+# - Orthogonalizing shards is not orthogonalizing the matrix.
+# - Cut by columns, the spectrum is flat, and the update acts where the gradient is zero.
+# - Cut by rows, random entries hide the mistake. Test with real gradients.
+# - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole's shape.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "cosine": ...,  # of the shards' update, cut by columns, to UVᵀ?
+    "factor": ...,  # how many times too small is 0.2·sqrt(max(m, n)) on such a shard?
+    "received": ...,  # how many entries does a rank receive in the gather?
+}
 
 # %%
 quiz.check(answers)
@@ -245,8 +348,8 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# received = (tp - 1) * pieces[0].numel()
-# answers = {"largest": alone.values[0], "cosine": alone.cosine, "received": received}
+# received = (tp - 1) * shards[0].numel()
+# answers = {"cosine": alone.cosine, "factor": ratios((64, 256), 1, tp)[1], "received": received}
 # ```
 #
 # </details>

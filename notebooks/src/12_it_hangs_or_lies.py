@@ -26,7 +26,7 @@ lesson.hero()
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
-# - *Previous:* [09 · The whole step, and its opposite arrows](09_the_whole_step.ipynb)
+# - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Next:* [13 · Does it survive my loop?](13_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
@@ -53,24 +53,22 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# The picture shows a real training run that stands still. An arrow goes from a rank that waits to the rank that it
-# waits for. The red ones lead to rank 2. Its data had run out one step early, so its loop ended, and it returned
-# without a word. All the error messages came from the others.
+# A real training run stands still. Each arrow goes from a rank that waits to the one it waits for. The red ones lead to
+# rank 2: its data ran out one step early, and it left the loop without a word. All the error messages came from the
+# others.
 #
-# This is the loop that we break in this lesson. The matrices are cut over tp and copied over dp. Each matrix has an
-# owner along dp, which orthogonalizes it and shares its new rows.
+# This is the loop that we break. Each matrix has an owner along dp, which orthogonalizes it and shares its new rows.
 
 # %%
 print(inspect.getsource(lesson.TrainingRank.take_step))
 
 # %% [markdown]
-# In five phases ranks call each other, always in this order: load, average, gather, share, log. You will look in vain
-# for `gather` above. It happens inside `self.update()`: an owner gathers whole inputs over tp before it orthogonalizes
-# them.
+# Ranks call each other in five phases, in this order: load, average, gather, share, log. (`gather` hides inside
+# `self.update()`: an owner gathers whole inputs over tp.)
 #
-# Now the opposite case, a run that does not hang. From step 2 on, rank 1 has another learning rate. In which result
-# of step 2 does its mistake show first: gradient, average, momentum, input, update or share? And at the end, will
-# all copies of the weights along dp agree to the last bit?
+# Now a run that does not hang. From step 2 on, rank 1 has another learning rate. Where in step 2 does that show first:
+# gradient, average, momentum, input, update or share? And at the end, will all copies of the weights along dp agree to
+# the last bit?
 #
 # *Easy · 2 minutes · required*
 
@@ -100,15 +98,13 @@ print(lesson.say_outcome(lie), lesson.first_difference(lie), sep="\n\n")
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# That is the first trap: agreement between ranks proves nothing. Every copy of a matrix takes its new rows from the same
-# owner, so if the owner is wrong, all are wrong alike. The second trap is in the next output: the rank that complains
-# first is the one that has waited longest.
+# Agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner; if the owner is
+# wrong, all are wrong alike.
 #
 # ## Tool 1: compare the calls
 #
-# `hang` is the run of the first picture, made anew just now. We call it the hanging run. For a hang, write down what each rank calls, and when.
-# Then look for the first call that some rank should have made, and did not. First, what a log would have shown.
-# Then the calls; one that still waits ends in "…".
+# `hang` is the run of the first picture, made anew. Look for the first call that some rank should have made, and did
+# not. First, what a log would have shown; then the calls, where "…" means that a rank still waits.
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))
@@ -118,24 +114,27 @@ print(lesson.say_calls(hang, 3))
 print(lesson.first_missing_call(hang))
 
 # %% [markdown]
-# A rank that waits has done its duty. Only the missing call tells who is to blame. Here are the lines in which the
-# ranks stand. On the left is the phase, as `take_step` calls it. On the right is the innermost line of our code, the
-# one that called PyTorch and has not come back.
+# The rank that complains first has only waited longest. The missing call tells who is to blame. And here is where they
+# stand: the phase, as in `take_step`, and the innermost line of our code.
 
 # %%
 print(lesson.say_lines(hang))
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` prints the same from outside, while the process stands. You need not
-# have it: here is a dump of rank 3, recorded while this run stood still. Read it from below.
+# In a run of your own, `py-spy dump --pid …` prints the same from outside. This is rank 3, recorded while the run stood
+# still. Read from below.
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# PyTorch keeps a list of calls, too, its **flight recorder**. Set `TORCH_FR_BUFFER_SIZE` before the ranks start, as
-# this lesson did. It was made for NCCL. On Gloo, torch 2.13 records the kind, the group, the number within the group
-# and the sizes. It does not say whether a call has ended. These are the last calls of rank 0:
+# PyTorch's **flight recorder** lists calls, too, if `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Rank 0's last:
+#
+# <details><summary>What it does not know</summary>
+#
+# It was made for NCCL. On Gloo, torch 2.13 records kind, group, number and sizes, but not whether a call has ended.
+#
+# </details>
 
 # %% tags=["volatile"]
 print(lesson.say_flight(hang, rank=0, last=steps))
@@ -143,35 +142,39 @@ print(lesson.say_flight(hang, rank=0, last=steps))
 # %% [markdown]
 # ## Tool 2: a ladder, and an oracle to hold it against
 #
-# A run that lies makes all its calls. So compare its numbers with something that has no ranks: the same training in
-# one process, called the **oracle**. Each result of a step is a rung: gradient, average, momentum, input of
-# Newton–Schulz, update, and the shared weights. The letters are a hash of all its bits. This is the lying run, the
-# one with another learning rate.
+# A run that lies makes all its calls. So compare its numbers with the **oracle**: the same training in one process. Each
+# result of a step is a rung, and the letters are a hash of all its bits. Here is `lie`, the run with another learning
+# rate.
 
 # %% tags=["volatile"]
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Read from the top. The *first* orange rung counts. Those below it have only inherited the mistake. Green below orange
-# does not mean that somebody has repaired it: Newton–Schulz works in bfloat16, and may round a wrong last bit away.
-# You can compare the hashes with each other, too, between rows and between steps. Where two are equal, so are
-# the numbers. Should they be? In words, as above:
+# Read from the top. The *first* red rung counts; those below it have only inherited the mistake, and green below red
+# repairs nothing. Compare hashes with each other, too: where two are equal, so are the entries. Should they be?
+#
+# <details><summary>How can a rung below red be green?</summary>
+#
+# Newton–Schulz works in bfloat16, and may round a wrong last bit away.
+#
+# </details>
+#
+# In words:
 
 # %%
 print(lesson.first_difference(lie))
 
 # %% [markdown]
-# The updates were right, and the weights after `share` are not. So the fault lies between: where the update is
-# applied. Several ranks hold these wrong rows, because the owner has shared them. The owner is rank 1.
+# The updates were right, and the weights after `share` are not: the fault is where the update is applied. Their owner,
+# rank 1, has shared wrong rows.
 #
-# How far off are they? Size and cosine tell kinds apart. A forgotten factor changes the size and leaves the cosine
-# at 1. Other data change both. And if both are 1, with a difference near 10⁻⁷, then the same numbers were added
-# up in another order. Floating-point sums differ in the last bit then. That is *no bug*.
+# Size and cosine tell kinds apart. A forgotten factor changes the size and leaves the cosine at 1. Other data change
+# both. If both are 1, with a difference near 10⁻⁷, the same entries were added up in another order: *no bug*.
 #
 # ## Play with it
 #
-# Pick a rank, a phase and a fault, and press play. A line joins the ranks that have just called each other.
-# Watch how far a wrong number gets in one step, and who stands still after a skipped call.
+# Pick a rank, a phase and a fault, and press play. A line joins ranks that have just called each other. How far does a
+# wrong number get in one step? Who stands still after a skipped call?
 
 # %%
 lesson.explore_spread(dp, tp, live=widgets)
@@ -179,17 +182,21 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Six runs, five minutes each
 #
-# Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
-# make the same mistake, write `"all"` in place of a rank.
+# Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks make
+# the same mistake, the rank is `"all"`.
 #
-# > *It hangs:* `say_calls(run, step)`, `first_missing_call(run)`, `draw_waits(run)`, `say_lines(run)`.<br>
-# > The phase to name is that of the *missing call*.<br>
-# > *It lies:* `draw_ladder(run)`, `first_difference(run)`, `say_packed(run, step, phase)`.<br>
-# > The phase to name is that of the *first rung that differs*.<br>
-# > `say_outcome(run)` tells you which of the two it is.
+# > *It hangs:* `say_calls(run, step)`, `draw_waits(run)`, `say_lines(run)`. Name the phase of the *missing call*.<br>
+# > *It lies:* `draw_ladder(run)`, `say_numbers(run, step, rung)`, `say_packed(run, step, phase)`. Name the phase of the
+# > *first rung that differs*.
 #
-# These are the phases and the kinds. Two kinds look alike. Take a rank that owes `load`. If it stands in `average`,
-# the next call of the program, it has *skipped* one. If it stands in `log`, further down, then its *order* is another.
+# Two kinds look alike. A rank that owes `load` and stands in `average`, the next call, has *skipped* one. If it stands
+# further down, in `log`, its *order* is another.
+#
+# <details><summary>Stuck?</summary>
+#
+# `first_missing_call` and `first_difference` from above do the search for you.
+#
+# </details>
 
 # %%
 print("phases: " + ", ".join(lesson.PHASES), lesson.say_kinds(), sep="\n\n")
@@ -198,7 +205,7 @@ clinic = lesson.open_clinic(dp, tp, seed, backend)
 # %% [markdown]
 # ### Run A
 #
-# Start with `say_outcome`, then take the tool that fits.
+# `say_outcome` tells which tools fit.
 #
 # *Easy · 5 minutes · required*
 
@@ -230,7 +237,7 @@ clinic.check("A", found_a)
 #
 # <details><summary>Hint</summary>
 #
-# Does the guilty rank have gradients at all? `lesson.first_difference(b)` reads a run that hangs, too.
+# Does the guilty rank have gradients at all? `lesson.draw_ladder(b)` reads a run that hangs, too.
 #
 # </details>
 #
@@ -368,9 +375,8 @@ clinic.check("F", found_f)
 # %% [markdown]
 # ## Two at once
 #
-# In run G two mistakes meet, and the first hides the second. Find one. Then take it out, by its kind, and run again:
-# `clinic.run("G", repaired=["…"])`. Answer with a list of two findings. Each is judged by a run that has this mistake
-# alone.
+# In run G one mistake hides another. Find the first, take it out by its kind, and run again:
+# `clinic.run("G", repaired=["…"])`. Answer with a list of two findings.
 #
 # <details><summary>Hint</summary>
 #
@@ -406,17 +412,17 @@ clinic.check("G", found_g)
 # %% [markdown]
 # ## Recap
 #
-# - Agreement between ranks proves nothing. Keep an oracle of one process.
-# - In a hang, look for the first call that is missing. The rank that complains is a witness.
-# - In a lie, the first rung that differs names the line. Later ones only inherit, or round it away.
-# - Look at size and cosine before you look for a bug. Another order of a sum is legitimate.
+# - Agreement between ranks proves nothing. Keep an oracle.
+# - In a hang, look for the first missing call. The rank that complains is a witness.
+# - In a lie, the first rung that differs names the line.
+# - Look at size and cosine first. Another order of a sum is no bug.
 # - Repair one thing, then run again.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line above.
+# **Quiz.** Answer with numbers. One line measures each.
 #
 # 1. `waiting`: how many ranks wait in the hanging run?
-# 2. `agree`: do the copies of the lying run agree at its end (1) or not (0)?
-# 3. `step`: in which step does the lying run first differ from the oracle?
+# 2. `agree`: do the lying run's copies agree at its end (1) or not (0)?
+# 3. `step`: in which step does it first differ from the oracle?
 #
 # *Easy · 2 minutes · required*
 

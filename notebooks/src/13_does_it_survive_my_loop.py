@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 · Does it survive my loop?
 #
-# You have a training loop that works, with AdamW and FSDP2. At three in the morning a rank dies: will your
-# run with Muon go on from where it was, on other ranks, on another grid, with the same numbers?
+# At three in the morning a rank dies. Will your run with Muon go on from where it was, on another grid, with the same
+# bits?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -46,30 +46,29 @@ widgets: bool = True
 torchrun: bool = True
 
 # %% jupyter={"source_hidden": true}
+import math
 import torch
 import torch.distributed as dist
 from muon_tutorial import CheckpointManager, MuonWithAdamW
 from muon_tutorial.learn import my_loop as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 job = lesson.Job(steps, seed)
-lines, ported, survived, match = lesson.all_exercises(dp, tp, job, backend)
+lines, ported, clipped, survived, match = lesson.all_exercises(dp, tp, job, backend)
 
 # %% [markdown]
-# ## A loop like yours
+# ## A loop like yours, with AdamW and FSDP2
 #
-# Here is a plain loop. It runs on every rank, with a tiny model: one symbol in, the next one out. `shard` cuts
-# the model in place, over tp, then with **FSDP2** (`fully_shard`) over dp. From then on each parameter is a
-# **DTensor**: each rank holds its own part, and the tensor knows the whole. The **scheduler** lowers the
-# learning rate a little after each step. Line 7 *clips* the gradient: to **clip** means to shorten it where its
-# norm is too large.
+# Every rank runs this. `shard` cuts the model in place, over tp and then over dp; from then on each parameter is a
+# DTensor. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it where
+# its norm is too large.
 
 # %%
 lesson.show_plain()
 
 # %% [markdown]
-# Two wishes. Hidden matrices shall be stepped by Muon, the rest by AdamW. And the run shall survive a kill.
-# `MuonWithAdamW.from_model(model, …)` makes one optimizer that has both inside. Which of these lines change for
-# it? Which others change for the run to survive? (You will have to *add* a line that loads, too.)
+# Two wishes: Muon for the hidden matrices, and a run that survives a kill.
+# `MuonWithAdamW.from_model(model, …)` holds both optimizers. Which lines change for it? Which others change to survive?
+# (One line, which loads, is *added*.)
 #
 # *Easy · 3 minutes · required*
 
@@ -93,8 +92,7 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# Suppose that somebody makes the optimizer first and cuts the model afterwards: lines 1 and 2 change places.
-# The model has six parameters. How many of them move in a step? (The same for AdamW and for Muon.)
+# Somebody swaps lines 1 and 2: first the optimizer, then the cut. How many of the model's six parameters move in a step?
 #
 # *Easy · 2 minutes · required*
 
@@ -108,8 +106,8 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# To cut a model is to put new parameters in the place of the old ones. The optimizer still has the old ones,
-# and gradients come to the new ones.
+# Cutting a model puts new parameters in the place of the old ones. The optimizer still has the old ones, and the
+# gradients come to the new ones.
 #
 # ```python
 # moved = "0 of 6"
@@ -118,7 +116,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # </details>
 
 # %% [markdown]
-# torch's AdamW says nothing at all. The package's Muon cannot know what you meant, but it warns:
+# AdamW says nothing. The package warns:
 
 # %% tags=["answer"]
 print(lesson.say_too_early(plain))
@@ -126,19 +124,17 @@ print(lesson.say_too_early(plain))
 # %% [markdown]
 # ## Port it
 #
-# Two functions. `prepare` gets the model and a function that cuts it; it returns the optimizer. Let Muon have
-# the learning rate 0.02, AdamW 0.003, both the weight decay 0.1. `update` does what follows the backward pass:
-# clip the gradient to the norm 0.25, step, move the scheduler, clear the gradients. Real ranks try both.
-# (`from_model` takes `lr` for Muon and `adamw_lr` for AdamW; `help(MuonWithAdamW.from_model)` says what else.)
+# `prepare` gets the model and `shard`, and returns the optimizer. `update` does what follows the backward pass. Real
+# ranks try both.
 #
 # *Medium · 8 minutes · required*
 
 # %% tags=["stub"]
-def prepare(model, shard):
-    return ...
+def prepare(model, shard):  # shard(model) cuts it
+    return ...  # lr=0.02 for Muon, adamw_lr=0.003, weight_decay=0.1 for both
 
 def update(model, optimizer, scheduler):
-    return ...
+    return ...  # clip to the norm 0.25, step, move the scheduler, clear the gradients
 
 # %%
 ported.check(prepare, update)
@@ -161,46 +157,79 @@ ported.check(prepare, update)
 # </details>
 
 # %% [markdown]
-# Clipping is worth a second look. The norm belongs to the *whole* gradient. On DTensors, `clip_grad_norm_`
-# knows that. If each rank clips its own part, each part gets the largest norm allowed, and together they are
-# too long:
+# ## Clip it yourself
+#
+# The norm belongs to the *whole* gradient:
 
 # %%
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
+# `clip_grad_norm_` knows better. Do you? Gradients are DTensors on a mesh of two axes, cut along both, one or none.
+#
+# <details><summary>Hint</summary>
+#
+# Look at `.placements`, `.device_mesh` and `.to_local()`.
+#
+# </details>
+#
+# *Hard · 12 minutes · optional · par 1 collective*
+
+# %% tags=["stub"]
+def clip(gradients, limit):
+    # where their norm together is above limit, shorten all of them to it, by one factor
+    return ...  # change them in place, then return None
+
+# %%
+clipped.check(clip)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A gradient that is not cut along an axis lies there in copies, and each copy would be counted.
+#
+# ```python
+# def clip(gradients, limit):
+#     total = torch.zeros(())
+#     for gradient in gradients:
+#         mesh, placed = gradient.device_mesh, enumerate(gradient.placements)
+#         copies = math.prod(mesh.size(axis) for axis, how in placed if how.is_replicate())
+#         total += gradient.to_local().square().sum() / copies
+#     dist.all_reduce(total)
+#     factor = (limit / total.sqrt()).clamp(max=1)
+#     for gradient in gradients:
+#         gradient.to_local().mul_(factor)
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Survive
 #
-# A **checkpoint** is all that a run needs to go on: the model, what the optimizer remembers, and what the loop
-# remembers. The plain loop's last line saves much less:
+# A **checkpoint** is all that a run needs to go on: model, optimizer state, and what the loop remembers. The plain
+# loop saves much less:
 
 # %%
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# Every rank holds a part, so every rank has to write a file. `CheckpointManager` keeps checkpoints in a folder,
-# by step, and they are complete or not there at all:
-#
-# - `manager.save(step, model, optimizer, extra={…})`: all ranks must call. `extra` is yours.
-# - `manager.latest_step()`: the newest complete checkpoint's step, or None if there is none.
-# - `manager.load(model, optimizer)`: puts the newest back into both, and returns its `extra`.
-#
-# Write `save`, which the loop calls now and then, and `load`, which it calls once before the first step, in a
-# new run too. The `step` that `save` gets is how many steps are done. `load` returns the step to go on with,
-# counted from 0. (Which batch a step sees follows from its number alone.)
+# So every rank has to write. `CheckpointManager` keeps checkpoints, each complete or not there at all. The loop calls
+# your `save` after `step` steps, and your `load` before its first, in a new run too.
 #
 # *Medium · 12 minutes · required*
 
 # %% tags=["stub"]
 def save(manager, step, model, optimizer, scheduler):
+    # manager.save(step, model, optimizer, extra={…}): all ranks must call; extra is yours
     return ...
 
 def load(manager, model, optimizer, scheduler):
-    return ...
+    # manager.latest_step(): the newest checkpoint's step, or None
+    # manager.load(model, optimizer): puts the newest back into both, and returns its extra
+    return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# The check starts real ranks. The last of them kills itself with SIGKILL, between two checkpoints: no process
-# can catch that signal. Then new ranks start, on another grid, with *your* `load`.
+# Between two checkpoints the last rank kills itself with SIGKILL. New ranks go on, on another grid, with *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -226,8 +255,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Now watch it live, with your functions. Press play. Lanes are ranks, a tick is a step, a diamond is a
-# checkpoint. Below is the loss; the thin line comes from a run that nobody has killed.
+# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints. The thin line is the loss of an undisturbed run.
 
 # %% tags=["ranks"]
 mine = lesson.finished_port(ported, survived)
@@ -235,21 +263,19 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
-# What was done after the checkpoint is lost, and done again. Nothing else shows in the curve: the new ranks
-# cut every matrix in another way, and go on along the same line.
+# Steps after the checkpoint are lost, and done again. New ranks, which cut every matrix differently, go on along the
+# same line.
 #
 # ## Predict: the same bits?
 #
-# Along the same line: but to the last bit? Three questions, each for the old grid and the new one.
-#
-# - `"load"`: do the new ranks hold what was saved, parameters and momentum?
-# - `"step"`: both grids are given the same full gradient, and take one step. Do they end with the same
-#   parameters?
-# - `"run"`: the run that was killed and went on elsewhere, and the undisturbed one. Do they end alike?
+# But to the last bit? Compare the old grid with the new one.
 #
 # *Medium · 4 minutes · required*
 
 # %% tags=["stub", "predict"]
+# "load": do the new ranks hold what was saved?
+# "step": given the same full gradient, do both grids take the same step?
+# "run": do the killed run and the undisturbed one end alike?
 same_bits = ...  # those that are the same to the bit, in this order, such as ["run"]
 
 # %% tags=["answer", "ranks"]
@@ -268,11 +294,8 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# Loading copies, and copies are exact. A step is exact, too: when a matrix is orthogonalized, it is whole on one
-# rank, whoever held which part before. The gradient differs. It is a sum over dp, and over tp inside the model,
-# and another grid adds in another order: that moves the last bits of float32. Newton–Schulz works in bfloat16,
-# so here and there a last bit tips a coarser rounding, and the next step begins from there. On the *same* grid
-# nothing differs:
+# Copies are exact. So is a step: a matrix is whole when it is orthogonalized, whoever held which part. But the gradient
+# is a sum over ranks; another grid adds in another order, and last bits move. On the *same* grid:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -280,53 +303,55 @@ print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(
 # %% [markdown]
 # ## Out of the notebook
 #
-# `launch()` is for notebooks. **torchrun** is PyTorch's own command: it starts one process a rank, tells each
-# its number, and starts all of them again if one dies, as often as `--max-restarts` allows. Your four functions
-# go into a script as they are. This is the command, for a pair of ranks of which one is killed:
+# **torchrun** starts one process a rank, and all again if one dies, up to `--max-restarts` times. Your four functions go
+# into a script as they are:
 
 # %%
 lesson.show_command(job)
 
 # %% [markdown]
-# And this runs it. (torchrun listens on all of this machine's network addresses as long as it runs. On a
-# network that you do not trust, set `torchrun = False` above.) Nobody restarts the ranks but torchrun, and
-# `load` finds the checkpoint.
+# This runs it and kills one rank. (torchrun listens on all network addresses; on a network that you do not trust, set
+# `torchrun = False` above.)
 
 # %%
 under_torchrun = lesson.run_torchrun(job, mine, backend) if torchrun else None
 print(lesson.say_torchrun(under_torchrun))
 
 # %% [markdown]
-# On several machines you start the same command on each, with `--nnodes` and `--rdzv-endpoint` in the place of
-# `--standalone`, and the folder on a disk that all of them see. With GPUs you add `--backend nccl`. Plainly
-# said: this project has run the first three lanes of the picture on top, and no more. **Nothing of this course
-# has been run on several machines, and nothing on NCCL.** The calls are the same there. The order of sums, the
-# errors and the timing are not. Try it with few steps first, and hold it against one process, as you have done
-# all along.
+# **Nothing of this course has been run on several machines, and nothing on NCCL.** The calls are the same; the
+# order of sums, the errors and the timing are not. Hold the first steps against one process.
 #
-# ## Five traps
+# <details><summary>How to start it on several machines, and with GPUs</summary>
 #
-# Most of these do not stop a run. They make it worse, and nobody tells you.
+# Start the same command on each machine, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`, and a folder
+# that all of them see. With GPUs, add `--backend nccl`.
+#
+# </details>
+#
+# ## Five traps that make a run worse, and do not stop it
 
 # %%
 print(lesson.say_traps(seed))
 
 # %% [markdown]
-# `from_model` leaves embedding and head to AdamW by their names and places. A head with a name of its own needs
-# `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…, reduce_dtype=torch.float32)`. And if
-# keys changed between saving and loading, `load` refuses them all; `rename=` says which is which.
+# <details><summary>What to do about the last three</summary>
+#
+# `from_model` leaves embedding and head to AdamW by their names and places; a head with a name of its own needs
+# `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…, reduce_dtype=torch.float32)`. If keys
+# changed between saving and loading, `load` refuses them all; `rename=` says which is which.
+#
+# </details>
 #
 # ## Find it in the wild
 #
-# Two projects train large models with Muon in public: torchtitan and Megatron-LM. They know the same four ideas
-# by other names. Follow the links (they need a network; nothing else here does) and match. Each letter belongs
-# to one idea, and each idea has one letter of each project.
+# torchtitan and Megatron-LM have the same ideas under other names. Follow the links (they need a network): which
+# letter of each project fits which idea?
 
 # %%
 print(lesson.say_links())
 
 # %% [markdown]
-# *Hard · 15 minutes · optional*
+# *Medium · 15 minutes · optional*
 
 # %% tags=["stub"]
 found = {"owner": ..., "bucket": ..., "way_back": ..., "momentum": ...}  # such as "AE"
@@ -350,16 +375,15 @@ match.check(found)
 # %% [markdown]
 # ## Recap
 #
-# - Cut first, then make the optimizer. Everything else in the loop stays.
+# - Cut first, then make the optimizer. Clip by the norm of the whole gradient.
 # - A checkpoint is model, optimizer, scheduler and the place in the data. All ranks save.
-# - Loaded state and a step with the same gradient are the same on any grid, to the bit. Sums over ranks are not.
-# - The same functions run under `launch()` and under torchrun. On NCCL we have not run them.
+# - Loading and stepping are the same on any grid, to the bit. Sums over ranks are not.
 #
-# **Quiz.** Answer with numbers. You can measure each of them with one line.
+# **Quiz.** Answer with numbers. One line measures each.
 #
-# 1. `twice`: how many steps were done twice in the life of your run?
-# 2. `files`: how many files hold the tensors of its first checkpoint? (`lesson.tensor_files(life)` counts.)
-# 3. `too_long`: if each rank clips its own part, how many times too long is the whole gradient?
+# 1. `twice`: how many steps did your run repeat?
+# 2. `files`: how many files hold its first checkpoint's tensors? (`lesson.tensor_files(life)`)
+# 3. `too_long`: how many times too long is the gradient if each rank clips its own part?
 #
 # *Easy · 3 minutes · required*
 

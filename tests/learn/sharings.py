@@ -1,4 +1,4 @@
-"""Right and wrong ways to share answers, for lesson 04's checkers. Light to import: every rank does."""
+"""Right and wrong ways to share updates, for lesson 04's checkers. Light to import: every rank does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,34 @@ def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
     for number, parameter in enumerate(parameters):
         mine = number % ranks == rank
         if mine and parameter.grad is not None:
-            answer = zeropower_via_newtonschulz(parameter.grad)
-            flat[offset : offset + parameter.numel()] = answer.flatten()
+            update = zeropower_via_newtonschulz(parameter.grad)
+            flat[offset : offset + parameter.numel()] = update.flatten()
         elif mine and skips:
             continue
         offset += parameter.numel()
     return flat
+
+
+def keeps_to_itself(parameters: Parameters, rank: int, ranks: int) -> Any:
+    """Gathers, and throws away what others bring."""
+    sharing.gathered(parameters, rank, ranks)
+    return fill(parameters, rank, ranks, skips=False)
+
+
+def gathers_in_order_of_owners(parameters: Parameters, rank: int, ranks: int) -> Any:
+    """One owner's updates after the other's."""
+    flat = sharing.gathered(parameters, rank, ranks)
+    parts = [
+        flat[place.slice] for owner in range(ranks) for place in sharing.PLACES if place.owner(ranks) == owner
+    ]
+    return torch.cat(parts)
+
+
+def gathers_unequal_segments(parameters: Parameters, rank: int, ranks: int) -> Any:
+    mine = fill(parameters, rank, ranks, skips=False)[: 1024 * (rank + 1)]
+    segments = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(segments, mine)
+    return torch.cat(segments)
 
 
 def summed(flat: Tensor) -> Tensor:
@@ -105,21 +127,21 @@ RIGHT: dict[str, Callable] = {
     "one by one": one_by_one,
     "with a flag": with_a_flag,
 }
-KEEPS = "Rank 1 has the answer, but it never reached rank 0: what sums?"
+KEEPS = "Rank 1 has the update, but it never reached rank 0: what sums?"
 WRONG: dict[str, tuple[Any, str]] = {
     "early": (early, "which is 1,024 too early"),
     "keeps to itself": (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
     "averages": (lambda *given: solution(*given) / 2, "the sum of all buffers is not what came back"),
     "everybody does all": (lambda mine, *_: summed(fill(mine, 0, 1, skips=False)), "added up"),
-    "drops it from the list": (drops_it_from_the_list, "rank 1 23,552 numbers of bfloat16"),
+    "drops it from the list": (drops_it_from_the_list, "rank 1 23,552 entries of bfloat16"),
     "deals out what is there": (lambda mine, *at: solution(present(mine), *at), "first wrong place"),
     "offset first": (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
     "the gradient": (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
-    "the largest": (takes_the_largest, "Rank 0 had handed over its answer: is what comes back a sum?"),
+    "the largest": (takes_the_largest, "Rank 0 had handed over its update: is what comes back a sum?"),
     "no function": (3, "'int' object is not callable"),
-    "gives up": (gives_up, "rank 0 24,576 numbers of bfloat16; rank 1 nothing, as it has returned"),
+    "gives up": (gives_up, "rank 0 24,576 entries of bfloat16; rank 1 nothing, as it has returned"),
     "nothing": (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),
-    "another shape": (lambda *given: torch.zeros(7, 2), "has 24,576 numbers; rank 0 returned 7 × 2"),
+    "another shape": (lambda *given: torch.zeros(7, 2), "has 24,576 entries; rank 0 returned 7 × 2"),
 }
 
 

@@ -22,6 +22,16 @@ def test_hints_come_one_by_one_and_the_right_answer_is_praised_without_one() -> 
     exercise = Exercise(no_negative, hints=("first", "second"), praise="Positive.")
     said = [exercise.check(-1).message for _ in range(3)]
     assert [message.split("Hint: ")[1] for message in said] == ["first", "second", "second"]
+    assert repr(exercise.check(1)) == "Right. Positive. It took 4 tries, and you stayed with it."
+
+
+def test_who_comes_back_with_nothing_is_told_how_to_begin() -> None:
+    exercise = Exercise(no_negative, hints=("first", "second"), praise="Positive.")
+    assert [exercise.check(...).message for _ in range(3)] == [
+        "Replace ... with yours, or go on without.",
+        *["Replace ... with yours, or go on without. To begin: first"] * 2,
+    ]
+    assert Exercise(no_negative).check(...) == Exercise(no_negative).check(...)
     assert repr(exercise.check(1)) == "Right. Positive."
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from muon_tutorial import launch
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import collectives
+from muon_tutorial.learn.collectives import messages
 from muon_tutorial.learn.pictures.colours import WRONG
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
@@ -150,18 +151,171 @@ def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("ranks", SIZES)
 def test_counted_bytes_are_the_formulas_and_the_halves_are_equal(ranks: int) -> None:
-    gather, total = (
-        collectives.run_gather(solution, ranks),
-        collectives.run_sum(all_reduce, ranks),
-    )
-    formula = [
-        collectives.ring_formula(kind, ranks) for kind in ("all_gather", "reduce_scatter", "all_reduce")
-    ]
-    for rank in range(ranks):
-        sent, half = gather.bytes_sent(rank), total.bytes_sent(rank, last=ranks - 1)
-        assert [sent, half, total.bytes_sent(rank)] == formula == [sent, sent, 2 * sent]
-    said = collectives.say_bytes(gather, total).split("\n")
-    assert len({line.split()[-1] for line in said[1:]} & {line.split()[-2] for line in said[1:]}) == 2
+    gather = collectives.run_gather(solution, ranks)
+    for dtype in (torch.float32, torch.bfloat16):
+        total = collectives.run_sum(all_reduce, ranks, dtype=dtype)
+        formula = [
+            collectives.ring_formula(kind, ranks * 1024, dtype.itemsize, ranks)
+            for kind in ("all_gather", "reduce_scatter", "all_reduce")
+        ]
+        for rank in range(ranks):
+            sent, half = gather.bytes_sent(rank), total.bytes_sent(rank, last=ranks - 1)
+            sent = sent * dtype.itemsize // 4
+            assert [sent, half, total.bytes_sent(rank)] == formula == [sent, sent, 2 * sent]
+        said = collectives.say_bytes(total, dtype, collectives.ring_formula).split("\n")
+        assert [line.split()[-1] == line.split()[-2] for line in said[1:]] == [True] * 3
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_first_picture_shows_what_a_run_really_sends(ranks: int) -> None:
+    def sent(found: list[messages.Message]) -> list[tuple[Any, ...]]:
+        return [(each.round, each.sender, each.receiver, each.content, each.nbytes) for each in found]
+
+    run = collectives.run_sum(all_reduce, ranks)
+    assert sent(run.messages) == sent(messages.of_ring_all_reduce(ranks, 4096))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_reduce", 3 / 2), ("broadcast", 1)],
+)
+def test_the_shares_that_the_lesson_states_are_the_packages(kind: Any, share: float) -> None:
+    assert collectives.ring_formula(kind, 4096, 2, 4) == share * 4096 * 2
+
+
+def test_the_sum_of_the_reader_passes_and_says_its_bytes_beside_par() -> None:
+    exercise = collectives.check_reduce_scatter(4)
+    verdict = exercise.check(reduce_scatter)
+    assert verdict
+    assert "Your all_reduce: 24,576 bytes; par 24,576." in verdict.message
+    assert "Your all_reduce: 61,440 bytes; par 24,576." in exercise.check(fetches_all).message
+    assert exercise.check(lambda *given: ...).passed is None
+
+
+def reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+    return collectives.ring_reduce_scatter(pieces, rank, ranks)
+
+
+def fetches_all(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+    every = solution(torch.cat(pieces), rank, ranks)
+    return torch.stack([theirs.chunk(ranks)[rank] for theirs in every]).sum(0)
+
+
+def summed(start: int = -1, last: int = 0, mine: Callable = lambda rank, step: rank - step - 2) -> Callable:
+    """A reduce_scatter; right, unless an argument makes it wrong."""
+
+    def scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+        total = pieces[(rank + start) % ranks]
+        for step in range(ranks - 1 + last):
+            sending: Any = dist.isend(total, (rank + 1) % ranks)
+            arrived = torch.empty_like(total)
+            dist.recv(arrived, (rank - 1) % ranks)
+            sending.wait()
+            total = arrived + pieces[mine(rank, step) % ranks]
+        return total
+
+    return scatter
+
+
+def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+    whole = torch.cat(pieces)
+    dist.all_reduce(whole)
+    return whole.chunk(ranks)[rank]
+
+
+def sends_sum_first(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+    dist.send(pieces[0], (rank + 1) % ranks)
+    return reduce_scatter(pieces, rank, ranks)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda pieces, rank, ranks: pieces,
+            "a tensor of 1024 entries; rank 0 returned list",
+        ),
+        (lambda pieces, rank, ranks: torch.cat(pieces), "returned a tensor of shape"),
+        (lambda pieces, rank, ranks: pieces[rank], "but the entries of rank 1, 2"),
+        (summed(last=-1, start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
+        (summed(mine=lambda r, step: r), "returned no sum of one piece"),
+        (summed(start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
+        (torchs_sum, "no message was seen"),
+    ],
+)
+def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(
+    wrong: Callable, message: str, ranks: int
+) -> None:
+    verdict = collectives.check_reduce_scatter(ranks, timeout=5.0).check(wrong)
+    assert verdict.passed is False
+    assert message in verdict.message
+    assert verdict.picture is not None
+
+
+def test_a_sum_that_waits_in_a_circle_is_told() -> None:
+    exercise = collectives.check_reduce_scatter(3, timeout=1.5)
+    assert "all are in send(), and nobody receives" in message_of_wrong(exercise, sends_sum_first)
+
+
+def formula(collective: str, entries: int, itemsize: int, ranks: int) -> float:
+    return (2 if collective == "all_reduce" else 1) * entries * itemsize * (ranks - 1) / ranks
+
+
+def test_the_formula_knows_right_from_wrong() -> None:
+    exercise = collectives.check_formula()
+    assert exercise.check(formula)
+    assert exercise.check(collectives.ring_formula)
+    assert exercise.check(lambda *given: ...).passed is None
+    for wrong, says in [
+        (lambda kind, n, size, ranks: formula(kind, n, 1, ranks), "Those are entries"),
+        (lambda kind, n, size, ranks: formula("all_gather", n, size, ranks), "one half of an all_reduce"),
+        (lambda kind, n, size, ranks: n * size, "One piece of each half need not travel"),
+        (lambda kind, n, size, ranks: formula(kind, n, size, ranks) * ranks, "those of the whole tensor"),
+        (lambda kind, n, size, ranks: 7, "Both halves send all pieces but one"),
+        (lambda kind, n, size, ranks: "many", "return a number, not a str"),
+        (lambda kind, n, size, ranks: n / 0, "ZeroDivisionError"),
+    ]:
+        assert_wrong(exercise, wrong, says)
+
+
+def exchange(mine: Tensor, rank: int, ranks: int, first: Any) -> Tensor:
+    arrived = torch.empty_like(mine)
+    if first[rank] == "send":
+        dist.send(mine, (rank + 1) % ranks)
+    dist.recv(arrived, (rank - 1) % ranks)
+    if first[rank] == "receive":
+        dist.send(mine, (rank + 1) % ranks)
+    return arrived
+
+
+def test_real_ranks_get_through_those_settings_of_the_switches_that_the_film_gets_through() -> None:
+    runs = collectives.run_every_setting(exchange)
+    film = {setting: collectives.moments_of(setting) for setting in collectives.EVERY}
+    assert runs.arrived == {setting: sum(map(len, moments)) == 4 for setting, moments in film.items()}
+    assert runs.stuck == 2
+    assert collectives.guess_stuck().check(runs.stuck)
+
+
+def test_a_rank_that_gets_another_piece_has_not_got_through() -> None:
+    run = collectives.run_setting(lambda mine, rank, ranks, first: mine, ("send",) * 4)
+    assert not collectives.has_arrived(run)
+
+
+def pretended_runs() -> collectives.SettingRuns:
+    arrived = {setting: bool(collectives.moments_of(setting)) for setting in collectives.EVERY}
+    return collectives.SettingRuns(arrived, 3.0)
+
+
+def test_the_pictures_of_the_switches_say_who_moves_and_how_it_ended() -> None:
+    runs = pretended_runs()
+    assert "2 of them stand still" in collectives.draw_every_setting(runs).alt
+    all_send = collectives.draw_setting(runs, ("send",) * 4, 3)
+    assert WRONG in all_send.svg
+    assert "messages that pass just now: none" in all_send.alt
+    one_flipped = collectives.draw_setting(runs, ("receive", "send", "send", "send"), 1)
+    assert "messages that pass just now: 3 to 0" in one_flipped.alt
+    assert WRONG not in one_flipped.svg
 
 
 def test_the_sum_is_torchs_own() -> None:
@@ -184,8 +338,6 @@ def test_pictures_mark_what_is_wrong() -> None:
     assert [WRONG in collectives.picture_of_gather(run).svg for run in runs] == [False, True]
     stuck = collectives.picture_of_gather(collectives.run_gather(sends_first, 3, timeout=1.5))
     assert stuck.alt.count("nobody receives it") == 3
-    clock = collectives.picture_of_clock(collectives.run_gather(solution, 3))
-    assert clock.alt.count("sends piece") == 6
 
 
 def test_the_same_run_gives_the_same_ladder() -> None:
@@ -206,17 +358,23 @@ def _send_first(rank: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
-    half, guess = ranks - 1, collectives.predict(ranks)
-    assert guess.check(half, half * 4096)
-    assert_wrong(guess, ranks, ranks * 4096, "home again")
-    assert_wrong(guess, ranks + 3, 4096, "more than anybody lacks")
-    assert_wrong(guess, half, half * 1024, "each takes 4 bytes")
-    assert_wrong(guess, half, 7, "7 is not")
+    count, guess = 2 * (ranks - 1), collectives.guess_bytes(ranks)
+    assert guess.check(count, count * 4096)
+    if ranks > 2:
+        assert_wrong(guess, ranks - 1, 4096, "is one half")
+    assert_wrong(guess, 2 * ranks, 4096, "home again")
+    assert_wrong(guess, 2 * ranks + 3, 4096, "too many")
+    assert_wrong(guess, count, count * 1024, "each takes 4 bytes")
+    assert_wrong(guess, count, count * ranks * 4096, "the whole tensor in every message")
+    assert_wrong(guess, count, 7, "7 is not")
     assert_wrong(guess, "many", 7, "whole numbers")
+    stuck = collectives.guess_stuck()
+    for wrong, says in ((1, "too few"), (5, "the rest can follow"), ("many", "whole number")):
+        assert_wrong(stuck, wrong, says)
     assert_quiz(
         collectives.quiz(ranks),
-        {"rounds": 2 * half, "share": 0.5, "bytes": 2 * half * 4096},
-        {"rounds": (half, "last rung"), "share": (1, "Divide"), "bytes": (half * 4096, "bytes_sent")},
+        {"messages": count, "share": 0.5, "bytes": 3_500_000},
+        {"messages": (count + 1, "last round"), "share": (1, "Divide"), "bytes": (7_000_000, "formula(")},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
@@ -36,9 +37,8 @@ def positions(shell: Shell | Reveal) -> Iterator[dict[str, Any]]:
     """All combinations of the controls' values; where they are too many, each control's values alone, with
     the others at their first and at their last."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
-    every = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
-    if len(every) <= MOST:
-        yield from every
+    if math.prod(map(len, values.values())) <= MOST:
+        yield from (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
         return
     for name, end in itertools.product(values, (0, -1)):
         others = {other: of_one[end] for other, of_one in values.items()}

@@ -83,12 +83,8 @@ def test_every_grid_can_be_drawn_and_names_every_rank(dp: int, tp: int) -> None:
     assert drawn.width <= 900
 
 
-def test_one_holder_is_described_alone_and_one_that_holds_nothing_is_said_to() -> None:
-    for rank in range(4):
-        drawn = figures.draw_one_holder(moment(), rank, SHAPE)
-        assert re.findall(r"rank (\d)", drawn.alt) == [str(rank)]
+def test_a_rank_that_holds_nothing_is_said_to() -> None:
     empty = StepMoment("Now", "here", (RankBoxes(0, (Box((0, 0), SHAPE),)), RankBoxes(1, ())))
-    assert figures.draw_one_holder(empty, 1, SHAPE).alt == "Now, here: rank 1 holds nothing."
     assert "rank 0 holds the whole matrix; rank 1 holds nothing" in figures.draw_holdings([empty], SHAPE).alt
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from muon_tutorial import Plan
 from muon_tutorial.learn import first_look
+from muon_tutorial.learn.pictures import colours
 
 from .answers import assert_quiz, assert_wrong
 
@@ -16,31 +21,109 @@ GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 3)]
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_guess_knows_right_from_wrong(dp: int, tp: int) -> None:
-    weight, momentum = [position * tp + tp - 1 for position in range(dp)], [dp * tp - 1]
-    guess = first_look.guess_holders(first_look.plan_of(dp, tp))
-    assert guess.check(weight, momentum)
-    wrong: list[tuple[Any, Any, str]] = [
-        (3, momentum, "weight: give a list of ranks"),
-        (weight, "0", "momentum: give a list of ranks"),
-        ([dp * tp], momentum, f"weight: there is no rank {dp * tp}"),
-        (weight, [], "holds it, too"),
-        (weight[:-1], momentum, "holds it, too"),
+    plan, right = first_look.plan_of(dp, tp), [dp * tp - 1]
+    guess = first_look.guess_holders(plan)
+    assert guess.check(right)
+    assert first_look.last_holders(plan) == right
+    assert_wrong(guess, 3, "Give a list of ranks")
+    assert_wrong(guess, [dp * tp], f"There is no rank {dp * tp}")
+    assert_wrong(guess, [], f"(dp={dp - 1}, tp={tp - 1}) keeps it")
+    assert_wrong(guess, [0, *right], "rank 0 (dp=0, tp=0) keeps rows 0 to" if dp > 1 else "columns 0 to")
+
+
+def columns(tp: int) -> Callable[[Tensor, int], Any]:
+    return lambda matrix, rank: matrix.chunk(tp, dim=1)[rank % tp]
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_the_cut_knows_right_from_wrong_and_draws_the_wrong_one(dp: int, tp: int) -> None:
+    exercise = first_look.check_columns(dp, tp)
+    assert exercise.check(lambda matrix, rank: ...).passed is None
+    wrong: list[tuple[Callable[..., Any], str]] = [
+        (lambda matrix, rank: matrix.tolist(), "Rank 0: return a tensor, not a list"),
+        (lambda matrix, rank: matrix[:, :1] + 1, "is no block of the matrix"),
+        (lambda matrix, rank: matrix.chunk(9)[999], "Rank 0: The function raised IndexError"),
+        (lambda matrix, rank: matrix[:, :3], "of the columns are its own"),
     ]
-    wrong += [([0, *weight], momentum, "rank 0 (dp=0, tp=0) keeps all rows, columns 0 to")] if tp > 1 else []
-    wrong += [(weight, weight, "rows 0 to")] if dp > 1 else []
-    for case in wrong:
-        assert_wrong(guess, *case)
+    if tp > 1:
+        wrong += [
+            (lambda matrix, rank: matrix.chunk(tp)[rank % tp], "rows are cut, and columns should be"),
+            (lambda matrix, rank: columns(tp)(matrix, -1 - rank), "of the columns are its own"),
+        ]
+    if tp > 1 and 64 % tp == 0:
+        wrong[-1] = wrong[-1][0], "they belong to another place along tp"
+    for function, says in wrong:
+        assert_wrong(exercise, function, says)
+    taken = exercise.check(lambda matrix, rank: matrix[:, :3]).picture
+    assert taken is not None
+    assert "rank 0 (dp=0, tp=0) holds all rows, columns 0 to 2" in taken.alt
+    assert exercise.check(columns(tp))
+    assert first_look.check_columns(dp, tp).check(partial(first_look.my_columns, tp=tp))
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     kept = 48 * 64 // (dp * tp) if (dp, tp) != (2, 3) else 48 * 22 // 2
-    wrong = {"copies": (dp + 1, ""), "kept": (1, "numel"), "difference": (1e-7, "torch.equal")}
     assert_quiz(
         first_look.quiz(first_look.plan_of(dp, tp)),
-        {"copies": dp, "kept": kept, "difference": 0.0},
-        wrong,
+        {"copies": dp, "kept": kept},
+        {"copies": (dp + 1, "same letter"), "kept": (1, "numel")},
     )
+
+
+def pretended(dp: int, tp: int) -> tuple[Plan, list[first_look.WeightReport], Tensor]:
+    """Reports as real ranks would send them, and the weight that they all have found."""
+    plan, alone = first_look.plan_of(dp, tp), first_look.weight(1)
+    reports = [
+        first_look.WeightReport(
+            first_look.my_columns(first_look.weight(0), rank, tp),
+            torch.full((3,), float(rank)),
+            first_look.my_columns(alone, rank, tp),
+        )
+        for rank in range(dp * tp)
+    ]
+    return plan, reports, alone
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_in_the_film_every_rank_has_the_whole_matrix_once_and_each_entry_is_kept_once(
+    dp: int, tp: int
+) -> None:
+    moments = first_look.moments_of(first_look.plan_of(dp, tp))
+    whole = 48 * 64
+    sizes = [[sum(piece.box.numel for piece in held) for held in moment.held] for moment in moments]
+    assert sizes[4] == sizes[5] == [whole] * (dp * tp)
+    assert sum(sizes[2]) == sum(sizes[6]) == whole
+    assert sizes[0] == sizes[3] == sizes[7]
+    for moment in moments:
+        assert all(flight.source != flight.target for flight in moment.flights)
+        for flight in moment.flights:
+            landed = moment.held[flight.target]
+            assert any(piece.box == flight.piece.box for piece in landed)
+
+
+def test_the_film_ends_in_no_bit_that_differs_and_would_say_so_if_one_did() -> None:
+    plan, reports, alone = pretended(2, 2)
+    film = first_look.film_of(plan, reports, alone)
+    assert film.verdict == "0 of 98,304 bits differ"
+    assert film.label(2, film.moments[0]) == "rank 2 · bytes A"
+    alone[3, 40] += 1e-7 * alone[3, 40].abs().clamp(min=1)
+    other = first_look.film_of(plan, reports, alone)
+    assert 0 < other.differ < 32
+    drawn = [first_look.draw_story(each) for each in (film, other)]
+    assert [colours.RIGHT in each.svg for each in drawn] == [True, False]
+    assert [colours.WRONG in each.svg for each in drawn] == [False, True]
+
+
+@pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (2, 8), (6, 1)])
+def test_its_pictures_fit_a_page_and_name_every_rank(dp: int, tp: int) -> None:
+    plan, reports, alone = pretended(dp, tp)
+    for drawn in (
+        first_look.picture_of_momentum(plan),
+        first_look.draw_story(first_look.film_of(plan, reports, alone)),
+    ):
+        assert drawn.width <= 900
+        assert all(f"rank {rank} " in drawn.alt for rank in range(dp * tp))
 
 
 @pytest.mark.parametrize("dp", [2, 3, 5, 7])

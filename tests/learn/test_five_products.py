@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,19 +28,20 @@ def right_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
 def test_the_right_step_passes_in_any_form_and_the_stub_is_open() -> None:
     assert five_products.write_step().check(lambda X, a, b, c: ...).passed is None
     assert five_products.write_step().check(right_step)
-    assert five_products.write_step().check(
+    six = five_products.write_step().check(
         lambda X, a, b, c: a * X + b * X @ X.T @ X + c * X @ X.T @ X @ X.T @ X
     )
+    assert "Yours takes 6 products; par is 3." in six.message
 
 
 WRONG: list[tuple[Callable[..., Any], str]] = [
-    (lambda X, a, b, c: a * X + (b * (X @ X.T) + c * (X @ X.T) * (X @ X.T)) @ X, "A * A squares each number"),
+    (lambda X, a, b, c: a * X + (b * (X @ X.T) + c * (X @ X.T) * (X @ X.T)) @ X, "A * A squares each entry"),
     (lambda X, a, b, c: a * X + b * X @ X.T @ X, "with c, is missing"),
     (lambda X, a, b, c: right_step(X, 0, b, c), "a * X, is missing"),
     (lambda X, a, b, c: right_step(X, a, c, b), "changed places"),
-    (lambda X, a, b, c: a * X + b * X**3 + c * X**5, "cubes each number"),
+    (lambda X, a, b, c: a * X + b * X**3 + c * X**5, "cubes each entry"),
     (lambda X, a, b, c: a * X + b * X @ X.T, "The function raised RuntimeError"),
-    (lambda X, a, b, c: a * X + b * X @ X.T, "Here X is 3 × 5, and A = X @ X.T is 3 × 3."),
+    (lambda X, a, b, c: a * X + b * X @ X.T, "Here X is 3 × 5, and X @ X.T is 3 × 3."),
     (lambda X, a, b, c: None, "returns nothing. Is there a return?"),
     (lambda X, a, b, c: X @ X.T, "so must the result be"),
     (lambda X, a, b, c: 2 * right_step(X, a, b, c), "are not those of"),
@@ -51,11 +54,91 @@ def test_wrong_steps_are_told_what_is_wrong_with_them(function: Callable[..., An
     assert_wrong(five_products.write_step(), function, says)
 
 
-def test_the_guess_knows_where_one_goes() -> None:
-    assert five_products.guess_one().check(0.701)
-    assert five_products.guess_one().check(0.7)
-    for where, says in ((1, "only if"), (1.2, "1.2"), ("1", "number")):
-        assert_wrong(five_products.guess_one(), where, says)
+def all_of_it(G: Tensor, steps: int = 5, lay: bool = True, turn: bool = True, least: float = 1e-7) -> Tensor:
+    tall = lay and G.shape[0] > G.shape[1]
+    X = G.T if tall else G
+    X = X / X.norm().clamp(min=least)
+    for _ in range(steps):
+        X = right_step(X, *five_products.KELLER_JORDAN)
+    return X.T if tall and turn else X
+
+
+def without_norm(G: Tensor) -> Tensor:
+    for _ in range(5):
+        G = right_step(G, *five_products.KELLER_JORDAN)
+    return G
+
+
+WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
+    (partial(all_of_it, lay=False), "Right, and dear"),
+    (partial(all_of_it, turn=False), "Was it turned back?"),
+    (partial(all_of_it, least=0.0), "zeros gives NaN"),
+    (partial(all_of_it, steps=4), "That is 4 steps, not 5."),
+    (without_norm, "Was X divided by its norm?"),
+    (lambda G: G / G.norm(), "That is 0 steps"),
+    (lambda G: 2 * all_of_it(G), "not where five steps"),
+    (lambda G: all_of_it(G.div_(2)), "has changed G itself"),
+    (lambda G: None, "returns nothing"),
+    (lambda G: 1, "must return a matrix"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), WRONG_WHOLES)
+def test_wrong_wholes_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
+    assert_wrong(five_products.write_all(), function, says)
+
+
+def test_all_of_newton_schulz_passes_and_the_stub_is_open() -> None:
+    assert five_products.write_all().check(all_of_it)
+    assert five_products.write_all().check(five_products.newton_schulz)
+    assert five_products.write_all().check(lambda G: ...).passed is None
+
+
+WRONG_COSTS: list[tuple[Callable[[int, int, int], Any], str]] = [
+    (lambda m, n, steps: steps * (4 * m * m * n + 2 * m**3), "laid on its side first"),
+    (lambda m, n, steps: five_products.flops(m, n, steps) // 2, "twice as many"),
+    (lambda m, n, steps: steps * 4 * min(m, n) ** 2 * max(m, n), "A @ A is missing"),
+    (lambda m, n, steps: five_products.flops(m, n, 1), "That is one step."),
+    (lambda m, n, steps: "many", "it is not many"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), WRONG_COSTS)
+def test_wrong_costs_are_told_what_they_count(function: Callable[..., Any], says: str) -> None:
+    assert_wrong(five_products.write_flops(), function, says)
+
+
+def test_the_cost_is_what_the_products_take() -> None:
+    assert five_products.write_flops().check(five_products.flops)
+    for shape in ((3, 5), (6, 4), (4, 4)):
+        made = five_products.count_products(partial(five_products.newton_schulz, torch.ones(shape)))
+        assert (made.products, made.flops) == (15, five_products.flops(*shape))
+
+
+def test_a_value_of_1_goes_where_the_prediction_is_compared_with() -> None:
+    path = [five_products.polynomial(torch.tensor(1.0), steps).item() for steps in range(1, 40)]
+    assert five_products.outcome() == {"where": round(path[0], 1), "settles": False}
+    assert min(abs(after - before) for before, after in pairwise(path)) > 0.1
+
+
+WRONG_DESIGNS: list[tuple[tuple[Any, ...], str]] = [
+    (five_products.KELLER_JORDAN, "It swings"),
+    ((2.0, -1.5, 0.5), "a is too small"),
+    ((4.0, -2.0, 3.0), "flies off"),
+    (("a", 1.0, 2.0), "Give three numbers"),
+]
+
+
+@pytest.mark.parametrize(("triple", "says"), WRONG_DESIGNS)
+def test_wrong_designs_are_told_which_value_is_far_off(triple: tuple[Any, ...], says: str) -> None:
+    assert_wrong(five_products.design(), *triple, says)
+
+
+def test_a_design_near_1_passes_and_is_told_par() -> None:
+    verdict = five_products.design().check(2.6734, -3.2373, 1.5646)
+    assert "Yours takes 30 thousandths; par is 32. You are below it!" in verdict.message
+    assert "between 0.68 and 1.13" in repr(five_products.design().check(*five_products.KELLER_JORDAN))
+    assert five_products.design().check(..., ..., ...).passed is None
 
 
 def the_solution(steps: int) -> tuple[float, float]:
@@ -85,8 +168,14 @@ def test_the_bounds_know_right_from_wrong(steps: int) -> None:
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_quiz_knows_right_from_wrong(steps: int) -> None:
-    right = {"one": 0.701, "growth": 3.4445**steps, "products": 3 * steps}
-    wrong = {"one": (1, "s = 1"), "growth": (9, "multiplies"), "products": (steps, "@")}
+    gflop = steps * (4 * 768**2 * 3072 + 2 * 768**3) / 1e9
+    right = {"growth": 3.4445**steps, "products": 3 * steps, "gflop": gflop, "norm": 0.5}
+    wrong = {
+        "growth": (9, "multiplies"),
+        "products": (steps, "@"),
+        "gflop": (1, "flops"),
+        "norm": (0.25, "add up to 1"),
+    }
     assert_quiz(five_products.quiz(steps), right, wrong)
 
 
@@ -112,16 +201,31 @@ def test_values_that_begin_above_the_quiet_start_keep_the_bounds() -> None:
 
 def test_its_pictures_say_what_they_show() -> None:
     drawn: list[tuple[Picture, str]] = [
-        (
-            five_products.picture_before_after(real_gradient().matrix, 5),
-            "after Newton–Schulz, 5 steps",
-        ),
+        (five_products.hero(), "at the end all lie near 1"),
+        (five_products.picture_of_one(), "1 goes to 0.701"),
         (five_products.draw_film(), "After 5 steps"),
-        (five_products.picture_of_variants(), "YouJiacheng: from 0.01 on"),
+        (five_products.draw_still((2.0, -1.5, 0.5)), "YouJiacheng: 64 values between"),
+        (five_products.picture_of_design((2.0, -1.5, 0.5)), "Keller Jordan's between 0.68 and 1.13"),
     ]
     for picture, says in drawn:
         assert says in picture.alt
         assert picture.width <= 900
+
+
+def test_the_dots_of_a_duel_stand_where_the_matrices_are_at_whole_steps_and_glide_between() -> None:
+    moment = five_products.FRAMES
+    values = five_products.polynomial(five_products.spectra()["gradient"], 1)
+    whole = five_products.draw_bounce(moment, *five_products.KELLER_JORDAN, "CANS").alt
+    assert f"64 values between {values.min():.3g} and {values.max():.3g}" in whole
+    between = five_products.draw_bounce(moment + 1, *five_products.KELLER_JORDAN, "CANS").alt
+    assert "Step 1.33" in between
+    assert "flies off" in five_products.draw_bounce(15, 4.0, -2.0, 3.0, "CANS").alt
+
+
+def test_the_published_sets_are_scored() -> None:
+    rows = five_products.say_published().splitlines()
+    assert [row[:13].strip() for row in rows[1:]] == list(five_products.PUBLISHED)
+    assert rows[1].split()[-3:] == ["0.159", "0.318", "0.47"]
 
 
 def test_the_measurement_has_a_row_for_each_number_of_steps() -> None:

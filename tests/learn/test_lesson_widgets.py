@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from muon_tutorial import Grid
 from muon_tutorial.learn import (
     collectives,
+    cuts,
     first_look,
     first_muon,
     five_products,
+    own_sharding,
     shards_alone,
     the_grid,
     why_muon,
@@ -22,15 +25,16 @@ from muon_tutorial.learn import (
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
-from .test_collectives import all_reduce
-from .test_every_widget import alt_of_sound_picture, drive_shell, move, positions
+from .test_collectives import all_reduce, pretended_runs
+from .test_every_widget import drive_shell
+from .test_first_look import pretended as pretended_step
 from .test_first_muon import pretended
 
 Says = Callable[[Mapping[str, Any]], str]
 
 
 def where(dp: int, tp: int) -> Says:
-    """What lesson 06 says of a rank's place on its grid."""
+    """What lesson 06 says of a rank on its grid."""
 
     def says(position: Mapping[str, Any]) -> str:
         at = Grid.of(dp=dp, tp=tp).at(position["rank"])
@@ -47,8 +51,8 @@ def rounds(ranks: int) -> Any:
     return collectives.explore_sum(collectives.run_sum(all_reduce, ranks))
 
 
-def holders(dp: int, tp: int) -> Any:
-    return first_look.explore(first_look.plan_of(dp, tp))
+def film(dp: int, tp: int) -> Any:
+    return first_look.play_step(*pretended_step(dp, tp))
 
 
 def buffers(ranks: int) -> Any:
@@ -67,12 +71,30 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
         lambda at: five_products.SPECTRA[at["spectrum"]],
         "After 5 steps",
     ),
+    "01 race": (
+        lambda: why_muon.explore_race(why_muon.recorded_race()),
+        lambda at: f"Step {at['moment'] * 8} of",
+        "is the first at the end",
+    ),
+    "02 duel": (
+        five_products.duel,
+        lambda at: f"With a = {at['a']:g}, b = {at['b']:g}, c = {at['c']:g}",
+        "Keller Jordan: 64 values",
+    ),
+    "03 switches": (
+        lambda: collectives.explore_switches(pretended_runs()),
+        lambda at: f"rank 3 {at['rank_3']}. After moment {at['moment']}",
+        "Beside it: First of all, rank 0 receive",
+    ),
     "04 loads": (
         first_muon.explore_loads,
-        lambda at: (
-            f"{at['ranks']} ranks. by index: the busiest has {first_muon.fair_shares(at['ranks']):.2f}"
-        ),
+        lambda at: f"{at['ranks']} ranks. by index: {first_muon.fair_shares(at['ranks']):.2f} fair shares",
         "6 ranks.",
+    ),
+    "05 entry": (
+        lambda: zero1_buffer.explore_entry(zero1_buffer.plan_of(3, 1, 200)),
+        lambda at: f"is entry {at['entry'] * (math.prod(zero1_buffer.SHAPES[at['matrix']]) - 1) // 12} of",
+        "C[7, 5] is entry 82 of C",
     ),
     "05": (
         lambda: zero1_buffer.explore(zero1_buffer.plan_of(4, 1, 400), 400),
@@ -81,18 +103,42 @@ SHELLS: dict[str, tuple[Callable[[], Any], Says, str]] = {
     ),
     "08": (
         lambda: shards_alone.explore(4),
-        lambda at: f"{at['matrix']}: Cut by {at['cut']} into {at['pieces']}",
-        "power law: Cut by rows into 4",
+        lambda at: f"{at['matrix']} matrix, {'' if at['halvings'] else 'before it is '}cut by {at['cut']}",
+        "power law, by rows: cosine 0.69",
     ),
 }
+for dp in (2, 3):
+    SHELLS[f"04 saboteur {dp}"] = (
+        partial(first_muon.explore_sabotage, dp),
+        lambda at: f"In step 1, rank {at['rank']} of",
+        "After 9 phases all ranks hold the same weights",
+    )
+SHELLS["07 fused"] = (cuts.slide_qkv, lambda at: f"tp = {at['tp']}, cut as one", "4 of 4 heads torn")
 for dp, tp in ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3)):
     SHELLS[f"00 {dp} {tp}"] = (
-        partial(holders, dp, tp),
-        lambda at: f"rank {at['rank']} holds",
-        "6 · its weight",
+        partial(film, dp, tp),
+        lambda at: "",
+        "8 · The new weight",
     )
-for dp, tp in ((2, 3), (2, 6)):
+for dp, tp in ((2, 2), (3, 2), (4, 1), (1, 1)):
+    SHELLS[f"11 {dp} {tp}"] = (
+        partial(own_sharding.explore_layouts, dp, tp),
+        lambda at: f"{at['layout']}, {own_sharding.LAYOUTS[at['layout']]}. Moment {at['moment']}, ",
+        "FSDP2, rows cut over all ranks. Moment 2, gather: ",
+    )
+for dp, tp in ((2, 3), (2, 6), (3, 1)):
     SHELLS[f"06 {dp} {tp}"] = (partial(the_grid.explore, dp, tp), where(dp, tp), "A grid of")
+    SHELLS[f"07 {dp} {tp}"] = (
+        partial(cuts.explore, dp, tp),
+        lambda at: f"{at['cut'].capitalize()} parallel cuts",
+        "Row parallel cuts the columns",
+    )
+for dp, tp in ((2, 2), (1, 4), (3, 1)):
+    SHELLS[f"06 calls {dp} {tp}"] = (
+        partial(the_grid.play_calls, dp, tp),
+        lambda at: f"Moment {at['moment']}, {at['order']} first",
+        "Everybody has heard of everybody",
+    )
 for ranks in (1, 2, 3, 4):
     still = f"Round {2 * (ranks - 1)}: rank 0 sends"
     SHELLS[f"04 {ranks}"] = (
@@ -113,10 +159,3 @@ def test_every_position_can_be_drawn_and_says_what_it_shows(name: str) -> None:
     drive_shell(shell, says)
     assert shell.still is not None
     assert still in shell.still.alt
-
-
-def test_where_tp_cuts_nothing_both_cuts_are_drawn_and_said_in_the_same_words() -> None:
-    shell, says = the_grid.explore(3, 1), where(3, 1)
-    shown = [(position, move(shell, position)) for position in positions(shell)]
-    assert all(says(position) in alt_of_sound_picture(page) for position, page in shown)
-    assert len({page for _, page in shown}) == 6

@@ -37,6 +37,12 @@ def test_button_and_slider_are_linked_in_the_browser_and_share_their_range() -> 
     assert player.slider.value == 3
 
 
+def test_a_film_may_begin_at_another_number() -> None:
+    player = Player("tp", last=6, first=1)
+    assert (player.value, player.slider.value, player.button.value) == (1, 1, 1)
+    assert stops(player) == {str(stop): stop for stop in range(1, 7)}
+
+
 def test_without_widgets_and_in_a_saved_notebook_the_still_is_shown() -> None:
     assert play(lambda moment: STILL, 3, STILL, live=False) is STILL
     film = play(lambda moment: STILL, 3, STILL)

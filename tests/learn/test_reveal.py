@@ -11,7 +11,7 @@ import torch
 from muon_tutorial.learn import why_muon
 from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
-from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, compare, predict
+from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, compare, is_same, predict
 
 
 @pytest.fixture
@@ -75,6 +75,32 @@ def test_a_fold_holds_its_picture_and_says_it_without_html() -> None:
     fold = FoldedPicture("Open me", picture)
     assert fold._repr_html_() == f"<details><summary>Open me</summary>{picture.html}</details>"
     assert repr(fold) == "four curves"
+
+
+@pytest.mark.parametrize(
+    ("mine", "found", "same"),
+    [
+        (["Gaussian", "rows"], ("gaussian", "rows"), True),
+        ("muon", "Muon", True),
+        ((0, 3), [0, 3], True),
+        (0.7, 0.701, True),
+        (0.7, 0.72, False),
+        (24_600, 24_576, False),
+        (3.0, 3, True),
+        ([0, 3], [0, 3, 4], False),
+        ("1", 1, False),
+        ({1: 7}, {1: 7}, True),
+        (True, 1.0, True),
+    ],
+)
+def test_a_prediction_is_right_however_it_is_written(mine: object, found: object, same: bool) -> None:
+    assert is_same(mine, found) is same
+
+
+def test_who_predicted_otherwise_hears_why() -> None:
+    said = [compare({"n": mine}, {"n": 4}, because="Two and two.") for mine in (4, 5)]
+    assert ["Two and two." in repr(each) for each in said] == [False, True]
+    assert ["<p>Two and two.</p>" in each._repr_html_() for each in said] == [False, True]
 
 
 def test_what_was_typed_stands_beside_what_the_run_gave_and_is_folded_until_then(card: Picture) -> None:

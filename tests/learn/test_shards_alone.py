@@ -51,26 +51,106 @@ def test_one_piece_is_the_whole_and_no_rescaling_brings_others_nearer_than_at_be
     assert shards_alone.compare(update, whole).at_best == pytest.approx(best, abs=1e-4)
 
 
+@pytest.mark.parametrize("cut", ["columns", "rows"])
+@pytest.mark.parametrize("matrix", ["real", "Gaussian", "power law"])
+def test_shares_of_energy_are_a_whole_and_rows_never_leave_the_inputs_of_the_gradient(
+    matrix: str, cut: str
+) -> None:
+    whole = shards_alone.matrices()[matrix]
+    update = shards_alone.pieces_alone(whole, shards_alone.DIMS[cut], 4)
+    found = shards_alone.shares(shards_alone.in_directions(update, whole))
+    assert found.diagonal + found.beside + found.outside == pytest.approx(1)
+    if cut == "rows":
+        assert found.outside < 1e-9
+    else:
+        assert 0.2 < found.outside < 0.4
+
+
+def test_with_the_factor_of_its_shape_the_shards_update_has_the_right_rms_and_is_wrong() -> None:
+    whole = shards_alone.gradient()
+    right = shards_alone.orthogonal(whole) * shards_alone.size_factors((64, 256))[1]
+    shards = shards_alone.pieces_alone(whole, 1, 4) * shards_alone.size_factors((64, 64))[1]
+    assert shards.norm().item() == pytest.approx(right.norm().item())
+    assert found("real", "columns", 4).cosine < 0.8
+
+
+def test_the_first_picture_tells_the_smear_and_no_prediction() -> None:
+    said = shards_alone.hero().alt
+    assert "the whole matrix: nothing off the diagonal" in said
+    assert "cut into 4, each shard alone: 39% off the diagonal" in said
+    assert shards_alone.hero().svg == shards_alone.hero().svg
+    assert "2.00" not in said
+
+
 @pytest.mark.parametrize("tp", [2, 4])
-def test_its_pictures_are_drawn_and_say_their_numbers(tp: int) -> None:
-    panels = shards_alone.picture_of_panels(shards_alone.gradient(), tp)
-    assert "recorded after 300 steps" in panels.alt
-    assert "Cut by columns into 4: singular values 2.00 to 2.00, cosine 0.77" in panels.alt
-    assert shards_alone.picture_of_panels(shards_alone.gradient(), tp).svg == panels.svg
-    assert f"cut by rows: each of {tp} places holds {64 // tp}" in shards_alone.picture_of_cuts(tp).alt
+def test_its_pictures_are_drawn_and_say_what_was_computed(tp: int) -> None:
+    assert f"cut by rows: each of {tp} ranks holds {64 // tp}" in shards_alone.picture_of_cuts(tp).alt
+    frame = shards_alone.draw_alone(2, "columns", "real").alt
+    assert "cut by columns into 4: cosine 0.77. singular values all 2.00" in frame
+    assert "cosine 1.00" in shards_alone.draw_alone(0, "rows", "real").alt
+    every = shards_alone.draw_all(tp).alt
+    for matrix in shards_alone.matrices():
+        for cut in shards_alone.DIMS:
+            assert f"{matrix}, by {cut}: cosine {found(matrix, cut, tp).cosine:.2f}" in every
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_one_case_of_six_is_harmless(tp: int) -> None:
+    assert shards_alone.harmless(tp) == ("Gaussian", "rows")
 
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_the_guess_and_the_quiz_know_right_from_wrong(tp: int) -> None:
-    root, guess = tp**0.5, shards_alone.predict(tp)
-    assert guess.check(root, False)
-    wrong = [(1, True, "right for each piece"), (tp, False, "squares"), (17, False, "Run the next cells")]
-    for case in [*wrong, (root, True, "no singular value but 1"), ("large", False, "True or False")]:
+    root, guess = tp**0.5, shards_alone.guess(tp)
+    assert guess.check(root, True)
+    assert shards_alone.outcomes(tp) == {"largest": round(root, 2), "noise_too": True}
+    wrong = [(1, True, "right for each shard"), (tp, True, "squares"), (17, True, "Run the next cells")]
+    for case in [*wrong, (root, False, "what did you use of the gradient"), ("large", True, "True or False")]:
         assert_wrong(guess, *case)
     cosine = round(found("real", "columns", tp).cosine, 3)
-    right = {"largest": root, "cosine": cosine, "received": (tp - 1) * 64 * 256 // tp}
-    numbers = {"largest": (1.0, ""), "cosine": (1.0, ""), "received": (64 * 256, "")}
+    right = {"cosine": cosine, "factor": tp**0.5, "received": (tp - 1) * 64 * 256 // tp}
+    numbers = {"cosine": (1.0, "alone.cosine"), "factor": (1.0, "the second"), "received": (64 * 256, "own")}
     assert_quiz(shards_alone.quiz(tp), right, numbers)
+
+
+def ratio(shape: tuple[int, int], dim: int, tp: int) -> list[float]:
+    shard = list(shape)
+    shard[dim] //= tp
+    pairs = zip(factors(*shape), factors(*shard), strict=True)
+    return [whole / mine for whole, mine in pairs]
+
+
+def factors(m: int, n: int) -> tuple[float, float]:
+    return max(1, m / n) ** 0.5, 0.2 * max(m, n) ** 0.5
+
+
+WRONG_RATIOS: list[tuple[Any, str]] = [
+    (lambda shape, dim, tp: [1 / each for each in ratio(shape, dim, tp)], "shard's over the whole's"),
+    (lambda shape, dim, tp: ratio(shape, dim, tp)[::-1], "changed places"),
+    (lambda shape, dim, tp: ratio(shape, 1 - dim, tp), "the other cut"),
+    (lambda shape, dim, tp: factors(*shape), "0.2·sqrt(max(m, n)) is not right"),
+    (
+        lambda shape, dim, tp: [ratio(shape, dim, tp)[0], tp**0.5],
+        "0.2·sqrt(max(m, n)) is not right: the shard is 64 × 32",
+    ),
+    (lambda shape, dim, tp: [1.0, ratio(shape, dim, tp)[1]], "sqrt(max(1, m/n)) is not right: the shard"),
+    (lambda shape, dim, tp: 2.0, "return two ratios"),
+    (lambda shape, dim, tp: [1.0], "return two ratios"),
+    (lambda shape, dim, tp: shape[2], "IndexError"),
+    (7, "Give a function"),
+]
+
+
+def test_the_ratio_of_factors_is_judged_for_any_shape_and_cut() -> None:
+    assert shards_alone.check_ratio().check(ratio)
+    assert shards_alone.check_ratio().check(shards_alone.too_small)
+    assert shards_alone.check_ratio().check(lambda *given: ...).passed is None
+    for wrong, says in WRONG_RATIOS:
+        assert_wrong(shards_alone.check_ratio(), wrong, says)
+    assert "1.414 times too small" in shards_alone.say_factors((256, 64), 0, 2)
+    assert "64 × 256  columns                    1.00                  2.00" in shards_alone.say_ratios(
+        ratio, 4
+    )
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:
@@ -107,7 +187,7 @@ WRONG: list[tuple[Callable, str]] = [
     (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
     (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
     (lambda *given: along(lambda dim: 0)(*given).view(shards_alone.SHAPE), "right, but at row 0, column"),
-    (backwards, "the shape is right, but at row 0, column 0 stands the number of row 0, column"),
+    (backwards, "the shape is right, but at row 0, column 0 stands the entry of row 0, column"),
     (lambda piece, dim, group: torch.stack(gathered(piece, group), dim=dim), "without a new dimension"),
     (lambda piece, dim, group: piece, "nothing was put together"),
     (lambda piece, dim, group: torch.full(shards_alone.SHAPE, -1.0), "was never filled"),
@@ -135,9 +215,9 @@ def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
 def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert_wrong(shards_alone.check_gather(2, 2), by_everybody, "pieces of all ranks")
+    assert_wrong(shards_alone.check_gather(2, 2), by_everybody, "shards of all ranks")
     said = shards_alone.check_gather(2, 2).check(without_group).message
-    assert "Without group=group all 4 ranks of the grid answer, not the 2 of your line along tp." in said
+    assert "Without group=group all 4 ranks of the grid answer, not the 2 of your tp group." in said
     assert said.count("RuntimeError") == 1
     broken = shards_alone.run_gather(without_group, 2, 2)
     assert "Without group=group" in capsys.readouterr().out
@@ -169,3 +249,104 @@ def test_costs_are_said_with_what_travels() -> None:
     said = shards_alone.say_cost(launch(shards_alone.cost_of_both, 2, args=(solution, 1, 2, 1)), 2)
     assert "8,192" in said
     assert "(32,768 bytes in float32)" in said
+
+
+def from_gram(shard: Tensor, group: Any) -> Tensor:
+    gram = shard @ shard.T
+    dist.all_reduce(gram, group=group)
+    return power_of(gram, -0.5) @ shard
+
+
+def power_of(gram: Tensor, power: float) -> Tensor:
+    values, directions = torch.linalg.eigh(gram)
+    return directions @ torch.diag(values**power) @ directions.T
+
+
+def from_triangle(shard: Tensor, group: Any) -> Tensor:
+    """Sends one half of GGᵀ, which is symmetric."""
+    rows, columns = torch.triu_indices(len(shard), len(shard)).unbind()
+    gram = shard @ shard.T
+    half = gram[rows, columns]
+    dist.all_reduce(half, group=group)
+    gram[rows, columns] = gram[columns, rows] = half
+    return power_of(gram, -0.5) @ shard
+
+
+def with_power(power: float) -> Callable:
+    def update(shard: Tensor, group: Any) -> Tensor:
+        gram = shard @ shard.T
+        dist.all_reduce(gram, group=group)
+        return power_of(gram, power) @ shard
+
+    return update
+
+
+def of_everybody(shard: Tensor, group: Any) -> Tensor:
+    gram = shard @ shard.T
+    dist.all_reduce(gram)
+    return power_of(gram, -0.5) @ shard
+
+
+def in_double(shard: Tensor, group: Any) -> Tensor:
+    return from_gram(shard.double(), group)
+
+
+def in_half(shard: Tensor, group: Any) -> Tensor:
+    gram = (shard @ shard.T).bfloat16()
+    dist.all_reduce(gram, group=group)
+    return power_of(gram.float(), -0.5) @ shard
+
+
+def after_gather(shard: Tensor, group: Any) -> Tensor:
+    whole = torch.cat(gathered(shard, group), dim=1)
+    place = dist.get_rank(group)
+    return shards_alone.my_piece(shards_alone.orthogonal(whole), 1, place, group.size())
+
+
+def by_broadcast(shard: Tensor, group: Any) -> Tensor:
+    dist.broadcast(shard, 0)
+    return shard
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_an_update_that_needs_only_a_sum_of_gram_matrices_passes_at_par(dp: int, tp: int) -> None:
+    par = f"{2 * (tp - 1) / tp * 64 * 64 * 4:g} bytes"
+    for update in (from_gram, shards_alone.surviving_update):
+        assert f"Yours takes {par}; par is" in shards_alone.check_survival(dp, tp).check(update).message
+    below = shards_alone.check_survival(dp, tp).check(from_triangle)
+    assert below
+    assert "You are below it!" in below.message
+    assert shards_alone.check_survival(dp, tp).check(lambda *given: ...).passed is None
+
+
+WRONG_UPDATES: list[tuple[Callable, str]] = [
+    (lambda shard, group: shards_alone.orthogonal(shard), "no rank has sent anything"),
+    (with_power(-1), "it is U S^-1 Vᵀ, where S^0 is wanted"),
+    (with_power(0), "it is U S^1 Vᵀ"),
+    (lambda shard, group: from_gram(shard, group) / 2, "points the right way, and its singular values are"),
+    (after_gather, "The update is right, but a rank sends"),
+    (in_double, "is it float64"),
+    (in_half, "The real matrix: "),
+    (by_broadcast, "dist.broadcast is not counted here"),
+    (lambda shard, group: torch.cat(gathered(shard, group), dim=1), "That is everybody's"),
+    (lambda shard, group: [shard], "return a matrix, not list"),
+]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(2, 2), (1, 4)])
+@pytest.mark.parametrize(("wrong", "says"), WRONG_UPDATES)
+def test_an_update_that_does_not_survive_is_told_why(
+    wrong: Callable, says: str, grid: tuple[int, int]
+) -> None:
+    assert_wrong(shards_alone.check_survival(*grid), wrong, says)
+
+
+@pytest.mark.live
+def test_a_wrong_update_is_shown_in_the_directions_of_the_gradient() -> None:
+    verdict = shards_alone.check_survival(2, 2).check(of_everybody)
+    assert "singular values are near 0.7" in verdict.message
+    assert "group=group was left out" in verdict.message
+    assert verdict.picture is not None
+    assert verdict.picture.alt.startswith("Your update of the real matrix: cosine 1.00.")

@@ -1,21 +1,22 @@
-"""Lesson 06: its checkers know right from wrong on several grids, and its pictures say what the plan says."""
+"""Lesson 06: its checkers know right from wrong on several grids, and its film is what real ranks do."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial import Grid, Muon, build_mesh, launch
+from muon_tutorial import Grid, build_mesh, launch
 from muon_tutorial.errors import MismatchError, RankFailedError
 from muon_tutorial.learn import the_grid as lesson
 from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
 from muon_tutorial.learn.the_grid import on_ranks as work
 from muon_tutorial.learn.the_grid import pictures as grid_pictures
-from muon_tutorial.learn.the_grid.on_ranks import KINDS, CutKind
+from muon_tutorial.learn.the_grid.film import NOBODY, Axis, film_of
 from muon_tutorial.learn.widgets import rank_buttons
 
 from .answers import assert_quiz, assert_wrong
@@ -110,225 +111,178 @@ def test_the_prediction_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
         assert_wrong(lesson.predict(dp, tp), *case)
 
 
-def piece_of_chunk(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
-    """By torch.chunk, which gives fewer pieces than places where nothing is left."""
-    return torch.empty(shape).chunk(tp, 0 if kind == "column" else 1)[place].shape
+@pytest.mark.parametrize("dp_tp", GRIDS)
+def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
+    dp, tp = dp_tp
+    right = {"groups": dp + tp, "number": tp - 1, "shared": 1}
+    wrong = {"groups": (dp + tp + 1, "groups(dp, tp)"), "number": (tp, "rank % tp"), "shared": (2, "both")}
+    assert_quiz(lesson.quiz(dp, tp), right, wrong)
 
 
-def by_chunk(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
-    try:
-        return piece_of_chunk(shape, kind, place, tp)
-    except IndexError:
-        return (0, shape[1]) if kind == "column" else (shape[0], 0)
+# Any axes.
 
 
-def other_cut(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
-    return lesson.local_shape(shape, "row" if kind == "column" else "column", place, tp)
+def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
+    ranks = torch.arange(math.prod(sizes.values())).reshape(*sizes.values())
+    order = [name for name in sizes if name not in along] + list(along)
+    ranks = ranks.permute([list(sizes).index(name) for name in order])
+    return ranks.reshape(-1, math.prod(sizes[name] for name in along)).tolist()
 
 
-def with_length(length: Any) -> Any:
-    def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> Any:
-        mine = length(shape[0 if kind == "column" else 1], place, tp)
-        return (mine, shape[1]) if kind == "column" else (shape[0], mine)
+def from_the_package(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
+    return lesson.groups_along(sizes, along)
 
-    return local_shape
+
+def first_counts_fastest(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
+    return lesson.groups_along(dict(reversed(list(sizes.items()))), along)
+
+
+def along_one_only(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
+    return lesson.groups_along(sizes, along[:1])
+
+
+def test_right_groups_of_any_axes_pass_with_par() -> None:
+    assert "Yours takes 4 lines; par is 4." in lesson.axes_exercise().check(groups_along).message
+    below = lesson.axes_exercise().check(from_the_package)
+    assert below
+    assert "You are below it!" in below.message
+    assert lesson.axes_exercise().check(lambda sizes, along: ...).passed is None
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
-        (lambda shape, kind, place, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
-        (lambda shape, kind, place, tp: shape, "That is the whole weight"),
-        (with_length(lambda n, place, tp: float(n)), "of whole numbers for place 0, not (10.0, 8)"),
-        (with_length(lambda n, place, tp: n if tp == 1 else None), "for place 0, not (None, 8)"),
-        (with_length(lambda n, place, tp: n // tp), "Your places hold 6 of 7 together. Round up."),
-        (with_length(lambda n, place, tp: -(-n // tp)), "A place cannot hold more than is left"),
-        (with_length(lambda n, place, tp: min(-(-n // tp), n - place * -(-n // tp))), "never below 0"),
-        (with_length(lambda n, place, tp: n // tp + (place < n % tp)), "fills one place after another"),
-        (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for place 0, not 10."),
-        (lambda shape, *_: shape[2], "tp 1, place 0: The function raised IndexError"),
-        (piece_of_chunk, "(1, 5), column parallel, tp 2, place 1: The function raised IndexError"),
+        (first_counts_fastest, "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4]."),
+        (along_one_only, "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6]."),
+        (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
+        (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
+        (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
+        (lambda sizes, along: sizes["xp"], "raised KeyError"),
+        (7, "Give a function."),
     ],
 )
-def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
-    assert_wrong(lesson.shapes_exercise(), answer, says)
+def test_wrong_groups_of_any_axes_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
+    assert_wrong(lesson.axes_exercise(), answer, says)
 
 
-def test_shapes_of_torchs_own_chunk_pass_and_the_stub_is_open() -> None:
-    assert lesson.shapes_exercise().check(by_chunk)
-    assert lesson.shapes_exercise().check(lesson.local_shape)
-    assert lesson.shapes_exercise().check(lambda shape, kind, place, tp: ...).passed is None
+# Pictures and the film.
 
 
-@pytest.mark.parametrize("dp_tp", GRIDS)
-def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
-    dp, tp = dp_tp
-    rows = by_chunk((10, 8), "column", tp - 1, tp)[0]
-    kept = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp)
-    right = {"groups": dp + tp, "rows": rows, "kept": kept}
-    wrong = {"groups": (dp + tp + 1, "len(dp_groups)"), "rows": (11, "local_shape")}
-    assert_quiz(lesson.quiz(dp, tp), right, {**wrong, "kept": (kept + 1, "rank 0's line")})
-
-
-@pytest.mark.parametrize("tp", [1, 2, 3, 4, 7])
-def test_cut_by_column_then_by_row_the_parts_add_up_to_the_whole(tp: int) -> None:
-    given = work.make_numbers("whole", 2, seed=0)
-    for batch in given.batches:
-        parts = [
-            torch.relu(batch @ work.cut(given.up, "column", place, tp).T)
-            @ work.cut(given.down, "row", place, tp).T
-            for place in range(tp)
-        ]
-        alone = torch.relu(batch @ given.up.T) @ given.down.T
-        assert torch.equal(torch.stack(parts).sum(0), alone)
-
-
-def test_outputs_of_ranks_are_compared_with_those_of_their_own_data() -> None:
-    zero, one = torch.zeros(2), torch.ones(2)
-    same, near = "the same output: True   the same bits: True", "the same output: True   the same bits: False"
-    assert same in lesson.say_outputs("x", [zero, zero, one], [zero, one], 2)
-    assert near in lesson.say_outputs("x", [one + 1e-6], [one], 1)
-    assert "the same output: False" in lesson.say_outputs("x", [zero, one], [zero, one], 2)
-
-
-def test_a_pressed_rank_lights_its_row_and_its_column() -> None:
+@pytest.mark.parametrize("pressed", range(6))
+def test_a_pressed_rank_has_its_colour_and_its_row_and_column_an_edge(pressed: int) -> None:
     buttons = rank_buttons.RankButtons(3, 2)
-    buttons.children[3].click()
-    colours = [button.style.button_color for button in buttons.children]
-    lit = {rank_buttons.ROW: [2], rank_buttons.COLUMN: [1, 5], rank_buttons.PRESSED: [3]}
-    assert buttons.value == 3
-    for colour, ranks in lit.items():
-        assert [rank for rank, other in enumerate(colours) if other == colour] == ranks
+    buttons.children[pressed].click()
+    at = Grid.of(dp=3, tp=2).at(pressed)
+    assert buttons.value == pressed
+    for rank, button in enumerate(buttons.children):
+        assert button.style.button_color == (rank_colour(rank) if rank == pressed else EMPTY)
+        edge = button.layout.border_top
+        assert (edge == rank_buttons.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
+        assert (edge == rank_buttons.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_picture_says_which_piece_a_rank_keeps(dp: int, tp: int, kind: CutKind) -> None:
+@pytest.mark.parametrize(("dp", "tp"), [(2, 3), (3, 1), (1, 4), (2, 7)])
+def test_a_rank_is_drawn_with_its_groups_and_the_way_to_its_coordinates(dp: int, tp: int) -> None:
     grid = Grid.of(dp=dp, tp=tp)
-    overview = grid_pictures.draw_overview(grid, lesson.UP).alt
     for rank in grid.ranks:
-        length = by_chunk(lesson.UP, kind, rank % tp, tp)[KINDS.index(kind)]
-        start = sum(by_chunk(lesson.UP, kind, place, tp)[KINDS.index(kind)] for place in range(rank % tp))
-        what = "row" if kind == "column" else "column"
-        run = f"{what}s {start} to {start + length - 1}" if length > 1 else f"{what} {start}"
-        said = f"keeps {'all' if tp == 1 else run if length else 'nothing'} of W"
-        assert said in grid_pictures.draw_place(grid, lesson.UP, rank, kind).alt
-        assert said in overview
-
-
-Cells = list[tuple[tuple[float, float], str, str]]
-
-
-@pytest.fixture
-def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
-    """What is drawn of each rank: where, in which fill, with which label."""
-    seen: Cells = []
-    draw_cell = grid_pictures._draw_cell
-
-    def noted(axes: Any, where: Any, fill: str, label: str, *args: Any, **options: Any) -> None:
-        seen.append((where[:2], fill, label))
-        draw_cell(axes, where, fill, label, *args, **options)
-
-    monkeypatch.setattr(grid_pictures, "_draw_cell", noted)
-    return seen
+        column, row = lesson.groups(dp, tp)
+        said = grid_pictures.draw_rank(grid, rank).alt
+        assert f"Rank {rank} stands at dp {rank // tp}, tp {rank % tp}" in said
+        assert f"its tp group, is {work.say_ranks(row[rank // tp])}" in said
+        assert f"its dp group, is {work.say_ranks(column[rank % tp])}" in said
+        assert grid.rank({"dp": rank // tp, "tp": rank % tp}) == rank
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_ranks_are_drawn_where_they_stand_in_the_fill_of_their_column(dp: int, tp: int, cells: Cells) -> None:
-    grid_pictures.draw_overview(Grid.of(dp=dp, tp=tp), lesson.UP)
-    across = sorted({x for (x, _), _, _ in cells})
-    down = sorted({y for (_, y), _, _ in cells})
-    assert (len(across), len(down)) == (tp, dp)
-    for rank, ((x, y), fill, label) in enumerate(cells):
-        assert (down.index(y), across.index(x)) == divmod(rank, tp)
-        assert fill == rank_colour(rank % tp)
-        assert label.split() == ["rank", str(rank), "dp", str(rank // tp), "tp", str(rank % tp)]
+@pytest.mark.parametrize("first", ["tp", "dp"])
+def test_after_a_call_in_its_row_and_one_in_its_column_everybody_knows_all(
+    dp: int, tp: int, first: Axis
+) -> None:
+    grid = Grid.of(dp=dp, tp=tp)
+    film = film_of(grid, first)
+    assert len(film) == 5
+    assert all(known == {rank} for rank, known in enumerate(film[0].heard))
+    assert all(known == set(grid.at(rank).group(first)) for rank, known in enumerate(film[2].heard))
+    assert all(known == set(grid.ranks) for known in film[4].heard)
+    assert not any(moment.waits for moment in film)
 
 
-def test_groups_have_a_fill_each_and_ranks_in_none_or_several_have_none(cells: Cells) -> None:
-    lesson.picture_of_groups(made([[0, 1], [1, 2]], [[0, 1, 2], [3, 4, 5]]), 2, 3)
-    first, second, none = rank_colour(0), rank_colour(1), EMPTY
-    assert [fill for _, fill, _ in cells] == [first, none, second, *[none] * 3, *[first] * 3, *[second] * 3]
-    said = [label.partition("\n")[2] for _, _, label in cells[:4]]
-    assert said == ["group 0", "in several", "group 1", "in none"]
-
-
-def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
-    def gradients(rank: int, step: int) -> torch.Tensor:
-        weights = work.my_parameters(rank, 2, 0)
-        work.fill_gradients(weights, rank, 2, step)
-        return torch.cat([grad.flatten() for weight in weights if (grad := weight.grad) is not None])
-
-    assert torch.equal(gradients(0, 0), gradients(0, 0))
-    for rank, step in ((1, 0), (2, 0), (3, 0), (0, 1)):
-        assert not torch.equal(gradients(0, 0), gradients(rank, step))
-
-
-def test_a_tp_of_one_cuts_nothing_and_no_picture_says_so() -> None:
-    drawn = grid_pictures.draw_place(Grid.of(dp=2, tp=1), lesson.UP, 1, "row")
-    said = "Rank 1 keeps all of W; the same piece is on ranks 0, 1. It takes all of x, and makes all of y."
-    assert said in drawn.alt
-    assert "Together" not in drawn.alt
-    assert "<pattern" not in drawn.svg
-    assert "<pattern" in grid_pictures.draw_place(Grid.of(dp=1, tp=2), lesson.UP, 1, "row").svg
-
-
-def test_a_place_with_nothing_left_is_said_to_hold_nothing() -> None:
-    said = lesson.picture_of_buffers(1, 7).alt
-    assert "tp 5: a buffer of 28 numbers holds padding elsewhere" not in said
-    assert "tp 5: a buffer of 28 numbers holds padding only; rank 5 keeps 0 to 28." in said
-    assert "tp 4: a buffer of 28 numbers holds up from 0 to 16, down from 16 to 28; rank 4" in said
-    assert "down from 32 to 44, padding elsewhere; rank 2" in lesson.picture_of_buffers(3, 3).alt
-    momentum = [(torch.full((2,), rank), torch.full((3,), rank)) for rank in range(7)]
-    kept = [work.KeptByRank(tuple(work.my_parameters(rank, 7, 0)), momentum[rank]) for rank in range(7)]
-    weight, _ = lesson.picture_of_kept(lesson.plan_of(1, 7), kept).alt.split("up: its momentum")
-    assert "rank 4 holds rows 8 to 9, all columns (bytes E)" in weight
-    assert "rank 5 holds nothing; rank 6 holds nothing." in weight
-
-
-def test_groups_are_drawn_as_they_were_made(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = lesson.picture_of_groups(made([[0, 1], [1, 2]], [[9]]), 2, 3)
+def test_wrong_groups_are_drawn_as_they_were_made() -> None:
+    wrong = lesson.picture_of_groups(([[0, 1], [1, 2]], [[9]]), 2, 3)
     assert wrong.alt == "dp_groups: ranks 0, 1; ranks 1, 2. tp_groups: rank 9."
-    assert lesson.picture_of_groups(made(None), 2, 3).alt == "dp_groups: none. tp_groups: none."
-    stub = lesson.picture_of_groups(lambda dp, tp: ..., 2, 3)
-    assert "dp_groups: ranks 0, 3; ranks 1, 4; ranks 2, 5." in stub.alt
-    assert "reference" in capsys.readouterr().out
+    assert lesson.picture_of_groups(None, 2, 3).alt == "dp_groups: none. tp_groups: none."
+    verdict = lesson.groups_exercise(2, 3).check(swapped)
+    assert verdict.picture is not None
+    assert "dp_groups: ranks 0, 1, 2; ranks 3, 4, 5." in verdict.picture.alt
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_buffers_say_who_keeps_which_slice(dp: int, tp: int) -> None:
-    said = lesson.picture_of_buffers(dp, tp).alt
-    length = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp) * dp
-    assert said.count(f"a buffer of {length} numbers") == tp
-    for rank in range(dp * tp):
-        start = rank // tp * length // dp
-        assert f"rank {rank} keeps {start} to {start + length // dp}" in said
+# On real ranks.
 
 
-@pytest.mark.parametrize(("tp", "first", "last"), [(3, (12, 0, 0), (0, 0, 12)), (2, (12, 6, 0), (0, 6, 12))])
-def test_a_fused_weight_gives_places_rows_of_different_matrices(tp: int, first: Any, last: Any) -> None:
-    lines = lesson.say_fused(tp).splitlines()[1:]
-    counts = [tuple(int(word) for word in line.split(":")[1].split() if word.isdigit()) for line in lines]
-    assert (counts[0], counts[-1]) == (first, last)
-    assert [sum(column) for column in zip(*counts, strict=True)] == [lesson.HEADS] * 3
+def under_the_if(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    heard = []
+    for ranks in all_groups:
+        if rank in ranks:
+            found: list[Any] = [None] * len(ranks)
+            dist.all_gather_object(found, rank, group=dist.new_group(list(ranks)))
+            heard.append(found)
+    return heard
 
 
-def _make_all(rank: int, first_rank_backwards: bool, agree: bool) -> list[list[int]]:
+def backwards_on_rank_0(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    return lesson.who_answers(rank, all_groups[::-1] if rank == 0 else all_groups)
+
+
+def only_the_first(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    return lesson.who_answers(rank, all_groups)[:1]
+
+
+def its_own_number(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    lesson.who_answers(rank, all_groups)
+    return rank
+
+
+def misspelt(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    return dist.new_groop(all_groups[0])  # type: ignore[attr-defined]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("dp_tp", [(2, 2), (1, 3), (3, 1)])
+def test_everybody_is_heard_where_all_make_all_groups(dp_tp: tuple[int, int]) -> None:
+    assert lesson.answers_exercise(*dp_tp).check(lesson.who_answers)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (under_the_if, "Is yours under the if?"),
+        (backwards_on_rank_0, "Rank 0 makes its groups in another order"),
+        (only_the_first, "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]]."),
+        (its_own_number, "Rank 0 returned 0. Return a list of ranks for each group"),
+        (misspelt, "AttributeError"),
+    ],
+)
+def test_a_wrong_way_to_answer_is_told_who_left_out_what(answer: Any, says: str) -> None:
+    assert_wrong(lesson.answers_exercise(2, 2), answer, says)
+
+
+def _stub(rank: int, all_groups: Any) -> Any:
+    return ...
+
+
+@pytest.mark.live
+def test_an_open_stub_is_no_wrong_answer() -> None:
+    assert lesson.answers_exercise(1, 2).check(_stub).passed is None
+
+
+def _make_all(rank: int, first_rank_backwards: bool) -> Any:
     dp_groups, tp_groups = lesson.groups(2, 2)
     wanted = [*dp_groups, *tp_groups]
     if rank == 0 and first_rank_backwards:
         wanted.reverse()
-    if agree:
-        work.agree(wanted)
-    answers = []
-    for ranks in wanted:
-        group = dist.new_group(ranks)
-        if rank in ranks:
-            heard: list[Any] = [None] * len(ranks)
-            dist.all_gather_object(heard, rank, group=group)
-            answers.append(heard)
-    return answers
+    work.agree(wanted)
+    return lesson.who_answers(rank, wanted)
 
 
 def _ask_the_mesh(rank: int) -> list[list[int]]:
@@ -338,50 +292,65 @@ def _ask_the_mesh(rank: int) -> list[list[int]]:
 
 @pytest.mark.live
 def test_groups_answer_as_those_of_the_mesh() -> None:
-    answers = launch(_make_all, 4, args=(False, True))
-    assert (
-        answers
-        == launch(_ask_the_mesh, 4)
-        == [[[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]]]
-    )
+    answers = launch(_make_all, 4, args=(False,))
+    assert answers == launch(_ask_the_mesh, 4)
+    assert answers == [[[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]]]
     assert "   2   [0, 2] and [2, 3]" in lesson.say_answers(answers)
+    by_mesh = launch(lesson.ask_mesh, 8, args=({"pp": 2, "dp": 2, "tp": 2}, "pp"))
+    assert all(ranks in lesson.groups_along({"pp": 2, "dp": 2, "tp": 2}, ["pp"]) for ranks in by_mesh)
 
 
 @pytest.mark.live
 def test_another_order_on_one_rank_is_a_named_error_before_groups_are_made() -> None:
     with pytest.raises(RankFailedError) as caught:
-        launch(_make_all, 4, args=(True, True))
+        launch(_make_all, 4, args=(True,))
     assert isinstance(caught.value.original, MismatchError)
     assert "call 1 of new_group" in str(caught.value.original)
     assert "rank 0: [2, 3]; on ranks 1, 2, 3: [0, 2]" in str(caught.value.original)
-    with pytest.raises(RankFailedError):  # where nobody compares, too
-        launch(_make_all, 4, args=(True, False), timeout=1.5)
 
 
-def _train(rank: int, dp: int, tp: int, steps: int) -> work.KeptByRank:
-    weights = work.my_parameters(rank, tp, 0)
-    optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
-    for step in range(steps):
-        work.fill_gradients(weights, rank, tp, step)
-        optimizer.step()
-    return work.kept_by(optimizer)
+def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
+    """The cell of lesson 06."""
+    mesh, known = build_mesh({"dp": dp, "tp": tp}, timeout=3), [rank]
+    for axis in ("tp", "dp"):
+        if axis == "tp" and rank == skipper:
+            continue
+        heard: list[Any] = [None] * mesh[axis].size()
+        try:
+            dist.all_gather_object(heard, known, group=mesh.get_group(axis))
+        except RuntimeError:
+            return f"its {axis} group"
+        known = sorted(set().union(*heard))
+    return known
 
 
 @pytest.mark.live
-def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_says() -> None:
-    kept = launch(_train, 4, args=(2, 2, 2))
-    plan = lesson.plan_of(2, 2)
-    start = work.my_parameters(0, 2, 0)
-    for rank, mine in enumerate(kept):
-        assert all(
-            torch.equal(one, other) for one, other in zip(mine.weights, kept[rank % 2].weights, strict=True)
-        )
-        holdings = plan.buckets[0].stored_shards(plan.grid.at(rank))
-        assert [part.numel() for part in mine.momentum] == [holding.numel for holding in holdings]
-    assert not torch.equal(kept[0].weights[0], start[0])
-    assert kept[0].numbers == 35
-    lines = lesson.say_kept(kept, 2).splitlines()[1:]
-    assert [line.split()[3:5] for line in lines] == [["A", "C"], ["B", "D"]] * 2
-    weight, momentum = lesson.picture_of_kept(plan, kept).alt.split("up: its momentum")
-    assert "rank 2 holds rows 0 to 4, all columns (bytes A)" in weight
-    assert "rank 0 holds rows 0 to 3, all columns and row 4, columns 0 to 2 (bytes E)" in momentum
+@pytest.mark.parametrize(("dp", "tp", "skips"), [(2, 3, 0), (2, 2, 3), (3, 1, 1), (2, 2, NOBODY)])
+def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skips: int) -> None:
+    found = launch(_row_then_column, dp * tp, args=(dp, tp, skips))
+    last = film_of(Grid.of(dp=dp, tp=tp), "tp", skips)[-1]
+    for rank, each in enumerate(found):
+        assert isinstance(each, str) == (rank in last.waits)
+        assert isinstance(each, str) or set(each) == last.heard[rank]
+    lines = lesson.say_calls(found).splitlines()
+    assert all(("waited in vain in its" in line) == (rank in last.waits) for rank, line in enumerate(lines))
+
+
+def _from_number_1(rank: int) -> Any:
+    """The cell of lesson 06."""
+    mine = torch.tensor([rank])
+    try:
+        dist.broadcast(mine, src=1, group=build_mesh({"dp": 2, "tp": 2}).get_group("dp"))
+    except ValueError as error:
+        return str(error)
+    return int(mine)
+
+
+@pytest.mark.live
+def test_src_is_a_global_rank_and_what_is_said_of_it_has_no_address() -> None:
+    found = launch(_from_number_1, 4)
+    assert [lesson.error_or_value(each) for each in found] == ["error", 1, "error", 1]
+    said = lesson.say_arrivals(found)
+    assert "rank 0: Global rank 1 is not part of group" in said
+    assert "rank 3: got 1" in said
+    assert " 0x" not in said

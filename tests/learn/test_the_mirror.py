@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 
-from muon_tutorial import Grid, LocalWorld, launch
+from muon_tutorial import Grid, LocalWorld, Muon, Owned, Partial, Replicate, Shard, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
@@ -17,8 +18,12 @@ from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror import replay
+from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons, be_the_network
+from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
+from muon_tutorial.learn.the_mirror.pictures import HOPS, asks_for
 
 from .answers import assert_quiz, assert_wrong
+from .test_every_widget import drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 
@@ -38,6 +43,14 @@ def without_return(x: Any, route: Any, at: Any, label: Any) -> Walk:
     yield from lesson.way_back(x, route, at, label)
 
 
+def slicing_alone(x: Any, route: Any, at: Any, label: Any) -> Walk:
+    """Slices on every hop, as if every rank held the whole."""
+    for hop in reversed(route.hops):
+        back = type(hop)(hop.axis, Replicate(), hop.src, hop.shape)
+        x = yield from take(x, back, route.dtype, at, label)
+    return x
+
+
 def stub(x: Any, route: Any, at: Any, label: Any) -> Walk:
     for hop in ...:  # type: ignore[attr-defined]
         x = yield from take(x, hop, route.dtype, at, label)
@@ -48,17 +61,6 @@ def flat_of(flat: torch.Tensor, meta: Any) -> torch.Tensor:
     return flat[slice(*meta.global_range)]
 
 
-def looping(params_of: Callable[[list[dict], dict], list], most: int | None = None) -> Callable[..., None]:
-    """A loop over groups, up to ``most`` of them, that updates parameters of its own choice in each."""
-
-    def update_loop(groups: list[dict], update: Any) -> None:
-        for group in groups[:most]:
-            for param in params_of(groups, group):
-                update(param, group)
-
-    return update_loop
-
-
 WAYS_BACK = [
     (walking(lambda route: route.hops), "Which hop"),
     (walking(lambda route: reversed(route.inverse.hops), turned=False), "Which hop"),
@@ -66,6 +68,7 @@ WAYS_BACK = [
     (walking(lambda route: reversed(route.hops), turned=False), "Take the hop the other way"),
     (travel, "Take the hop the other way"),
     (without_return, "return x"),
+    (slicing_alone, "raised TypeError"),
     (lambda x, route, at, label: x, "It asks nobody"),
     (3, "Give a function"),
 ]
@@ -73,15 +76,8 @@ SHAPES = [
     (lambda flat, meta: flat_of(flat, meta).view(-1), "1 dimension"),
     (lambda flat, meta: flat_of(flat, meta).view(meta.global_shape), "raised RuntimeError"),
     (lambda flat, meta: flat_of(flat, meta).view(meta.shape[::-1]), "this rank's piece is"),
-    (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "it begins with number 0"),
+    (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "it begins with entry 0"),
     (lambda flat, meta: None, "give a tensor"),
-]
-LOOPS = [
-    (looping(lambda groups, group: groups[0]["params"]), "down was never updated"),
-    (looping(lambda groups, group: [p for each in groups for p in each["params"]]), "another group's"),
-    (looping(lambda groups, group: group["params"], most=1), "down was never updated"),
-    (lambda groups, update: update(groups["params"], groups), "raised TypeError"),
-    ("params", "Give a function"),
 ]
 
 
@@ -90,7 +86,6 @@ LOOPS = [
     [
         *((lesson.way_back_exercise(), *case) for case in WAYS_BACK),
         *((lesson.unpack_exercise(), *case) for case in SHAPES),
-        *((lesson.loop_exercise(), *case) for case in LOOPS),
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong_with_it(exercise: Exercise, answer: Any, words: str) -> None:
@@ -99,16 +94,137 @@ def test_a_wrong_answer_is_told_what_is_wrong_with_it(exercise: Exercise, answer
 
 def test_right_answers_pass_and_stubs_are_open() -> None:
     assert lesson.way_back_exercise().check(lesson.way_back)
+    assert lesson.way_back_exercise().check(walking(lambda route: reversed(route.hops)))
     assert lesson.way_back_exercise().check(stub).passed is None
     assert lesson.unpack_exercise().check(lesson.unpack)
     assert lesson.unpack_exercise().check(lambda flat, meta: flat.view(...)).passed is None
-    assert lesson.loop_exercise().check(lesson.update_loop)
 
 
-def test_the_blueprints_loop_names_what_it_lacks_and_where() -> None:
-    assert lesson.blueprint_error() == (
-        "NameError: name 'params' is not defined\n  in the line: for param in params:"
-    )
+Unpack = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+def step_with(
+    unpack: Unpack = lesson.unpack,
+    way_back: Callable[..., Walk] = lesson.way_back,
+    upto: int = 7,
+    write: bool = True,
+    mean: bool = True,
+    phase: int = 3,
+) -> Callable[..., Walk]:
+    """The step with one part of it exchanged: what a reader could get wrong."""
+
+    def step(job: Any, bucket: Any, at: Any) -> Walk:
+        summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+        inputs = job.momentum(bucket, summed)
+        inputs = inputs if mean else summed.to(inputs.dtype)
+        flat = yield from travel(inputs, bucket.compute, at, job.label(2))
+        done = torch.zeros_like(flat)
+        for entry, meta in job.matrices(bucket):
+            whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(phase, entry))
+            update = job.newton_schulz(entry, whole)
+            piece = yield from way_back(update, entry.route, at, job.label(5, entry))
+            done[slice(*meta.global_range)] = piece.flatten()
+        kept = yield from way_back(done, bucket.compute, at, job.label(6))
+        if upto < 7:
+            return
+        fresh = yield from travel(job.apply(bucket, kept), bucket.parameter, at, job.label(7))
+        if write:
+            job.write(bucket, fresh)
+
+    return step
+
+
+def upside_down(flat: torch.Tensor, meta: Any) -> torch.Tensor:
+    right = lesson.unpack(flat, meta)
+    return right.flip(0) if meta.name == "o" else right
+
+
+def from_the_start(flat: torch.Tensor, meta: Any) -> torch.Tensor:
+    return flat[: math.prod(meta.shape)].view(meta.shape)
+
+
+WRONG_STEPS = [
+    (step_with(mean=False), "phase 2 (dp gather) is the first to differ: rank 0 sends wrong entries"),
+    (step_with(unpack=upside_down), "of o: the first at 0, the last at 511 of 512"),
+    (step_with(unpack=from_the_start), "phase 3 (tp gather) is the first to differ"),
+    (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
+    (step_with(phase=5), "Due was all_gather"),
+    (step_with(upto=6), "never asks for all_gather"),
+    (step_with(write=False), "its new weights are not those of the step"),
+    (step_with(way_back=travel), "It stopped with"),
+    (lambda job, bucket, at: None, "It asks nobody"),
+    ("my_step", "Give a function"),
+]
+
+
+@pytest.mark.parametrize(("step", "says"), WRONG_STEPS)
+def test_the_first_wrong_message_of_a_step_is_named(step: Any, says: str) -> None:
+    assert_wrong(lesson.step_exercise(2, 2, 0), step, says)
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_the_whole_step_passes_on_every_grid_and_is_measured_in_lines(dp: int, tp: int) -> None:
+    verdict = lesson.step_exercise(dp, tp, 0).check(lesson.reference_step)
+    assert verdict
+    assert "lines; par is 13" in verdict.message
+    assert lesson.step_exercise(dp, tp, 0).check(lambda job, bucket, at: ...).passed is None
+    assert "never asks" in str(lesson.first_difference(step_with(upto=6), 2, 1, 0))
+
+
+def test_a_wrong_step_is_drawn_with_the_first_wrong_phase_of_every_rank() -> None:
+    verdict = lesson.step_exercise(2, 2, 0).check(step_with(unpack=upside_down))
+    assert verdict.picture is not None
+    assert "rank 3: same, same, wrong" in verdict.picture.alt
+
+
+def test_the_lost_line_updates_the_last_group_once_for_each_group() -> None:
+    assert lesson.run_lost_line() == {"up": 0, "o": 0, "down": 2}
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1), (1, 2), (1, 1)])
+def test_the_order_in_which_groups_are_answered_changes_no_bit(dp: int, tp: int) -> None:
+    network, results = Network(dp, tp, 0), set()
+    for seed in range(4):
+        network.restart()
+        network.finish(random.Random(seed).choice)
+        results.add(network.result)
+    reports = lesson.stepped(lesson.reference_step, dp, tp, 0).reports
+    for job, report in zip(network.jobs, reports, strict=True):
+        assert all(
+            torch.equal(each.data, mine)
+            for each, mine in zip(job.step.parameters, report.after.values(), strict=True)
+        )
+    assert len(results) == 1
+
+
+def test_a_network_is_undone_and_played_again() -> None:
+    buttons = ReadyButtons(Network(2, 2, 0))
+    while buttons.groups:
+        buttons.groups[-1].click()
+    first = buttons.network.result
+    buttons.value = 3
+    assert len(buttons.network.order) == 3
+    for tool in buttons.children[1].children:
+        tool.click()
+    assert (buttons.value, buttons.network.order) == (0, [])
+    assert {result for _, result in buttons.network.ended} == {first}
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1), (2, 4)])
+def test_every_moment_of_the_network_is_drawn(dp: int, tp: int) -> None:
+    shell: Any = be_the_network(dp, tp, 0)
+    drive_shell(shell, lambda at: f"So far {at['answered']} are answered")
+    assert "have 1 hash" in shell.still.alt
+    assert be_the_network(dp, tp, 0, live=False) == shell.still
+
+
+def test_hops_ask_for_what_the_picture_says() -> None:
+    due = ["all_gather", "gather", "nothing", "all_reduce", "reduce_scatter"]
+    assert [asks_for(*hop) for hop in HOPS] == due
+    assert asks_for(Owned(1), Shard(0)) == "scatter"
+    assert asks_for(Owned(1), Replicate()) == "broadcast"
+    assert "From Partial() to Shard(0): reduce_scatter; back: no way back" in lesson.draw_hops().alt
+    assert HOPS[-1] == (Partial(), Shard(0))
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
@@ -131,7 +247,7 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
 
 def test_a_tp_that_leaves_uneven_pieces_is_refused_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="tp = 3 does not divide the sides that it cuts; take 1, 2 or 4"):
-        lesson.all_exercises(lesson.plan_of(2, 3))
+        lesson.all_exercises(lesson.plan_of(2, 3), 0)
 
 
 @pytest.mark.parametrize(("dp", "tp", "requests", "whole"), [(2, 2, 5, 4), (3, 2, 4, 2)])
@@ -139,50 +255,35 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int, requests: int, whole:
     wrong = {"requests": (99, "diary.sent"), "whole": (1, "Put the slider on phase 4")}
     right = {"requests": requests, "whole": whole, "different": 0}
     assert_quiz(
-        lesson.quiz(lesson.plan_of(dp, tp)), right, {**wrong, "different": (1, "numbers that differ")}
+        lesson.quiz(lesson.plan_of(dp, tp)), right, {**wrong, "different": (1, "entries that differ")}
     )
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_a_step_put_together_by_hand_is_the_packages_own_and_that_of_one_process(dp: int, tp: int) -> None:
     plan = lesson.plan_of(dp, tp)
-    _, broke, reports = lesson.messages(lesson.reference_step, dp, tp, 0)
-    assert broke == ""
+    run = lesson.stepped(lesson.reference_step, dp, tp, 0)
+    assert run.broke == ""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
-    muons = [lesson.muon_on(world.mesh(rank), world.grid.at(rank), 0) for rank in world.grid.ranks]
+    dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
+    muons = [
+        Muon(
+            parameters_on(world.grid.at(rank), 0),
+            lr=0.02,
+            strategy="zero1",
+            mesh=world.mesh(rank),
+            tp_dim=dims,
+        )
+        for rank in world.grid.ranks
+    ]
     with torch.no_grad():
         world.run([muon.program() for muon in muons])
-    for muon, report in zip(muons, reports, strict=True):
+    for muon, report in zip(muons, run.reports, strict=True):
         for param, mine in zip(muon.param_groups[0]["params"], report.after.values(), strict=True):
             assert torch.equal(param.detach(), mine)
-    gradients = lesson.whole_gradients(plan, reports)
+    gradients = lesson.whole_gradients(plan, run.reports)
     alone = lesson.step_alone(gradients, 0)
-    assert lesson.different_bits(lesson.whole_weights(plan, reports), alone) == 0
-    assert 0 <= lesson.sum_error(gradients, 0, dp).of_bound <= 1
-    spoilt = {name: whole * (1 + 2**-18) for name, whole in gradients.items()}
-    assert lesson.sum_error(spoilt, 0, dp).of_bound > 1
-
-
-def test_the_first_wrong_message_is_named_by_rank_matrix_and_interval_and_a_step_that_stops() -> None:
-    def upside_down(flat: torch.Tensor, meta: Any) -> torch.Tensor:
-        right = lesson.unpack(flat, meta)
-        return right.flip(0) if meta.name == "o" else right
-
-    said = lesson.first_difference(lesson.step_of(lesson.way_back, upside_down, lesson.update_loop), 2, 2, 0)
-    *before, last = said.splitlines()
-    assert len(before) == 2
-    assert last.startswith("tp gather")
-    assert "sends other numbers of o: the first at 0, the last at 511 of 512" in last
-    step = lesson.step_of(lesson.way_back, flat_of, lesson.update_loop)
-    assert "stopped" in lesson.first_difference(step, 2, 1, 0)
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_names_come_home(dp: int, tp: int) -> None:
-    walk = lesson.trace(dp, tp)
-    home = LocalWorld(Grid.of(dp=dp, tp=tp)).run([walk(rank) for rank in range(dp * tp)])
-    lines = lesson.say_home(lesson.plan_of(dp, tp), home).splitlines()
-    assert [line.split("them ")[1] for line in lines] == [str(rank) for rank in range(dp * tp)]
+    assert lesson.different_bits(lesson.whole_weights(plan, run.reports), alone) == 0
 
 
 @pytest.mark.live
@@ -194,23 +295,6 @@ def test_real_ranks_write_the_diary_of_one_process(dp: int, tp: int) -> None:
         assert mine.tiles == theirs.tiles
         assert mine.sent == theirs.sent
         assert dp > 2 or mine.contents == theirs.contents  # the order of larger sums is Gloo's own
-
-
-def test_orders_of_summation_give_other_gradients() -> None:
-    tried, gradients, weights = (int(line.split()[-1]) for line in lesson.say_orders(0, 8, 6).splitlines())
-    assert (tried, gradients) == (5, 5)
-    assert 0 <= weights <= 5
-
-
-def test_one_number_over_a_rounding_edge_moves_a_whole_matrix() -> None:
-    gradients = lesson.exact_gradients(0, 2)
-    nudged = lesson.nudged(gradients)
-    assert lesson.different_bits(gradients, nudged) == 1
-    place = (gradients["o"] != nudged["o"]).nonzero()[0].tolist()
-    before, after = gradients["o"][tuple(place)], nudged["o"][tuple(place)]
-    assert abs(before - after) <= abs(before) * 2**-12
-    one, two = lesson.step_alone(gradients, 0), lesson.step_alone(nudged, 0)
-    assert lesson.different_bits(one, two) > 100
 
 
 def test_other_texts_have_other_gradients() -> None:

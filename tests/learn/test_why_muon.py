@@ -1,4 +1,4 @@
-"""Lesson 01: its checkers know right from wrong, its promise holds, its widget is drawn everywhere."""
+"""Lesson 01: its checkers know right from wrong, its promise holds, its race is what its recording says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial import split_parameters
+from muon_tutorial import split_parameters, zeropower_via_newtonschulz
 from muon_tutorial.learn import why_muon
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.inputs.small_gpt import TrainedGPT
 from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.why_muon.exercises import _slipped
+from muon_tutorial.learn.why_muon.race import EVERY, RACERS, RATES, SEEDS
 
 from .answers import assert_quiz, assert_wrong
 
@@ -25,77 +27,183 @@ def run(request: pytest.FixtureRequest) -> TrainedGPT:
     return small_gpt.train(request.param, seed=request.param)
 
 
-def svd_muon(G: Tensor) -> Tensor:
+def u_vt(G: Tensor) -> Tensor:
     U, _, Vt = torch.linalg.svd(G, full_matrices=False)
     return U @ Vt
 
 
-def with_full_matrices(G: Tensor) -> Tensor:
-    U, _, Vt = torch.linalg.svd(G)
-    return U[:, : Vt.shape[0]] @ Vt
+def right_update(G: Tensor, buffer: Tensor, momentum: float = 0.95) -> Tensor:
+    buffer.mul_(momentum).add_(G, alpha=1 - momentum)
+    return u_vt((1 - momentum) * G + momentum * buffer)
 
 
-def wrongly_transposed(G: Tensor) -> Tensor:
-    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
-    return U @ Vt.T
+def without_nesterov(G: Tensor, buffer: Tensor) -> Tensor:
+    buffer.lerp_(G, 0.05)
+    return u_vt(buffer)
 
 
-WRONG: list[tuple[Callable[[Tensor], Any], str]] = [
-    (lambda G: G, "This is G itself"),
-    (lambda G: -svd_muon(G), "sign"),
-    (lambda G: G / G.norm(), "all of them should be 1"),
-    (lambda G: 2 * svd_muon(G), "go from 2.00 to 2.00"),
-    (lambda G: svd_muon(G).T, "so must its update be"),
-    (lambda G: torch.linalg.svd(G, full_matrices=False), "must return a matrix"),
-    (wrongly_transposed, "transposed already"),
-    (with_full_matrices, "RuntimeError"),
-    (lambda G: torch.eye(64) @ G, "Here G is 6 × 4, U is 6 × 4, and Vt is 4 × 4."),
-    (lambda G: None, "returns nothing. Is there a return?"),
-    (lambda G: svd_muon(G + 1), "its directions are not those of G"),
+def average_alone(G: Tensor, buffer: Tensor) -> Tensor:
+    buffer.lerp_(G, 0.05)
+    return G.lerp(buffer, 0.95)
+
+
+def summed(G: Tensor, buffer: Tensor) -> Tensor:
+    buffer.mul_(0.95).add_(G)
+    return u_vt(G + 0.95 * buffer)
+
+
+def averaged_too_late(G: Tensor, buffer: Tensor) -> Tensor:
+    buffer.lerp_(u_vt(G), 0.05)
+    return u_vt(G).lerp(buffer, 0.95)
+
+
+def other_momentum(G: Tensor, buffer: Tensor) -> Tensor:
+    buffer.lerp_(G, 0.5)
+    return u_vt(G.lerp(buffer, 0.95))
+
+
+WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
+    (lambda G, buffer: u_vt(G), "momentum is missing"),
+    (without_nesterov, "Nesterov is missing"),
+    (lambda G, buffer: -right_update(G, buffer), "sign"),
+    (average_alone, "the average itself"),
+    (summed, "20 times too large"),
+    (averaged_too_late, "averaged after orthogonalizing"),
+    (other_momentum, "0.95 × the old buffer + 0.05 × G"),
+    (lambda G, buffer: G / G.norm(), "all of them should be 1"),
+    (lambda G, buffer: 2 * right_update(G, buffer), "go from 2.00 to 2.00"),
+    (lambda G, buffer: u_vt(G).T, "so must its update be"),
+    (lambda G, buffer: torch.linalg.svd(G), "must return a matrix"),
+    (lambda G, buffer: torch.eye(64) @ G, "Here G is 4 × 6."),
+    (lambda G, buffer: None, "returns nothing. Is there a return?"),
 ]
 
 
 @pytest.mark.parametrize(("function", "says"), WRONG)
-def test_wrong_updates_are_told_what_is_wrong_with_them(function: Callable[[Tensor], Any], says: str) -> None:
-    assert_wrong(why_muon.write_muon(), function, says)
+def test_wrong_updates_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
+    assert_wrong(why_muon.write_update(), function, says)
 
 
-def test_u_vt_passes_and_the_stub_is_open() -> None:
-    assert why_muon.write_muon().check(svd_muon)
-    assert why_muon.write_muon().check(lambda G: ...).passed is None
+def test_an_update_that_is_not_flat_is_drawn() -> None:
+    drawn = why_muon.write_update().check(average_alone).picture
+    assert drawn is not None
+    assert "wanted: loudest 1" in drawn.alt
+    assert why_muon.write_update().check(without_nesterov).picture is None
+
+
+def test_nesterov_then_u_vt_passes_in_any_form_and_the_stub_is_open() -> None:
+    assert why_muon.write_update().check(right_update)
+    assert why_muon.write_update().check(why_muon.svd_update)
+    assert why_muon.write_update().check(lambda G, buffer: ...).passed is None
+
+
+def rebound(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
+    buffer.lerp_(G, 0.05)
+    W = W - lr * zeropower_via_newtonschulz(G.lerp(buffer, 0.95))
+
+
+def rounded_elsewhere(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
+    buffer.lerp_(G, 0.05)
+    update = zeropower_via_newtonschulz(G.lerp(buffer, 0.95))
+    W.mul_(1 - lr * 0.1).sub_(lr * max(1, W.shape[0] / W.shape[1]) ** 0.5 * update)
+
+
+WRONG_STEPS: list[tuple[Callable[..., object], str]] = [
+    (_slipped(nesterov="missing"), "Nesterov is missing"),
+    (_slipped(decay="missing"), "Weight decay is missing"),
+    (_slipped(decay="adjusted"), "It takes the plain lr"),
+    (_slipped(decay="in the gradient"), "decoupled"),
+    (_slipped(decay="late"), "It should shrink before"),
+    (_slipped(factor="missing"), "size factor is missing"),
+    (_slipped(factor="turned"), "upside down"),
+    (_slipped(sign="up"), "You climb"),
+    (_slipped(momentum="sum"), "sum of gradients"),
+    (rebound, "W has not changed"),
+    (lambda W, G, buffer, lr: W.mul_(2), "The buffer has not changed"),
+    (rounded_elsewhere, "Right but for the last bits"),
+    (lambda W, G, buffer, lr: W.add_(1) + buffer.add_(1), "W is off by up to"),
+    (lambda W: W, "TypeError"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), WRONG_STEPS)
+def test_wrong_steps_are_told_which_line_is_wrong(function: Callable[..., object], says: str) -> None:
+    assert_wrong(why_muon.write_step(), function, says)
+
+
+def test_the_whole_update_is_torchs_to_the_bit_and_the_stub_is_open() -> None:
+    assert why_muon.write_step().check(why_muon.muon_step)
+    assert why_muon.write_step().check(_slipped())
+    assert why_muon.write_step().check(lambda W, G, buffer, lr: ...).passed is None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_that_the_reader_steps_has_torchs_losses(seed: int) -> None:
+    mine = why_muon.train_with(why_muon.muon_step, 3, seed)
+    assert mine == why_muon.train_with(None, 3, seed)
+    assert mine != why_muon.train_with(_slipped(factor="missing"), 3, seed)
+
+
+WRONG_TABLES: list[tuple[Callable[[Tensor], Any], str]] = [
+    (lambda G: G / G.norm(dim=1, keepdim=True), "NaN"),
+    (u_vt, "Muon keeps rows below 1, too"),
+    (lambda G: G / G.norm(dim=1).max(), "One row has length 1"),
+    (lambda G: G.sign(), "None may be longer than 1"),
+    (lambda G: G.sign() / 2, "percent of the promise"),
+    (lambda G: G[0], "so must its update be"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), WRONG_TABLES)
+def test_wrong_updates_of_a_table_are_told_what_they_leave(
+    function: Callable[[Tensor], Any], says: str
+) -> None:
+    assert_wrong(why_muon.write_table(), function, says)
+
+
+def test_rows_of_length_one_promise_most_and_are_told_their_lines() -> None:
+    verdict = why_muon.write_table().check(why_muon.table_update)
+    assert verdict.passed
+    assert "Yours takes 2 lines; par is 2." in verdict.message
+    assert why_muon.write_table().check(lambda G: torch.nn.functional.normalize(G, dim=1))
+    assert why_muon.write_table().check(lambda G: ...).passed is None
 
 
 SPECTRA = [((9.0, 1.0, 1.0, 1.0), 1), ((1.0, 1.0, 1.0, 1.0), 2), ((3.0, 2.0, 2.0, 2.0), 2)]
 
 
 @pytest.mark.parametrize(("spectrum", "half"), SPECTRA)
-def test_the_guess_counts_the_directions_with_half_of_the_energy(
-    spectrum: tuple[float, ...], half: int
-) -> None:
-    G = torch.diag(torch.tensor(spectrum, dtype=torch.float64))
-    guess = why_muon.guess_half(G)
-    assert guess.check(half)
-    assert_wrong(guess, half + 1, "Fewer will do")
-    for odd in (0, 5, 1.5, "two"):
-        assert_wrong(guess, odd, "whole number from 1 to 4")
-    if half > 1:
-        assert_wrong(guess, half - 1, "It takes more: the loudest 1 carry")
+def test_half_of_the_energy_is_counted_from_the_loudest(spectrum: tuple[float, ...], half: int) -> None:
+    assert why_muon.half_of_energy(torch.diag(torch.tensor(spectrum))) == half
 
 
 def test_the_quiz_knows_right_from_wrong(run: TrainedGPT) -> None:
     G = run.gradients[why_muon.EXAMPLE]
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
-    right = {"sum": 64, "times": (S[0] / S.median()).item(), "left_out": sum(p.numel() for _, p in rest)}
-    wrong = {"sum": (1, "adds 1"), "times": (1, "S.median"), "left_out": (98_304, "rest")}
+    times, left_out = (S[0] / S.median()).item(), sum(p.numel() for _, p in rest)
+    right = {"sum": 64, "times": times, "factor": 2, "left_out": left_out}
+    wrong = {
+        "sum": (1, "adds 1"),
+        "times": (1, "S.median"),
+        "factor": (4, "root"),
+        "left_out": (98_304, "rest"),
+    }
     assert_quiz(why_muon.quiz(run, G), right, wrong)
 
 
 def test_no_update_promises_more_than_the_exact_one_and_a_small_step_keeps_it(run: TrainedGPT) -> None:
-    drops = why_muon.loss_drops(run, svd_muon)
+    drops = why_muon.loss_drops(run, why_muon.svd_muon)
     best = drops["Muon, exact"].promised
     assert all(drop.promised <= best * (1 + 1e-5) for drop in drops.values())
     assert all(abs(drop.measured - drop.promised) < 0.1 * best for drop in drops.values())
+
+
+def test_an_erased_byte_changes_other_rows_of_muons_update_alone(run: TrainedGPT) -> None:
+    rows = why_muon.erase_a_byte(run)
+    assert rows.changes["SGD"].max() == rows.changes["Adam"].max() == 0
+    assert rows.changes["Muon"].median() > 0.01
+    assert len(rows.counts) == len(rows.changes["Muon"])
 
 
 def test_training_gives_the_same_bits_again_on_any_number_of_threads() -> None:
@@ -106,23 +214,61 @@ def test_training_gives_the_same_bits_again_on_any_number_of_threads() -> None:
     assert torch.get_num_threads() == threads + 1
     torch.set_num_threads(threads)
     assert all(torch.equal(one.gradients[name], two.gradients[name]) for name in one.gradients)
+    assert all(torch.equal(one.momenta[name], two.momenta[name]) for name in one.momenta)
+
+
+def test_the_recorded_race_was_tuned_and_its_best_rates_lie_inside_what_was_tried() -> None:
+    race = why_muon.recorded_race()
+    for who in RACERS:
+        tried = [curve.rate for curve in race.tried(who)]
+        assert tried == sorted(RATES[who])
+        assert tried[0] < race.best(who).rate < tried[-1]
+        assert all(len(race.best(who, seed).losses) == race.steps // race.every + 1 for seed in SEEDS)
+    assert race.every == EVERY
+
+
+def test_the_winner_is_the_same_with_every_seed_and_catches_up_before_the_end() -> None:
+    race = why_muon.recorded_race()
+    assert {race.ranking(seed)[0] for seed in SEEDS} == {why_muon.outcome(race)["winner"]}
+    assert all(0 < race.caught_at(seed) < race.steps for seed in SEEDS)
+
+
+def test_a_lane_can_be_run_anew_and_begins_where_the_recording_does() -> None:
+    race, course = why_muon.recorded_race(), why_muon.Course.laid()
+    lanes = [why_muon.run_lane(course, who, 0.02, 0.005, 2, seed=0) for who in RACERS]
+    assert len({lane.losses for lane in lanes}) == 1  # judged before the first step only
+    assert lanes[0].losses[0] == pytest.approx(race.best("Muon").losses[0], abs=0.2)
 
 
 def test_its_pictures_say_what_they_show(run: TrainedGPT) -> None:
-    G = run.gradients[why_muon.EXAMPLE]
+    G, race = run.gradients[why_muon.EXAMPLE], why_muon.recorded_race()
     drawn: list[tuple[Picture, str]] = [
-        (why_muon.picture_of_circle(), "both have length 1"),
+        (why_muon.hero(), "both have length 1"),
+        (why_muon.draw_race(race, 3), f"Step {3 * EVERY} of {race.steps}"),
+        (why_muon.picture_of_tuning(race), "best at"),
         (why_muon.picture_of_gradient(G), "carry half of the energy"),
         (
-            why_muon.picture_of_all_updates(run, svd_muon),
+            why_muon.picture_of_all_updates(run, why_muon.svd_muon),
             "Muon, exact: loudest 1, median 1, quietest 1",
         ),
         (
-            why_muon.picture_of_drops(why_muon.loss_drops(run, svd_muon)),
+            why_muon.picture_of_drops(why_muon.loss_drops(run, why_muon.svd_muon)),
             "SGD: promised 1.00",
         ),
-        (why_muon.picture_of_rows(run), "Lengths of the embedding update's rows"),
+        (why_muon.picture_of_rows(why_muon.erase_a_byte(run)), "Adam: median 0%, at most 0%"),
     ]
     for picture, says in drawn:
         assert says in picture.alt
         assert picture.width <= 900
+
+
+def test_the_stages_of_the_update_are_said_in_order(run: TrainedGPT) -> None:
+    lines = why_muon.say_stages(run).splitlines()
+    assert [line[:18].strip() for line in lines[1:]] == [
+        "gradient",
+        "momentum",
+        "Nesterov",
+        "orthogonalize",
+        "× size factor × lr",
+        "weight decay",
+    ]

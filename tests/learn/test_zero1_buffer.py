@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -68,22 +70,141 @@ def from_plan(whole: Range, place: int, length: int) -> Range:
 @pytest.mark.parametrize("bucket", lesson.BUCKETS)
 def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) -> None:
     plan = lesson.plan_of(dp, tp, bucket)
-    right = lesson.split_matrices(plan)
-    assert lesson.split_exercise(plan).check(right)
+    right, padding = lesson.split_matrices(plan), lesson.padding_of(plan)
+    assert lesson.split_exercise(plan).check(right, padding)
     odd: list[Any] = ["A", ["A", "Z"], 5, None, [["A"]]]
-    wrong: list[tuple[Any, str]] = [(answer, "list of names") for answer in odd]
-    wrong += [(right[1:], "keep parts of it")] if right else []
-    wrong += [([*right, name], "lies whole") for name in lesson.SHAPES if name not in right]
+    wrong: list[tuple[Any, Any, str]] = [(answer, padding, "list of names") for answer in odd]
+    wrong += [(right[1:], padding, "keep parts of it")] if right else []
+    wrong += [([*right, name], padding, "lies whole") for name in lesson.SHAPES if name not in right]
+    wrong += [(right, padding + 1, "padding: not"), (right, None, "padding: not None")]
     for case in wrong:
         assert_wrong(lesson.split_exercise(plan), *case)
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_received_bytes_are_what_the_slices_say(dp: int, tp: int) -> None:
+    plan, found = lesson.plan_of(dp, tp, 400), lesson.received_for_momentum(dp, tp, 400)
+    whole = sum(lesson.length_of(plan, bucket) for bucket in plan.buckets)
+    mine = sum(lesson.slice_length(plan, bucket.index) for bucket in plan.buckets)
+    shared = [lesson.kept_of(plan, name) for name in lesson.split_matrices(plan)]
+    lacks = sum(sum(kept.values()) - kept[0] for kept in shared if 0 in kept)
+    assert found == {"everything": 2 * (whole - mine), "straddling": 2 * lacks}
+
+
+def test_predicted_bytes_know_right_from_wrong() -> None:
+    exercise = lesson.bytes_exercise(4, 1, 400)
+    assert exercise.check(882, 206)
+    wrong = [
+        (441, 206, "these are entries"),
+        (882, 412, "float32"),
+        (882, 0, "straddling: not 0"),
+        ("a", 1, "every"),
+    ]
+    for case in wrong:
+        assert_wrong(lesson.bytes_exercise(4, 1, 400), *case)
+
+
+def by_hand(sizes: list[int], dp: int, most: int) -> Any:
+    """The notebook's solution."""
+    buckets: list[list[int]] = [[]]
+    for index, size in enumerate(sizes):
+        if buckets[-1] and sum(sizes[i] for i in buckets[-1]) + size > most:
+            buckets.append([])
+        buckets[-1].append(index)
+    ranges: list[list[Any]] = [[] for place in range(dp)]
+    for number, bucket in enumerate(buckets):
+        length, start = math.ceil(sum(sizes[i] for i in bucket) / dp), 0
+        for i in bucket:
+            lies = (start, start + sizes[i])
+            for place in range(dp):
+                ranges[place].append((number, lies, lesson.local_range(lies, place, length)))
+            start += sizes[i]
+    return ranges
+
+
+def changed(change: Callable[[int, Range, Range], Any]) -> Callable[[list[int], int, int], Any]:
+    """A plan of all ranks that is right but for one change of every item."""
+    return lambda *given: [[change(*item) for item in ranges] for ranges in lesson.all_ranges(*given)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda sizes, dp, most: None, "give a list of 4 lists"),
+        (lambda sizes, dp, most: [[]] * dp, "rank 0 needs 7 entries"),
+        (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
+        (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
+        (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
+        (
+            changed(lambda bucket, whole, local: (bucket, whole, whole)),
+            "its local_range is (0, 92), not (0, 120)",
+        ),
+        (lambda sizes, dp, most: by_hand(sizes, dp, 10**6), "it lies in bucket 1, not 0"),
+        (lambda sizes, dp, most: by_hand(sizes, 1, most) * dp, "its local_range is"),
+        (lambda sizes, dp, most: sizes[99], "raised IndexError"),
+        (5, "Give a function."),
+    ],
+)
+def test_a_wrong_plan_of_all_ranks_is_told_its_first_wrong_range(answer: Any, says: str) -> None:
+    assert_wrong(lesson.plan_exercise(), answer, says)
+
+
+def test_the_plan_by_hand_is_the_packages_at_par_and_a_wrong_one_is_drawn() -> None:
+    verdict = lesson.plan_exercise().check(by_hand)
+    assert verdict.passed
+    assert "par is 15." in verdict.message
+    assert lesson.plan_exercise().check(lambda sizes, dp, most: ...).passed is None
+    drawn = lesson.plan_exercise().check(lambda sizes, dp, most: by_hand(sizes, dp, 10**6)).picture
+    assert drawn is not None
+    assert "Yours: rank 0:" in drawn.alt
+    for sizes, dp, most in lesson.TRIES:
+        assert by_hand(list(sizes), dp, most) == lesson.all_ranges(sizes, dp, most)
+
+
+@pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (7, 1)])
+def test_an_entry_lies_where_it_is_said_to(dp: int, tp: int) -> None:
+    plan = lesson.plan_of(dp, tp, 400)
+    for meta in plan.dist_meta(plan.grid.at(0)):
+        flat = lesson.whole_matrix(plan, meta, 0)
+        for entry in (0, len(flat) // 2, len(flat) - 1):
+            found = lesson.locate(plan, meta.name, *divmod(entry, meta.shape[1]))
+            kept = lesson.my_slice(plan, found.bucket, found.rank // tp, 0)
+            assert (found.entry, kept[found.offset]) == (entry, flat[entry])
+        assert str(found) in lesson.draw_entry(plan, found).alt
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_what_a_rank_holds_and_sends_in_a_step_is_the_packages_prediction(dp: int, tp: int) -> None:
+    plan = lesson.plan_of(dp, tp, 400)
+    whole = sum(lesson.length_of(plan, bucket) for bucket in plan.buckets)
+    said = lesson.draw_step(plan, 0).alt
+    sent = [whole * size * (dp - 1) // dp for size in (4, 2, 4)]
+    assert re.findall(r": ([\d,]+) bytes", said) == [f"{size:,}" for size in sent]
+    assert "momentum: its slices (never travels)" in said
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_straddling_matrices_are_drawn_with_what_each_rank_needs(dp: int, tp: int) -> None:
+    plan = lesson.plan_of(dp, tp, 400)
+    said = lesson.draw_straddling(plan).alt
+    assert all(f"Of {name}, rank" in said for name in lesson.split_matrices(plan))
+
+
+def test_the_prose_states_what_the_plan_says() -> None:
+    """The notebook's solution: 92 + 55 entries on rank 0, which lacks 28 of A and 75 of E."""
+    plan = lesson.plan_of(4, 1, 400)
+    assert [lesson.slice_length(plan, bucket.index) for bucket in plan.buckets] == [92, 55]
+    assert (lesson.kept_of(plan, "A"), lesson.kept_of(plan, "E")) == ({0: 92, 1: 28}, {0: 55, 1: 55, 2: 20})
+    assert lesson.locate(plan, "C", 1, 5).rank == 2
+    assert lesson.locate(plan, "C", 1, 4).rank == 1
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     plan = lesson.plan_of(dp, tp, 400)
     kept = sum(stop - start for start, stop in (m.local_range for m in plan.dist_meta(plan.grid.at(0))))
-    right = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": 5 if tp == 1 else 3}
-    wrong = {"kept": (kept + 1, "last column"), "padding": (99, "above the rulers")}
+    right = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": 6 if tp == 1 else 4}
+    wrong = {"kept": (kept + 1, "Add up its slices"), "padding": (99, "above the rulers")}
     assert_quiz(lesson.quiz(plan), right, {**wrong, "buckets": (1, "Press the button")})
 
 
@@ -119,4 +240,7 @@ def test_larger_buckets_mean_fewer_collectives_and_equal_shares() -> None:
     assert collectives == sorted(collectives, reverse=True)
     assert len(set(collectives)) == len(collectives)
     assert all(abs(cost.kept - other.kept) <= 2 * cost.buckets for cost, other in zip(*costs, strict=True))
-    assert all(f"{cost.collectives}" in lesson.say_buckets(costs) for cost in costs[0])
+    said = lesson.draw_buckets(costs).alt
+    assert all(
+        f"{cost.collectives} collectives" in said and f"{cost.sent:,} bytes" in said for cost in costs[0]
+    )

@@ -17,16 +17,10 @@ from typing import Any
 
 import pytest
 
+from scripts.first_screens import browser as browser
+from scripts.first_screens import missing
 from scripts.notebooks import ROOT
 
-CHROMIUM_FLAGS = (  # beside those that chromedriver sets
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-component-update",
-    "--window-size=1280,1600",
-)
 PLUGINS = {
     "notebook-extension/tracker": {"windowingMode": "none", "kernelShutdown": True},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -49,10 +43,16 @@ SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.conten
 
 def in_a_browser(*packages: str) -> list[pytest.MarkDecorator]:
     """The marks of tests that need a browser, and of this environment these packages."""
-    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    missing += [name for name in ("selenium", *packages) if importlib.util.find_spec(name) is None]
-    skip = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+    lacking = [*missing(), *(name for name in packages if importlib.util.find_spec(name) is None)]
+    skip = pytest.mark.skipif(bool(lacking), reason=f"needs {', '.join(lacking)}")
     return [pytest.mark.browser, pytest.mark.slow, skip]
+
+
+def needs_a_browser(test: Any) -> Any:
+    """Mark a test that needs a browser alone."""
+    for mark in in_a_browser():
+        test = mark(test)
+    return test
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +100,6 @@ def lab_server(folder: Path) -> Iterator[Server]:
     finally:
         process.terminate()
         process.wait(20)
-
-
-@contextmanager
-def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
-    """A headless Chromium with a profile of its own; with ``logged``, ``requested`` can be asked."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    if logged:
-        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    options.binary_location = str(shutil.which("chromium"))
-    for flag in (*CHROMIUM_FLAGS, f"--user-data-dir={folder / 'chromium'}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 def requested(driver: Any) -> list[str]:

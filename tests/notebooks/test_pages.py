@@ -16,18 +16,32 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat import NotebookNode
 
+from muon_tutorial.learn.course import series
 from muon_tutorial.learn.course.notebook_guards import WIDGET_STATE
+from muon_tutorial.learn.exercises.judge import LOOKS, AnswerVerdict
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
+from scripts import first_screens
 from scripts.files import POLICY
 from scripts.notebooks import read_text
-from scripts.pages import _export, committed, draw_frames, lean, main, write
+from scripts.pages import (
+    _export,
+    card,
+    committed,
+    draw_frames,
+    first_picture,
+    lean,
+    main,
+    page_of,
+    write,
+)
 
 from . import lab
 
 LESSONS = committed()
 FIRST = LESSONS[0]
 LINK = "{http://www.w3.org/1999/xlink}href"
+OPEN = "document.querySelectorAll('details').forEach(fold => { fold.open = true })"
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 SHOWN_FRAMES = (
     "return [...document.querySelectorAll('.shell img')].filter(i => i.offsetWidth).map(i => i.alt)"
@@ -55,6 +69,21 @@ while (texts.nextNode()) {
     if ((high + .05) / (low + .05) < 4.5) faint.push(texts.currentNode.data.slice(0, 40));
 }
 return [read, faint];
+"""
+CLIPPED = """
+const cut = [], barless = [];
+for (const box of document.querySelectorAll('body *')) {
+    const style = getComputedStyle(box);
+    const inline = style.display === 'inline' || !box.clientWidth;
+    if (inline || !box.checkVisibility() || box.scrollWidth <= box.clientWidth + 1) continue;
+    const edges = parseFloat(style.borderTopWidth) + parseFloat(style.borderBottomWidth);
+    const bar = box.offsetHeight - box.clientHeight - edges;
+    const inside = box.closest('pre, .picture, table');
+    if (style.overflowX === 'visible' ? !inside : bar < 8) barless.push(box.outerHTML.slice(0, 90));
+    const clipped = style.overflowX === 'hidden' || box.closest('.input, .text pre');
+    if (clipped) cut.push(box.outerHTML.slice(0, 90));
+}
+return [cut, barless, document.scrollingElement.scrollWidth];
 """
 SIDES = {"left": "left", "right": "right"}
 FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formaction", "ping", "manifest"}
@@ -250,6 +279,82 @@ def test_of_the_hero_only_the_picture_is_shown_hidden_sources_and_answers_are_fo
     assert not any(fold.has_attr("open") for fold in folds.values())
 
 
+@pytest.mark.parametrize("passed", LOOKS)
+def test_a_verdict_has_a_class_for_its_style_and_the_page_knows_its_colours(
+    passed: bool | None,
+) -> None:
+    verdict = AnswerVerdict(passed, "So it is.")
+    output = nbformat.v4.new_output("display_data", {"text/html": verdict._repr_html_()})
+    cells = [nbformat.v4.new_markdown_cell("# Hello"), nbformat.v4.new_code_cell("check()", outputs=[output])]
+    page: Any = BeautifulSoup(_export(nbformat.v4.new_notebook(cells=cells), []), "html.parser")
+    look = LOOKS[passed]
+    [shown] = page.main.select(".verdict")
+    assert shown["class"] == ["verdict", look.name]
+    assert "So it is." in shown.get_text()
+    assert page.main.find_all(style=True) == []
+    rule = f".verdict.{look.name} {{ border-left-color: {look.edge}; background: {look.fill}; }}"
+    assert rule in "".join(tag.string for tag in page.find_all("style"))
+
+
+def test_what_an_answer_folds_itself_is_folded_once() -> None:
+    notebook = read_text(NEW_FORM)
+    page = "<details><summary>You have not predicted yet.</summary>it is four</details>"
+    notebook.cells[3].outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
+    main: Any = BeautifulSoup(_export(notebook, []), "html.parser").main
+    outer, inner = main.select("details.answer, details.answer details")
+    assert not outer.has_attr("open")
+    assert inner.has_attr("open")
+
+
+@pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
+def test_the_index_shows_each_lesson_with_its_picture(folder: Path, lesson: series.Lesson) -> None:
+    index = parsed(folder / "index.html")
+    [link] = [link for link in index.select(".lesson a.to") if link["href"] == f"{lesson.stem}.html"]
+    shown = link.find_parent(class_="lesson")
+    assert link.get_text() == lesson.name
+    assert f"{lesson.minutes} minutes" in shown.get_text()
+    notebook = nbformat.read(FIRST.parent / lesson.file, as_version=4)
+    heroes = [cell for cell in notebook.cells if "hero" in cell.metadata.get("tags", [])]
+    for cell in heroes:
+        notebook.cells = [cell]
+    kept: Any = BeautifulSoup(first_picture(notebook), "html.parser").img
+    assert (shown.img["alt"], shown.img["src"]) == (kept["alt"], kept["src"])
+
+
+def test_pages_lead_to_hosts_and_copies_only_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ways(copies: str = "") -> list[list[str]]:
+        pages = [page_of(FIRST, still=True, copies=copies), card(series.LESSONS[0], copies)]
+        trees: list[Any] = [BeautifulSoup(page, "html.parser") for page in pages]
+        near = [trees[0].nav.select("a:not([rel])")[1:], trees[1].select("p a")]
+        return [[link["href"] for link in links] for links in near]
+
+    monkeypatch.setattr(series, "REPOSITORY", "")
+    assert ways() == [[], []]
+    copy = f"copies/{FIRST.name}"
+    assert ways("copies") == [[copy], [copy]]
+    monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
+    hosts = list(series.hosted_links(series.LESSONS[0]).values())
+    assert ways() == [hosts, hosts]
+
+
+def film(moment: int) -> Picture:
+    """Nothing at first, and a word more at each moment."""
+    figure, axes = blank(60, 40)
+    for word in range(10 * moment):
+        axes.text(5, 2 * word, f"word {word}")
+    return finish(figure, "film", f"{10 * moment} words")
+
+
+@pytest.mark.parametrize(("still", "begins"), [(None, 3), (2, 2), (7, 3)])
+def test_a_film_that_begins_empty_begins_with_its_still_or_its_fullest_picture(
+    still: int | None, begins: int
+) -> None:
+    shell = Shell(film, None if still is None else film(still), moment=slider("moment", last=3))
+    assert draw_frames(shell, 10**6).knobs[0].pressed == begins
+    full = Shell(film, None, moment=slider("moment", last=3, start=2))
+    assert draw_frames(full, 10**6).knobs[0].pressed == 2
+
+
 def draw(row: int, side: str) -> Picture:
     figure, axes = blank(60, 40)
     axes.text(5, 20, f"{row} {side}")
@@ -297,12 +402,6 @@ def test_a_lean_picture_is_the_same_drawing_in_fewer_bytes() -> None:
 # In a browser.
 
 
-def needs_a_browser(test: Any) -> Any:
-    for mark in lab.in_a_browser():
-        test = mark(test)
-    return test
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
@@ -316,7 +415,7 @@ def open_page(driver: Any, page: Path) -> list[str]:
     return [url for url in lab.requested(driver) if url != page.as_uri()]
 
 
-@needs_a_browser
+@lab.needs_a_browser
 def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_be_read_and_fit_a_phone(
     browser: Any, folder: Path, lesson: Path
 ) -> None:
@@ -327,7 +426,7 @@ def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_
     shown = browser.execute_script(lab.PICTURES, "img")
     assert len(shown) == len(parsed(page).find_all("img")) > 0
     assert all(picture["drawn"] and picture["alt"] for picture in shown)
-    browser.execute_script("document.querySelectorAll('details').forEach(fold => { fold.open = true })")
+    browser.execute_script(OPEN)
     read, faint = browser.execute_script(CONTRAST)
     assert read > 100
     assert faint == []
@@ -339,53 +438,43 @@ def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-HERO_BOTTOM = """const box = document.querySelector('.hero img').getBoundingClientRect();
-    return [box.bottom, box.right, box.width]"""
-
-
-@needs_a_browser
-@pytest.mark.parametrize(("width", "height"), [(1200, 900), (400, 800)])
-def test_question_and_hero_are_seen_without_scrolling(
+@lab.needs_a_browser
+@pytest.mark.parametrize(("width", "height"), first_screens.SCREENS)
+def test_no_code_is_cut_and_what_is_too_wide_has_a_bar_to_scroll_it(
     width: int, height: int, browser: Any, folder: Path
 ) -> None:
-    heroes = [path for path in LESSONS if parsed(folder / f"{path.stem}.html").select(".hero img")]
-    assert heroes
-    window = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
-    try:
-        for path in heroes:
-            open_page(browser, folder / f"{path.stem}.html")
-            bottom, right, wide = browser.execute_script(HERO_BOTTOM)
-            assert bottom <= height
-            assert right <= width
-            assert wide > 300
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    with first_screens.screen(browser, width, height):
+        for page in [*sorted(folder.glob("*.html")), *sorted((folder / "framed").glob("*.html"))]:
+            open_page(browser, page)
+            browser.execute_script(OPEN)
+            cut, barless, wide = browser.execute_script(CLIPPED)
+            assert (page.name, cut, barless) == (page.name, [], [])
+            assert wide <= width
 
 
-@needs_a_browser
+@lab.needs_a_browser
 def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
     open_page(browser, folder / f"{FIRST.stem}.html")
-    solution = browser.find_element("css selector", "details pre")
-    assert not solution.is_displayed()
-    browser.find_element("css selector", "summary").send_keys("\n")
-    assert solution.is_displayed()
+    fold = browser.find_element("css selector", "details")
+    inside = fold.find_element("css selector", ":scope > :not(summary)")
+    assert not inside.is_displayed()
+    fold.find_element("css selector", "summary").send_keys("\n")
+    assert inside.is_displayed()
 
 
-@needs_a_browser
+@lab.needs_a_browser
 def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(
     browser: Any, folder: Path, tmp_path: Path
 ) -> None:
     page = folder / "framed" / f"{FIRST.stem}.html"
     asked = open_page(browser, page)
     assert [url[:80] for url in asked if not url.startswith("data:")] == []
-    assert [alt[:28] for alt in browser.execute_script(SHOWN_FRAMES)] == ["1 · its weight, before the s"]
-    [moment, _, _, _, _, _, rank, *_] = browser.find_elements("css selector", ".shell input")
-    moment.send_keys("\ue014")  # the arrow key to the right
-    moment.find_element("xpath", "//input[@name='1'][@class='k1s1']").send_keys("\ue014")
-    rank.send_keys("\ue014")
+    assert [alt[:14] for alt in browser.execute_script(SHOWN_FRAMES)] == ["1 · The weight"]
+    browser.find_element("css selector", ".shell input").send_keys("\ue014")  # the arrow key to the right
+    for _ in range(4):
+        browser.switch_to.active_element.send_keys("\ue014")
     [alt] = browser.execute_script(SHOWN_FRAMES)
-    assert alt.startswith("3 · its momentum, gradients averaged, shared out over dp: rank 1 holds")
+    assert alt.startswith("3 · The momentum: averaged over dp, and cut over dp. rank 0 holds rows 0 to 23")
     assert all(picture["drawn"] for picture in browser.execute_script(lab.PICTURES, "img"))
     assert page.stat().st_size < 2_000_000
     lab.photograph(browser, tmp_path, "page")

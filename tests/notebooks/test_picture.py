@@ -1,16 +1,145 @@
-"""The README's picture is the one that notebook 00 drew."""
+"""The README's film is the recorded run, moves where motion is wanted, and can be read without eyes."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
 import pytest
 
-from scripts.picture import TARGET, drawn
+from muon_tutorial.errors import UsageError
+from muon_tutorial.learn.the_mirror import recording
+from scripts import picture
+
+from . import lab
+
+RUN = recording.load()
+MATRIX = RUN.busiest()
+MOTION = {"reduce": False, "no-preference": True}
 
 
-def test_the_readmes_picture_is_notebook_00s_and_one_without_it_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(scope="module")
+def svg() -> str:
+    return picture.TARGET.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def sheet() -> str:
+    return picture.SHEET.read_text(encoding="utf-8")
+
+
+def test_the_committed_film_and_its_words_in_the_readme_are_those_of_the_run() -> None:
+    stale = [path.name for path, text in picture.wanted().items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run python scripts/picture.py"
+
+
+def test_the_readme_opens_with_the_film_and_then_the_two_commands() -> None:
+    readme = picture.README.read_text(encoding="utf-8")
+    opening = readme[: readme.index("## Two commands")]
+    [alt] = re.findall(r'<img src="docs/step.svg" width="\d+" alt="([^"]+)">', opening)
+    assert len(alt) > 100
+    assert "ranks 0, 2 hold the same bytes" in alt
+    assert len(opening.split()) < 300
+
+
+@pytest.mark.parametrize("path", [picture.TARGET, picture.SHEET], ids=lambda path: path.stem)
+def test_each_is_one_small_file_that_asks_for_nothing_and_runs_nothing(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 300_000
+    names = {element.tag.rpartition("}")[2] for element in ET.fromstring(text).iter()}
+    assert names == {"svg", "title", "style", "rect", "g", "text", "circle"}
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|\bon\w+=", text)
+
+
+def test_who_wants_no_motion_gets_every_moment_on_one_sheet(svg: str, sheet: str) -> None:
+    readme = picture.README.read_text(encoding="utf-8")
+    assert f'<source media="(prefers-reduced-motion: reduce)" srcset="docs/{picture.SHEET.name}">' in readme
+    assert "animation" not in sheet
+    assert "@keyframes" not in sheet
+    assert sheet.count('<g class="t') == svg.count('<g class="t') == len(picture.TITLES)
+    assert sheet.count("<circle") == len(picture.TITLES) * (len(picture.TITLES) + 1)
+
+
+def test_its_first_moment_stands_still_where_nothing_moves(svg: str) -> None:
+    still, _, moving = svg.partition("@media (prefers-reduced-motion:no-preference)")
+    assert ".t,.n{opacity:0}.m0{opacity:1}" in still
+    assert "animation" not in still
+    assert svg.count("animation:") == moving.partition("\n")[0].count("animation:") > 0
+
+
+def test_a_piece_is_where_the_run_had_it_and_comes_from_a_rank_that_had_it_before() -> None:
+    tiles = [diary.tiles[MATRIX] for diary in RUN.diaries]
+    for moment in range(len(recording.MOMENTS)):
+        found = [*picture.pieces(RUN, MATRIX, moment)]
+        for rank in RUN.grid.ranks:
+            kept = [piece.tile for piece in found if piece.rank == rank and piece.stays]
+            assert kept == tiles[rank][moment]
+        for piece in found:
+            if piece.source != piece.rank and piece.stays:
+                assert piece.tile in tiles[piece.source][moment - 1]
+                assert piece.tile not in tiles[piece.rank][moment - 1]
+
+
+def test_pieces_fly_where_the_step_sends_and_nowhere_else() -> None:
+    flying = [
+        any(piece.flight(moment) for piece in picture.pieces(RUN, MATRIX, moment))
+        for moment in range(len(recording.MOMENTS))
+    ]
+    assert flying == [False, True, True, True, False, False, False, True]
+
+
+def test_the_same_letter_is_the_same_bytes() -> None:
+    named = picture.letters(RUN, MATRIX)
+    assert len(set(named[recording.AXIS])) == 1
+    first, second, third, fourth = named[-1]
+    assert first == third != second == fourth
+
+
+def test_a_readme_without_a_place_for_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("no such part")
+    monkeypatch.setattr(picture, "README", tmp_path / "README.md")
+    with pytest.raises(UsageError, match="has no part that is marked"):
+        picture.wanted()
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with lab.browser(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver
+
+
+def visible(driver: Any, milliseconds: int) -> list[str]:
+    """The titles on screen so long after the film's beginning; at once, where it does not move."""
+    return driver.execute_script(
+        """document.getAnimations().forEach(each => { each.pause(); each.currentTime = arguments[0]; });
+        return [...document.querySelectorAll('g.t')].filter(each => getComputedStyle(each).opacity > 0)
+            .map(each => each.querySelector('text.b').textContent)""",
+        milliseconds,
+    )
+
+
+@lab.needs_a_browser
+@pytest.mark.parametrize(("wish", "moves"), MOTION.items())
+def test_in_a_browser_it_moves_through_the_step_unless_motion_is_not_wanted(
+    wish: str, moves: bool, browser: Any
 ) -> None:
-    assert TARGET.read_text() == drawn(), "run python scripts/picture.py"
-    monkeypatch.setattr("scripts.picture.CELL", "no such cell")
-    with pytest.raises(SystemExit, match="no such cell"):
-        drawn()
+    features = [{"name": "prefers-reduced-motion", "value": wish}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(picture.TARGET.as_uri())
+    middles = [round(1000 * picture.SECONDS * (moment + 0.5)) for moment in range(len(picture.TITLES))]
+    shown = [visible(browser, middle) for middle in middles]
+    assert shown == [[title if moves else picture.TITLES[0]] for title in picture.TITLES]
+
+
+@lab.needs_a_browser
+def test_in_a_browser_it_is_drawn_in_an_image(browser: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(f'<img alt="film" src="{picture.TARGET.as_uri()}">')
+    browser.get(page.as_uri())
+    assert browser.execute_script(lab.PICTURES, "img") == [{"alt": "film", "drawn": True}]

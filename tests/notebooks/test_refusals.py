@@ -70,7 +70,7 @@ def test_an_unknown_lesson_is_named_beside_known_ones_too(
     script: str, names: list[str], refusal: Refusal, tmp_path: Path
 ) -> None:
     said = refusal(script, *names, "--out", tmp_path / "new")
-    reasons = {"pack": "no lesson has the number {!r}; there are 00 to 10"}
+    reasons = {"pack": f"no lesson has the number {{!r}}; there are 00 to {series.LESSONS[-1].number}"}
     reason = reasons.get(script, "no lesson's name starts with {!r}")
     assert any(reason.format(name) in said for name in names)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
 from scripts.notebooks import FOLDER, ROOT, sources
-from scripts.series import SETUP, main, wanted, with_series
+from scripts.series import SETUP, main, setup, wanted, with_series
 
 MINUTES = {
     "five": 5,
@@ -20,7 +20,10 @@ MINUTES = {
     "twenty": 20,
     "twenty-five": 25,
     "thirty": 30,
+    "thirty-five": 35,
     "forty": 40,
+    "forty-five": 45,
+    "fifty": 50,
     "sixty": 60,
 }
 
@@ -70,11 +73,11 @@ def test_all_set_up_cells_are_the_same_hidden_and_silent(lesson: series.Lesson) 
     cell = notebook.cells[1]
     assert cell.metadata["jupyter"] == {"source_hidden": True}
     if cell.metadata["tags"] == ["setup", "hero"]:
-        assert cell.source == f"{SETUP}{series.hero_lines(lesson)}".rstrip()
+        assert cell.source == f"{setup()}{series.hero_lines(lesson)}".rstrip()
         assert [list(output.data) for output in cell.outputs] == [["text/html", "text/plain"]]
     else:
         assert cell.metadata["tags"] == ["setup"]
-        assert cell.source == SETUP.rstrip()
+        assert cell.source == setup().rstrip()
         assert cell.outputs == []
 
 
@@ -170,3 +173,43 @@ def test_a_readme_without_a_part_for_it_is_refused(
         monkeypatch.setattr("scripts.series.write_whole", pytest.fail)
         assert main([]) == 2
         assert "README.md is missing, or has no part" in capsys.readouterr().err
+
+
+def test_the_repository_is_an_owner_and_a_name_or_empty() -> None:
+    assert re.fullmatch(r"|[\w.-]+/[\w.-]+", series.REPOSITORY)
+
+
+def test_without_a_repository_no_text_has_a_link_that_opens_a_lesson_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(series, "REPOSITORY", "")
+    for each in series.LESSONS:
+        assert series.hosted_links(each) == {}
+        assert "://" not in series.navigation(each)
+        assert "*In Binder:*" not in series.navigation(each)
+    assert setup() == SETUP
+
+
+@pytest.mark.parametrize("text", [OLD, HERO], ids=["old", "hero"])
+def test_with_a_repository_a_text_leads_to_colab_and_binder_and_its_set_up_finds_the_package(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
+    each = series.lesson("05")
+    once = with_series(text, each)
+    assert with_series(once, each) == once
+    joined = " ".join(once.replace("\n# ", "\n").split())
+    assert f"(https://colab.research.google.com/github/ada/muon/blob/main/notebooks/{each.file})" in joined
+    assert f"(https://mybinder.org/v2/gh/ada/muon/main?labpath=notebooks%2F{each.file})" in joined
+    assert joined.count("*In Colab:*") == joined.count("*In Binder:*") == 1
+    compile(setup(), "set-up", "exec")
+    assert "https://github.com/ada/muon/archive/refs/heads/main.zip" in once
+    assert "raise ModuleNotFoundError" not in once
+    monkeypatch.setattr(series, "REPOSITORY", "")
+    assert with_series(once, each) == with_series(text, each)
+
+
+def test_a_copy_needs_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = series.navigation_of_copy(series.lesson("05"))
+    monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
+    assert series.navigation_of_copy(series.lesson("05")) == without

@@ -12,7 +12,7 @@ import torch
 
 from muon_tutorial import Grid, LocalWorld, Muon
 from muon_tutorial.engine.collective import IDLE, Call, Collective, Kind, Label, Start, Wait, Walk
-from muon_tutorial.errors import DeadlockError, GridError, MismatchError, RequestError
+from muon_tutorial.errors import DeadlockError, GridError, MismatchError, RequestError, UsageError
 
 from .requests import KINDS, PARTS, PROGRAMS, Ask, asks, numbers
 
@@ -91,6 +91,19 @@ def test_it_is_stepped_one_collective_at_a_time() -> None:
         ((1, 3), ("dp",), {1: [4.0, 4.0], 3: [4.0, 4.0]}),
     ]
     assert world.pending == {}
+
+
+def test_any_ready_group_can_be_answered_next_and_no_other() -> None:
+    grid = Grid.of(dp=2, tp=2)
+    world = LocalWorld(grid)
+    world.start([program(add(grid.at(rank)["dp"])) for rank in grid.ranks])
+    assert world.ready() == [(0, 2), (1, 3)]
+    with pytest.raises(UsageError, match="ready are"):
+        world.advance((0, 1))
+    event = world.advance((1, 3))
+    assert event is not None
+    assert event.ranks == (1, 3)
+    assert world.ready() == [(0, 2)]
 
 
 def test_pending_is_what_each_waiting_rank_has_asked_for() -> None:

@@ -13,7 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ...errors import UsageError
 from .. import inputs
+from ..exercises.on_real_ranks import say_ranks
 from .on_ranks import TrainingRun
 from .training_rank import CALLS, RUNGS, STEPS, CallNote
 
@@ -95,7 +97,7 @@ class FirstDifference:
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
     def __repr__(self) -> str:
-        who = "all ranks" if self.who == "all" else "rank " + ", ".join(map(str, self.ranks)) + " alone"
+        who = "all ranks" if self.who == "all" else f"{say_ranks(self.ranks)} alone"
         lines = [
             f"the first rung that differs   step {self.step}, {self.phase}",
             f"on                            {who}",
@@ -140,6 +142,23 @@ def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
     ratio = float(one.norm() / other.norm())
     cosine = float(one @ other / (one.norm() * other.norm()))
     return ratio, cosine, float((one - other).abs().max() / other.abs().max())
+
+
+def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
+    """At one rung, for each rank and matrix: size over the oracle's, cosine with it, largest difference.
+
+    Raises:
+        UsageError: the run has no such rung.
+    """
+    if (step, rung) not in ladder_order():
+        raise UsageError(f"there is no rung {rung!r} of step {step!r}; the rungs are {', '.join(RUNGS)}")
+    lines = [f"{'':<8}{'':<8}{'size':>8}{'cosine':>9}{'difference':>13}"]
+    for found in (each for each in rungs(run) if (each.step, each.name) == (step, rung) and each.reached):
+        for name in run.expected(found.rank)[step, rung]:
+            ratio, cosine, off = _off(run, found, name)
+            said = f"{ratio:>8.4f}{cosine:>9.4f}{off:>13.0e}" if off == off else "   None: no entries at all"
+            lines.append(f"rank {found.rank:<3}{name:<8}{said}")
+    return "\n".join(lines)
 
 
 def copies_agree(run: TrainingRun) -> bool:

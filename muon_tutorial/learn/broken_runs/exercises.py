@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..exercises.judge import Diagnosis, Exercise, numbers
+from ..exercises.on_real_ranks import say_ranks
 from .broken import ALL, HANGS, KINDS, PHASE_OF, Fault, guilty_lines
 from .evidence import ROUNDING, FirstDifference, copies_agree, first_difference, first_missing_call, waits
 from .on_ranks import LETTERS, TrainingRun, faults_of, hero_faults, run_with
@@ -23,15 +24,17 @@ SPOILERS = {
 """What would answer the two predictions, before the cells that are tagged answer."""
 
 HANG_HINTS = (
-    "lesson.first_missing_call(run) compares every rank's calls with the program's.",
     "A rank that waits has done its duty. Who should be there, and is not?",
+    "Hold lesson.say_calls(run, step) against the order of the phases, rank by rank.",
+    "lesson.first_missing_call(run) does that for you.",
 )
 LADDER_HINTS = (
-    "lesson.first_difference(run) names the first rung. What comes after it has inherited its mistake.",
+    "Find the first red rung of lesson.draw_ladder(run). What comes after it has inherited its mistake.",
     "If the first rung differs on one rank, it is that rank. If on all, all run the same wrong line.",
+    "lesson.first_difference(run) names the rung and the ranks.",
 )
 KIND_HINTS = (
-    "Compare size and cosine at the first rung: 1 and 1 is rounding; another size alone is a factor.",
+    "lesson.say_numbers(run, step, rung): size 1 and cosine 1 is rounding; another size alone is a factor.",
     "For a run that hangs: what did the rank do in place of the missing call? Are its gradients None?",
 )
 
@@ -51,36 +54,49 @@ class Clinic:
         check_grid(self.dp, self.tp)
 
     def faults(self, letter: str) -> tuple[Fault, ...]:
-        """What is wrong with a run."""
+        """What is wrong with a run.
+
+        Raises:
+            UsageError: there is no run of that letter.
+        """
+        if letter not in tuple(LETTERS):
+            raise UsageError(f"there is no run {letter!r}. The runs are {', '.join(LETTERS)}.")
         return faults_of(letter, self.dp, self.tp, self.seed)
 
     def run(self, letter: str, repaired: Sequence[str] = ()) -> TrainingRun:
         """An anonymous run on real ranks; with ``repaired``, without mistakes of these kinds.
 
         Raises:
-            UsageError: a kind in ``repaired`` is not in this run, so that nothing would be repaired.
+            UsageError: there is no run of that letter; or a kind in ``repaired`` is not in this run, so that
+                nothing would be repaired.
         """
+        faults = self.faults(letter)
         repaired = [repaired] if isinstance(repaired, str) else repaired
         for kind in repaired:
             if kind not in LETTERS[letter]:
                 kinds = ", ".join(repr(each) for each in KINDS)
                 raise UsageError(f"run {letter} has no {kind!r} to repair. The kinds are {kinds}.")
-        faults = [fault for fault in self.faults(letter) if fault.kind not in repaired]
+        left = [fault for fault in faults if fault.kind not in repaired]
         name = f"run {letter}"
-        run = run_with(*faults, dp=self.dp, tp=self.tp, seed=self.seed, backend=self.backend, name=name)
+        run = run_with(*left, dp=self.dp, tp=self.tp, seed=self.seed, backend=self.backend, name=name)
         if not repaired:
             self.kept[letter] = run
         return run
 
     def check(self, letter: str, answer: Any) -> Any:
-        """Judge what was found of a run: (rank, phase, kind), a list of two for the hard one."""
+        """Judge what was found of a run: (rank, phase, kind), a list of two for the hard one.
+
+        Raises:
+            UsageError: there is no run of that letter.
+        """
+        faults = self.faults(letter)
         if letter not in self.exercises:
-            judge = self._judge_two if len(LETTERS[letter]) > 1 else self._judge_one
+            judge = self._judge_two if len(faults) > 1 else self._judge_one
             self.exercises[letter] = Exercise(lambda given: judge(letter, given))
         exercise = self.exercises[letter]
         verdict = exercise.check(answer)
         exercise.praise = ""
-        return verdict if not verdict.passed else Solved(tuple(fault.kind for fault in self.faults(letter)))
+        return verdict if not verdict.passed else Solved(tuple(fault.kind for fault in faults))
 
     def _judge_one(self, letter: str, answer: Any) -> str | Diagnosis | None:
         run = self.kept.get(letter) or self.run(letter)
@@ -148,7 +164,7 @@ def judge(run: TrainingRun, fault: Fault, answer: Any) -> str | Diagnosis | None
         return f'The rank is a number below {run.grid.world_size}, or "all"; {who!r} is neither.'
     if phase not in PHASES:
         return f"{phase!r} is no phase. They are {', '.join(PHASES)}."
-    if kind not in KINDS:
+    if kind not in tuple(KINDS):
         return f"{kind!r} is no kind. They are {', '.join(KINDS)}."
     said = _against_kind_of_end(run, kind)
     said = said or _against_who(run, fault, who)
@@ -170,6 +186,8 @@ def _against_who(run: TrainingRun, fault: Fault, who: Any) -> Diagnosis | None:
     right = "all" if fault.rank == ALL else fault.rank
     if who == right:
         return None
+    if run.hangs and who == "all":
+        return Diagnosis("Not all: only one rank left out a call that was due.", HANG_HINTS)
     if run.hangs:
         own = next((wait for wait in waits(run) if wait.waiter == who), None)
         waiting = (
@@ -178,20 +196,14 @@ def _against_who(run: TrainingRun, fault: Fault, who: Any) -> Diagnosis | None:
         return Diagnosis(f"{waiting}, and up to there it has made every call that was due.", HANG_HINTS)
     spot = first_difference(run)
     if not spot or who == "all":
-        ranks = _ranks(spot.ranks) if spot else "no rank"
-        return Diagnosis(f"Not all: the first rung that differs does so on {ranks} only.", LADDER_HINTS)
+        return Diagnosis(
+            "Not all: at the first rung that differs, some have the oracle's bits.", LADDER_HINTS
+        )
     if who in spot.ranks:
-        where = f"At {spot.phase} of step {spot.step}, rank {who} differs, but so does rank"
-        others = ", ".join(str(rank) for rank in spot.ranks if rank != who)
         hint = f"What did each of them pack? lesson.say_packed(run, {spot.step}, {spot.phase!r})"
-        return Diagnosis(f"{where} {others}.", (hint,) if right != "all" else LADDER_HINTS[1:])
-    return Diagnosis(
-        f"At the first rung that differs, {_rung(spot)}, rank {who} has the oracle's bits.", LADDER_HINTS
-    )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        what = f"At the first rung that differs, rank {who} is wrong, but not alone."
+        return Diagnosis(what, (hint,) if right != "all" else LADDER_HINTS[1:])
+    return Diagnosis(f"At the first rung that differs, rank {who} has the oracle's bits.", LADDER_HINTS)
 
 
 def _rung(spot: FirstDifference) -> str:
@@ -202,18 +214,13 @@ def _against_phase(run: TrainingRun, fault: Fault, phase: str) -> Diagnosis | No
     if phase in PHASE_OF[fault.kind]:
         return None
     if run.hangs:
-        call = first_missing_call(run)
-        said = (
-            f"The first call that rank {fault.rank} leaves out of its turn is {call.phase}." if call else ""
-        )
-        return Diagnosis(f"Up to {phase}, or from it on, that explains no wait. {said}", HANG_HINTS)
+        what = f"It is rank {fault.rank}. But {phase} is not the first call that it has left out of its turn."
+        return Diagnosis(what, HANG_HINTS[1:])
     spot = first_difference(run)
     assert spot
     if PHASES.index(phase) > PHASES.index(spot.phase):
-        why = f"By {phase}, the numbers are wrong already: {_rung(spot)} differs before it."
-    else:
-        why = f"After {phase}, all is as the oracle has it. The first that differs is {_rung(spot)}."
-    return Diagnosis(why, LADDER_HINTS)
+        return Diagnosis(f"Before {phase}, the numbers are wrong already.", LADDER_HINTS)
+    return Diagnosis(f"After {phase}, all is as the oracle has it.", LADDER_HINTS)
 
 
 def _against_kind(run: TrainingRun, fault: Fault, kind: str) -> Diagnosis | None:
@@ -249,7 +256,7 @@ _EXCLUDED = {
 
 
 def _excluded(spot: FirstDifference, kind: str) -> str:
-    who = "all ranks" if spot.who == "all" else f"rank {', '.join(map(str, spot.ranks))}"
+    who = "all ranks" if spot.who == "all" else say_ranks(spot.ranks)
     numbers = {
         "ratio": f"size {spot.ratio:.4f}",
         "cosine": f"cosine {spot.cosine:.4f}",

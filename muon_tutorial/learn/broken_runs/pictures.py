@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -67,7 +68,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         rectangle(axes, x - 52, y - 21, 104, 42, fill, linewidth=2.4 if rank == guilty else 1.0, zorder=6)
         write(axes, x, y - 7, f"rank {rank}", 11.5, ha="center", weight="bold", zorder=7)
         state = "waits" if rank in stuck else "is gone"
-        write(axes, x, y + 10, state, 10, ha="center", zorder=7)
+        write(axes, x, y + 10, state, 11, ha="center", zorder=7)
     said = [
         f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
         for each in edges
@@ -93,32 +94,38 @@ def _draw_edge(
     x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
     y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
     box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
-    write(axes, x, y, f"{edge.phase}, step {edge.step}", 10, ha="center", color=colour, zorder=5, bbox=box)
+    write(axes, x, y, f"{edge.phase}, step {edge.step}", 11, ha="center", color=colour, zorder=5, bbox=box)
 
 
 def draw_ladder(run: TrainingRun) -> Picture:
-    """Every rung of every rank: green as the oracle has it, orange where not, grey if not reached."""
+    """Every rung of every rank: green as the oracle has it, red where not, grey if not reached."""
     found = rungs(run)
-    wide, high, left, top = 96, 21, 128, 64
+    wide, high, left, top = 104, 24, 132, 72
     ranks = run.grid.world_size
     figure, axes = blank(left + wide * ranks + 20, top + high * (len(found) // ranks) + 14)
     name = f"{run.name[0].upper()}{run.name[1:]}"
-    write(axes, 16, 18, f"{name}, rung by rung, beside one process", 11, weight="bold")
-    write(axes, 16, 36, "green: the oracle's bits · orange: others · grey: not reached", 9, color=QUIET)
+    write(axes, 16, 18, f"{name}, rung by rung, beside one process", 12.5, weight="bold")
+    write(axes, 16, 38, "green: the oracle's bits · red: others · grey: not reached", 11, color=QUIET)
     for rank in range(ranks):
-        write(axes, left + wide * (rank + 0.5), 53, f"rank {rank}", 9, ha="center")
+        write(axes, left + wide * (rank + 0.5), 60, f"rank {rank}", 11, ha="center")
     said = []
     for number, rung in enumerate(found):
         row, x = number // ranks, left + wide * rung.rank
         y = top + row * high
         if rung.rank == 0:
-            write(axes, 16, y + high / 2, f"{rung.step}  {rung.name}", 9)
+            write(axes, 16, y + high / 2, f"{rung.step}  {rung.name}", 11)
         fill = EMPTY if not rung.reached else WRONG_FILL if rung.wrong else RIGHT_FILL
         rectangle(axes, x, y, wide - 4, high - 3, fill, linewidth=1.6 if rung.wrong else 0.4)
         if rung.reached:
             results = run.reports[rung.rank].notes.rungs[rung.step, rung.name]
             write(
-                axes, x + wide / 2 - 2, y + high / 2 - 1, hash_of(results), 8, ha="center", family="monospace"
+                axes,
+                x + wide / 2 - 2,
+                y + high / 2 - 1,
+                hash_of(results),
+                11,
+                ha="center",
+                family="monospace",
             )
         if rung.wrong:
             said.append(f"step {rung.step} {rung.name} on rank {rung.rank}")
@@ -136,30 +143,31 @@ def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int
     """One moment of a step with a fault: what each rank has done, what is wrong, and who stands and waits."""
     film = film_of(dp, tp, rank, phase, fault)
     now = film[min(moment, len(film) - 1)]
-    ranks, wide, left, top, high = dp * tp, 118, 96, 74, 44
-    figure, axes = blank(left + wide * ranks + 16, top + high * len(CALLS) + 40)
+    ranks, wide, left, top, high = dp * tp, 124, 96, 78, 44
+    figure, axes = blank(left + wide * ranks + 16, top + high * len(CALLS) + 60)
     what = "skips" if fault == "skips" else "brings a wrong number to"
-    write(axes, 16, 20, f"Rank {rank} {what} {phase}. After {moment} calls:", 11, weight="bold")
+    write(axes, 16, 20, f"Rank {rank} {what} {phase}. After {moment} calls:", 12.5, weight="bold")
     for each in range(ranks):
         write(
             axes,
             left + wide * (each + 0.5),
             52,
             f"rank {each}",
-            10,
+            11,
             ha="center",
             weight="bold" if each == rank else "normal",
         )
     for row, name in enumerate(CALLS):
         y = top + row * high
-        write(axes, 16, y + high / 2 - 4, name, 10)
+        write(axes, 16, y + high / 2 - 4, name, 11)
         _draw_links(axes, [group for link, group in now.links if link == name], y + high / 2 - 4, left, wide)
         for each in range(ranks):
             fill, word = _state(now, (name, each))
             rectangle(axes, left + wide * each + 12, y, wide - 24, high - 12, fill, zorder=5)
-            write(axes, left + wide * (each + 0.5), y + high / 2 - 5, word, 9, ha="center", zorder=6)
+            write(axes, left + wide * (each + 0.5), y + high / 2 - 5, word, 11, ha="center", zorder=6)
     end = now.end or ("the step has ended" if moment >= len(film) - 1 else "")
-    write(axes, 16, top + high * len(CALLS) + 16, end[:100], 9.5, color=WRONG if now.end else QUIET)
+    below = textwrap.fill(end, (left + wide * ranks) // 9)
+    write(axes, 16, top + high * len(CALLS) + 24, below, 11, color=WRONG if now.end else QUIET)
     said = [
         f"rank {each}: {', '.join(f'{name} {_state(now, (name, each))[1]}' for name in CALLS)}"
         for each in range(ranks)

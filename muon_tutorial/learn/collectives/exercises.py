@@ -1,67 +1,212 @@
-"""Exercises of lesson 03: count messages and bytes, write a ring for real ranks, and the quiz."""
+"""Exercises of lesson 03: count messages and bytes, write both halves of an all_reduce, and the quiz."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..exercises.judge import Exercise, numbers
+from ...engine.collective import Kind
+from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from ..pictures.picture import Picture
 from . import messages
 from .messages import CallNote
-from .on_ranks import ITEM, NUMEL, PATIENCE, CollectiveRun, my_piece, play_on_ranks
+from .on_ranks import (
+    ITEM,
+    NUMEL,
+    PATIENCE,
+    CollectiveRun,
+    my_piece,
+    my_pieces,
+    play_on_ranks,
+    ring_formula,
+    run_sum,
+)
+from .pictures import SUM, draw_ladder, picture_of_gather
+from .ring import all_reduce_with
+
+Found = str | Diagnosis
+
+SPOILERS = {
+    "messages": [r"\bmessages\W+(\w+\W+)?14\b"],
+    "bytes_sent": [r"\b57,?344\b"],
+    "stuck": [r"\bstuck\W+(\w+\W+)?2\b", r"2 of them stand still"],
+}
+"""What would answer the predictions, before the cells that are tagged answer."""
+
+ORDER_HINT = "isend first, then recv, then wait() for the isend."
+GATHER_HINTS = (
+    "In the first round pass on your own piece; then always the one that has just come.",
+    "In round `step` (from 0) rank r sends piece (r - step) % ranks and receives (r - step - 1) % ranks.",
+)
+SUM_HINTS = (
+    "Follow one piece backwards: piece 0 ends at rank 0, so it sets out from rank 1 and goes the whole way.",
+    "In round `step` (from 0) rank r receives piece (r - step - 2) % ranks, and adds its own to it.",
+)
 
 
-def predict(ranks: int) -> Exercise:
-    """The guess: how many messages, and how many bytes, does one rank send in an all_gather?"""
+def guess_bytes(ranks: int) -> Exercise:
+    """The prediction: how many messages and bytes one rank sends in an all_reduce."""
     piece = NUMEL * ITEM
 
     def judge(count: object, size: object) -> str | None:
         if not isinstance(count, int) or not isinstance(size, int):
             return "Give two whole numbers."
-        if count != ranks - 1:
+        if count != 2 * (ranks - 1):
             return f"messages: {_why_not_so_many(count, ranks)}"
         if size != count * piece:
-            unit = " That counts numbers, and each takes 4 bytes." if size == count * NUMEL else ""
-            return f"bytes: a message carries one piece, {piece} bytes; {size} is not {count} of them.{unit}"
+            return f"bytes_sent: {_why_not_so_long(size, count, ranks)}"
         return None
 
-    hints = ("Each rank lacks all pieces but its own, and one arrives in a message.",)
-    return Exercise(judge, hints, "Everybody lacks all pieces but one, and sends as many as it receives.")
+    hints = ("In each half a rank sends one piece a round. Count the rounds of a half in the picture.",)
+    return Exercise(judge, hints, "In each half a rank passes on every piece but one.")
 
 
 def _why_not_so_many(count: int, ranks: int) -> str:
-    if count == ranks:
-        return f"{count} would bring every piece home again; the last one is not needed."
-    if count == 1:
-        return "after one message each, everybody holds its own piece and a neighbour's, no more."
-    most = "less than what everybody lacks" if count < ranks - 1 else "more than anybody lacks"
-    return f"{count} is {most}."
+    if count == ranks - 1:
+        return f"{count} is one half. There are two."
+    if count in (ranks, 2 * ranks):
+        return f"{count} would bring every piece home again; the last round of a half is not needed."
+    return f"{count} is {'too few' if count < 2 * (ranks - 1) else 'too many'}."
+
+
+def _why_not_so_long(size: int, count: int, ranks: int) -> str:
+    if size == count * NUMEL:
+        return f"{size} counts entries, and each takes {ITEM} bytes."
+    if size == count * ranks * NUMEL * ITEM:
+        return f"{size} would be the whole tensor in every message. A message carries one piece."
+    return f"a message carries one piece, {NUMEL * ITEM} bytes; {size} is not {count} of them."
+
+
+def counted(run: CollectiveRun) -> dict[str, int]:
+    """What rank 0 sent in a run, by the names of the prediction."""
+    return {"messages": run.messages_sent(0), "bytes_sent": run.bytes_sent(0)}
+
+
+def guess_stuck() -> Exercise:
+    """The prediction: in how many settings of the switches somebody waits for ever."""
+
+    def judge(stuck: object) -> str | None:
+        if not isinstance(stuck, int):
+            return "Give a whole number."
+        if stuck == 2:
+            return None
+        if stuck == 1:
+            return "1 is too few: everybody sending first is one. What else can all do alike?"
+        return f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
+
+    return Exercise(
+        judge, praise="Only if all do the same. One that differs sets the others free, one by one."
+    )
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: an all_gather in which each rank passes on to the next what came last, on real ranks."""
 
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
-    hints = (
-        "In the first round pass on your own piece; then always the one that has just come.",
-        "In round `step` (from 0) rank r sends piece (r - step) % ranks and receives (r - step - 1) % ranks.",
-        "isend first, then recv, then wait() for the isend.",
-    )
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
-    return Exercise(judge_on_ranks(play, judge_ring, say_failure), hints, praise)
+    return Exercise(judge_on_ranks(play, judge_ring, say_failure), (*GATHER_HINTS, ORDER_HINT), praise)
 
 
-def judge_ring(run: CollectiveRun) -> str | None:
+def judge_ring(run: CollectiveRun) -> Diagnosis | None:
     """What is wrong with a run of an all_gather, or None."""
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
+    found = _first(judges, run)
+    return (
+        None
+        if found is None
+        else _with_picture(found, GATHER_HINTS, picture_of_gather(run, "collectives-wrong"))
+    )
+
+
+def _first(judges: Sequence[Callable[[CollectiveRun], Iterator[Found]]], run: CollectiveRun) -> Found | None:
     return next(chain.from_iterable(judge(run) for judge in judges), None)
 
 
-def _judge_stuck(run: CollectiveRun) -> Iterator[str]:
+def _with_picture(found: Found, hints: tuple[str, ...], picture: Picture) -> Diagnosis:
+    """The diagnosis of a run with its ladder; with hints of the exercise if it has none of its own."""
+    given = found if isinstance(found, Diagnosis) else Diagnosis(found)
+    return Diagnosis(given.what, given.hints or hints, picture)
+
+
+def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
+    """The hard exercise: a reduce_scatter on real ranks. Par is what its all_reduce sends, in bytes."""
+    play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
+
+    def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:
+        run = run_sum(partial(all_reduce_with, reduce_scatter), ranks, backend)
+        return max(run.bytes_sent(rank) for rank in range(ranks))
+
+    par = BytesPar("bytes", ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks), bytes_of_all_reduce)
+    praise = "Every rank has its piece of the sum."
+    return Exercise(judge_on_ranks(play, judge_sum, say_failure), (*SUM_HINTS, ORDER_HINT), praise, par)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPar(Par):
+    """Par in bytes: what the busiest rank sends in an all_reduce, beside what a ring needs."""
+
+    def say(self, *answers: Any) -> str:
+        """The bytes that a run of the answer sent, beside par."""
+        return f"Your all_reduce: {self.count(*answers):,} bytes; par {self.number:,}."
+
+
+def judge_sum(run: CollectiveRun) -> Diagnosis | None:
+    """What is wrong with a run of a reduce_scatter, or None."""
+    judges = (_judge_stuck, _judge_own_sum, _judge_ends)
+    found = _first(judges, run)
+    return (
+        None
+        if found is None
+        else _with_picture(found, SUM_HINTS, draw_ladder(run, SUM, "collectives-wrong-sum"))
+    )
+
+
+def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
+    for rank, report in enumerate(run.reports):
+        mine = report.returned
+        if not isinstance(mine, Tensor) or mine.shape != (NUMEL,):
+            came = (
+                f"a tensor of shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else type(mine).__name__
+            )
+            yield f"Return one piece, a tensor of {NUMEL} entries; rank {rank} returned {came}."
+            return
+        due = torch.stack([my_pieces(other, run.ranks)[rank] for other in range(run.ranks)]).sum(0)
+        if not torch.equal(mine, due):
+            yield f"Rank {rank} {_say_sum(messages.content_of(mine, run.ranks), rank, run.ranks)}"
+            return
+
+
+def _say_sum(content: messages.PieceContent | None, rank: int, ranks: int) -> str:
+    if content is None:
+        return "returned no sum of one piece: pieces are mixed, or some rank's entries are in it twice."
+    if content.piece != rank:
+        return f"returned piece {content.piece} of the sum. Its own is piece {rank}."
+    lacking = ", ".join(str(other) for other in range(ranks) if other not in content.ranks)
+    return f"has its own piece, but the entries of rank {lacking} are not in the sum."
+
+
+def _judge_ends(run: CollectiveRun) -> Iterator[Found]:
+    if run.ranks > 1 and not run.messages:
+        yield "The sums are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
+    for message in run.messages:
+        if message.stop is None:
+            yield f"Round {message.round}: {message}, and nobody receives it."
+    yield from _judge_waits(run)
+
+
+def _judge_stuck(run: CollectiveRun) -> Iterator[Found]:
+    yield from (Diagnosis(what, (ORDER_HINT,)) for what in _say_stuck(run))
+
+
+def _say_stuck(run: CollectiveRun) -> Iterator[str]:
     stuck = [rank for rank, report in enumerate(run.reports) if report.stuck]
     if not stuck:
         return
@@ -82,7 +227,7 @@ def _say_waiting(last: Mapping[int, CallNote]) -> str:
     return ", ".join(f"rank {rank} waits {verbs[note.verb]} rank {note.peer}" for rank, note in last.items())
 
 
-def _judge_returned(run: CollectiveRun) -> Iterator[str]:
+def _judge_returned(run: CollectiveRun) -> Iterator[Found]:
     for rank, report in enumerate(run.reports):
         pieces = report.returned
         if not isinstance(pieces, (list, tuple)) or len(pieces) != run.ranks:
@@ -96,7 +241,7 @@ def _judge_returned(run: CollectiveRun) -> Iterator[str]:
                 yield f"{what}: what came last has overwritten the rest. Receive into a new one each round."
 
 
-def _judge_messages(run: CollectiveRun) -> Iterator[str]:
+def _judge_messages(run: CollectiveRun) -> Iterator[Found]:
     for message in run.messages:
         if message.stop is None:
             yield f"Round {message.round}: {message}, and nobody receives it."
@@ -107,7 +252,7 @@ def _judge_messages(run: CollectiveRun) -> Iterator[str]:
         yield f"Round {wrong.round}: {wrong}, {held}"
 
 
-def _judge_pieces(run: CollectiveRun) -> Iterator[str]:
+def _judge_pieces(run: CollectiveRun) -> Iterator[Found]:
     for rank, report in enumerate(run.reports):
         for place, piece in enumerate(report.returned):
             content = messages.content_of(piece, run.ranks) if isinstance(piece, Tensor) else None
@@ -118,25 +263,81 @@ def _judge_pieces(run: CollectiveRun) -> Iterator[str]:
                 yield f"Rank {rank} returned piece {content.piece} at place {place}. {advice}"
 
 
-def _judge_ring(run: CollectiveRun) -> Iterator[str]:
+def _judge_ring(run: CollectiveRun) -> Iterator[Found]:
     if run.ranks > 1 and not run.messages:
         yield "The pieces are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
     for message in run.messages:
         if (message.receiver - message.sender) % run.ranks != 1:
             to = (message.sender + 1) % run.ranks
             yield f"Round {message.round}: {message}. In a ring it sends to rank {to} only."
+    yield from _judge_waits(run)
+
+
+def _judge_waits(run: CollectiveRun) -> Iterator[Found]:
     for rank, report in enumerate(run.reports):
         if any(note.stop is None for note in report.notes):
             yield f"Rank {rank} returns without wait() for its isend: the bytes may not have left yet."
 
 
+_CASES: tuple[tuple[Kind, int, int, int], ...] = (
+    ("all_gather", 4096, 4, 4),
+    ("reduce_scatter", 4096, 2, 4),
+    ("all_reduce", 4096, 4, 4),
+    ("all_reduce", 1_000_000, 2, 8),
+    ("all_gather", 3_000_000, 4, 3),
+    ("all_reduce", 1 << 30, 2, 1 << 14),
+)
+
+
+def check_formula() -> Exercise:
+    """The exercise: the bytes that one rank sends on a ring, for any collective, dtype and ranks."""
+
+    def judge(function: Callable[..., Any]) -> str | None:
+        for kind, entries, itemsize, ranks in _CASES:
+            told = f"{kind} of {entries:,} entries of {itemsize} bytes, {ranks:,} ranks"
+            said = value_of(function, kind, entries, itemsize, ranks, told=f"{told}: {{}}")
+            due = ring_formula(kind, entries, itemsize, ranks)
+            if not isinstance(said, (int, float)):
+                return f"{told}: return a number, not a {type(said).__name__}."
+            if not math.isclose(said, due):
+                return (
+                    f"{told}: {said:,.0f} is not it. {_why_not_bytes(said, kind, entries * itemsize, ranks)}"
+                )
+        return None
+
+    hints = (
+        "The tensor is cut into as many pieces as there are ranks. In one half, how many does a rank send?",
+        "One half: (ranks - 1) / ranks of the tensor's bytes. An all_reduce is both halves.",
+    )
+    return Exercise(judge, hints, "These few lines hold for every ring in this course.")
+
+
+def _why_not_bytes(said: float, kind: Kind, whole: int, ranks: int) -> str:
+    """What a wrong number of bytes has forgotten; ``whole`` is the tensor's bytes."""
+    halves = 2 if kind == "all_reduce" else 1
+    due = halves * whole * (ranks - 1) / ranks
+    if any(math.isclose(said * size, due) for size in (2, 4)) and kind != "all_reduce":
+        return "Those are entries. Each takes itemsize bytes."
+    if math.isclose(said, halves * whole):
+        return "One piece of each half need not travel."
+    if math.isclose(said, due / 2) and kind == "all_reduce":
+        return "That is one half of an all_reduce."
+    if math.isclose(said, due * ranks):
+        return "entries are those of the whole tensor. A message carries one piece of it."
+    return "Both halves send all pieces but one."
+
+
 def quiz(ranks: int) -> Exercise:
-    """Three numbers that the notebook has measured."""
+    """Three numbers that the notebook has measured, or that its formula gives."""
     half = ranks - 1
-    expected = {"rounds": 2 * half, "share": 0.5, "bytes": 2 * half * NUMEL * ITEM}
+    expected = {
+        "messages": 2 * half,
+        "share": 0.5,
+        "bytes": ring_formula("all_reduce", 1_000_000, 2, 8),
+    }
     why = {
-        "rounds": "Look at the last rung of the all_reduce's ladder, or ask total.messages_sent(0).",
-        "share": "Divide what rank 0 sent in the all_gather by what it sent in the all_reduce.",
-        "bytes": "Ask total.bytes_sent(0).",
+        "messages": "Look at the last round of the film, or ask total.messages_sent(0).",
+        "share": "Divide the all_gather's bytes by the all_reduce's, in the table.",
+        "bytes": "Ask formula('all_reduce', 1_000_000, 2, 8).",
     }
     return numbers(expected, why)

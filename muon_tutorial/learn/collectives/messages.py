@@ -8,6 +8,7 @@ know how they are drawn, and judges nothing.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,9 +35,9 @@ class PieceContent:
     ranks: frozenset[int]
 
 
-def fill(piece: int, rank: int, ranks: int, numel: int) -> Tensor:
-    """A piece as one rank brings it. Sums of such pieces are exact, and ``content_of`` reads them."""
-    return torch.full((numel,), float(2**rank + piece * 2**ranks))
+def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A piece as one rank brings it. In float32 sums are exact, and ``content_of`` reads them."""
+    return torch.full((numel,), float(2**rank + piece * 2**ranks), dtype=dtype)
 
 
 def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
@@ -123,6 +124,38 @@ class Message:
     def __str__(self) -> str:
         what = "something that is no piece" if self.content is None else f"piece {self.content.piece}"
         return f"rank {self.sender} sends {what} to rank {self.receiver}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLog:
+    """What every rank held at first, and all messages that followed."""
+
+    ranks: int
+    start: tuple[HeldPieces, ...]
+    messages: list[Message]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        return max((message.round for message in self.messages), default=0)
+
+    @property
+    def sums(self) -> bool:
+        """Whether pieces are summed: then every rank begins with all of them."""
+        return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
+
+
+def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
+    """The messages of an all_reduce on a ring, without any process: what a run of it sends, but for times."""
+    found = []
+    for step, sender in itertools.product(range(2 * (ranks - 1)), range(ranks)):
+        piece = (sender - step - 1) % ranks
+        summed = min(step + 1, ranks)
+        content = PieceContent(piece, frozenset((sender - back) % ranks for back in range(summed)))
+        found.append(
+            Message(step + 1, sender, (sender + 1) % ranks, content, nbytes, float(step), step + 1.0)
+        )
+    return found
 
 
 def match_messages(notes: Sequence[Sequence[CallNote]]) -> list[Message]:

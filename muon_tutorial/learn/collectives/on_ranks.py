@@ -17,8 +17,8 @@ from ...launching.launch import launch
 from ...plan.grid import Grid
 from ..exercises.on_real_ranks import run_or_reference
 from . import messages
-from .messages import CallNote, HeldPieces, Message
-from .ring import ring_all_gather
+from .messages import CallNote, HeldPieces, Message, MessageLog
+from .ring import ring_all_gather, ring_all_reduce
 
 Algorithm = Callable[[Any, int, int], Any]
 Bring = Callable[[int, int], Any]
@@ -55,14 +55,9 @@ class CollectiveRun:
         return messages.match_messages([report.notes for report in self.reports])
 
     @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return max((message.round for message in self.messages), default=0)
-
-    @property
-    def sums(self) -> bool:
-        """Whether pieces are summed: then every rank begins with all of them."""
-        return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
+    def log(self) -> MessageLog:
+        """What every rank held at first, and all messages."""
+        return MessageLog(self.ranks, self.start, self.messages)
 
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
         """Bytes that a rank sent in some of the rounds."""
@@ -79,9 +74,9 @@ def my_piece(rank: int, ranks: int) -> Tensor:
     return messages.fill(rank, rank, ranks, NUMEL)
 
 
-def my_pieces(rank: int, ranks: int) -> list[Tensor]:
-    """What a rank brings to a sum: all pieces, with numbers of its own."""
-    return [messages.fill(piece, rank, ranks, NUMEL) for piece in range(ranks)]
+def my_pieces(rank: int, ranks: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """What a rank brings to a sum: all pieces, with entries of its own."""
+    return [messages.fill(piece, rank, ranks, NUMEL, dtype) for piece in range(ranks)]
 
 
 def run_gather(
@@ -92,9 +87,14 @@ def run_gather(
     return run_or_reference(play_it, algorithm, ring_all_gather)
 
 
-def run_sum(algorithm: Algorithm, ranks: int, backend: str = "gloo") -> CollectiveRun:
-    """Play ``algorithm(my pieces, rank, ranks)`` on real ranks."""
-    return play_on_ranks(algorithm, my_pieces, ranks, backend)
+def run_sum(
+    algorithm: Algorithm = ring_all_reduce,
+    ranks: int = 4,
+    backend: str = "gloo",
+    dtype: torch.dtype = torch.float32,
+) -> CollectiveRun:
+    """Play ``algorithm(my pieces, rank, ranks)`` on real ranks, with pieces of a dtype."""
+    return play_on_ranks(algorithm, partial(my_pieces, dtype=dtype), ranks, backend)
 
 
 def play_on_ranks(
@@ -127,22 +127,33 @@ def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallRepor
     return CallReport(returned, tuple(notes), stuck)
 
 
-def say_bytes(gather: CollectiveRun, total: CollectiveRun, rank: int = 0) -> str:
-    """What one rank sent, counted, beside what the ring's formula says, and the halves of the all_reduce."""
+def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., Any]) -> str:
+    """What rank 0 sent in an all_reduce of this dtype and its halves, counted, beside what a formula says.
+
+    ``formula(collective, entries, itemsize, ranks)`` gives bytes.
+    """
     ranks, half = total.ranks, total.ranks - 1
-    rows: list[tuple[str, int, Kind]] = [
-        ("all_gather", gather.bytes_sent(rank), "all_gather"),
-        ("all_reduce", total.bytes_sent(rank), "all_reduce"),
-        ("  its reduce_scatter", total.bytes_sent(rank, last=half), "reduce_scatter"),
-        ("  its all_gather", total.bytes_sent(rank, first=half + 1), "all_gather"),
+    entries, size = ranks * NUMEL, dtype.itemsize
+    counted: dict[Kind, int] = {
+        "reduce_scatter": total.bytes_sent(0, last=half),
+        "all_gather": total.bytes_sent(0, first=half + 1),
+        "all_reduce": total.bytes_sent(0),
+    }
+    name = str(dtype).removeprefix("torch.")
+    head = f"{f'{name}: {entries:,} entries of {size} bytes':<38}{'counted':>10}{'formula':>10}"
+    lines = [
+        f"  {kind:<36}{sent:>10,}{formula(kind, entries, size, ranks):>10,.0f}"
+        for kind, sent in counted.items()
     ]
-    lines = [f"{name:<22}{counted:>12,}{ring_formula(kind, ranks):>12,}" for name, counted, kind in rows]
-    return "\n".join([f"{f'bytes rank {rank} sends':<22}{'counted':>12}{'formula':>12}", *lines])
+    return "\n".join([head, *lines])
 
 
-def ring_formula(kind: Kind, ranks: int) -> int:
-    """Bytes the ring model says each rank sends for a whole tensor of ``ranks`` pieces."""
-    whole, piece = torch.empty(ranks * NUMEL), torch.empty(NUMEL)
-    send, receive = {"all_gather": (piece, whole), "reduce_scatter": (whole, piece)}.get(kind, (whole, whole))
-    request = Collective(kind, ("dp",), whole.dtype, send, receive.numel(), Label("lesson"))
+def ring_formula(collective: Kind, entries: int, itemsize: int, ranks: int) -> int:
+    """Bytes that each rank sends on a ring for a whole tensor of so many entries: the package's own count."""
+    dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
+    whole, piece = (torch.empty(numel, dtype=dtype, device="meta") for numel in (entries, entries // ranks))
+    send, receive = {"all_gather": (piece, whole), "reduce_scatter": (whole, piece)}.get(
+        collective, (whole, whole)
+    )
+    request = Collective(collective, ("dp",), dtype, send, receive.numel(), Label("lesson"))
     return ring_bytes(request, Grid.of(dp=ranks).at(0))

@@ -6,6 +6,7 @@ called by all ranks of the default group, with a piece that is equally long on e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,3 +41,15 @@ def ring_reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         sending.wait()
         total = arrived + pieces[(rank - step - 2) % ranks]
     return total
+
+
+def ring_all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
+    """The sum of all ranks' pieces, in order: a reduce_scatter, then an all_gather of what it has left."""
+    return ring_all_gather(ring_reduce_scatter(pieces, rank, ranks), rank, ranks)
+
+
+def all_reduce_with(
+    reduce_scatter: Callable[..., Any], pieces: list[Tensor], rank: int, ranks: int
+) -> list[Tensor]:
+    """As ``ring_all_reduce``, with another first half."""
+    return ring_all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)

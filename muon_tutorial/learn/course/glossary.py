@@ -36,8 +36,8 @@ class Symbol:
 _TERMS = """\
 process | 00 | A running program with its own memory. No other process can look into it.
 rank | 00 | The number of a process among those that train together. Also that process itself.
-tp | 00 | Tensor parallel: the axis of the grid along which a matrix is cut.
-dp | 00 | Data parallel: the axis along which a matrix is copied. Each rank on it sees other data.
+tp | 00 | Tensor parallel: the axis of the grid along which a weight is cut, by columns or by rows.
+dp | 00 | Data parallel: the axis along which a weight is copied. Each rank on it sees other data.
 momentum | 00 | A running average of past gradients, as large as the weight.
 ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.
 must call | 00 | Said of ranks and a function in which they wait for each other: if one stays away, all
@@ -48,22 +48,25 @@ singular values | 01 | One number for each direction of a matrix: how loud it is
     input.
 SVD | 01 | Singular value decomposition: takes a matrix apart into directions and singular values, U S Vᵀ.
 spectrum | 01 | All singular values of a matrix, sorted.
-energy | 01 | The square of a singular value. All together are the sum of the squares of all numbers.
+energy | 01 | The square of a singular value. All together are the sum of the squares of all entries.
 SGD | 01 | The plainest optimizer: the update is the gradient.
-Adam | 01 | An optimizer: divides each number of the gradient by its usual size. AdamW also shrinks weights.
+Adam | 01 | An optimizer: divides each entry of the gradient by its usual size. AdamW also shrinks weights.
 Muon | 01 | The optimizer of this course: orthogonalizes the update of each hidden matrix.
+size factor | 01 | The root of rows / columns of a weight, at least 1: Muon multiplies its update with it.
+weight decay | 01 | To shrink a weight a little in each step. Decoupled: the gradient has no part in it.
 embedding | 01 | A model's first matrix. An input, here a byte, picks one of its rows.
 head | 01 | A model's last matrix. It gives a score to each possible output.
 Newton–Schulz | 02 | A way to orthogonalize by matrix products alone. In a few steps it brings singular
     values near 1.
-Frobenius norm | 02 | The root of the sum of the squares of all numbers of a matrix.
+Frobenius norm | 02 | The root of the sum of the squares of all entries of a matrix.
 step | 02 | Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.
+FLOPs | 02 | Floating-point operations. A product of p × q with q × r takes 2 p q r of them.
 bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and about three digits.
 collective | 03 | A call that all ranks of a group make together, and after which all of them know
     something.
 all_gather | 03 | A collective: each rank brings one piece, and all leave with all pieces.
-all_reduce | 03 | A collective: each rank brings numbers, and all leave with the sum.
-reduce_scatter | 03 | A collective: each rank brings numbers and leaves with a piece of the sum.
+all_reduce | 03 | A collective: each rank brings a tensor, and all leave with the sum.
+reduce_scatter | 03 | A collective: each rank brings a tensor and leaves with one piece of the sum.
 ring | 03 | An order for messages: each rank sends to the next, and the last one to rank 0.
 round | 03 | Messages that can travel at the same time, one from each rank.
 deadlock | 03 | All wait for somebody who waits, too. It has no end of its own.
@@ -71,21 +74,26 @@ latency | 03 | The time that a message takes however small it is.
 bandwidth | 03 | How many bytes pass in a second, once a message is on its way.
 owner | 04 | Of a matrix: the one rank that orthogonalizes it for all.
 round robin | 04 | To deal out in turn: matrix i belongs to rank i modulo dp.
-flat buffer | 04 | A row of numbers with a place for each matrix, one after the other.
+flat buffer | 04 | A row of entries with a place for each matrix, one after the other.
 makespan | 04 | The work of the busiest rank, for which all others wait.
-ZeRO-1 | 05 | The first form of ZeRO: of all that is kept, the optimizer's memory alone is cut along dp.
-bucket | 05 | Matrices one after the other in a flat row of numbers, which travel together.
-padding | 05 | Numbers that mean nothing. They make a length one that dp divides.
-virtual buffer | 05 | All buckets in a row, as an address book: it says where each number would be. Nobody
+ZeRO-1 | 05 | The first form of ZeRO: only the optimizer's memory is cut along dp, and weights stay copies.
+bucket | 05 | Matrices one after the other in a flat row of entries, which travel together.
+padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
+virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. Nobody
     holds it.
+coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
 group | 06 | A set of ranks that call a collective together.
 dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
 tp group | 06 | A row of the grid: its ranks hold different pieces, which make a whole matrix.
 device mesh | 06 | PyTorch's record of a grid. It makes all groups of the grid at once.
-column parallel | 06 | A way to cut a Linear: each place makes some outputs. It cuts dimension 0, the
+global rank | 06 | A rank's number among all ranks of a run.
+group rank | 06 | A rank's number within one of its groups, from 0.
+column parallel | 07 | A way to cut a Linear: each rank makes some outputs. It cuts dimension 0, the
     weight's rows.
-row parallel | 06 | A way to cut a Linear: each place takes some inputs. It cuts dimension 1, the weight's
+row parallel | 07 | A way to cut a Linear: each rank takes some inputs. It cuts dimension 1, the weight's
     columns.
+fused QKV | 07 | The weights q, k and v of attention in one matrix, q above k above v.
+attention head (attention heads) | 07 | Some rows of q, k and v that work together, without the other heads.
 shard | 08 | The piece of a matrix that one rank holds.
 cosine | 08 | Of two matrices: 1 if they point the same way, 0 if they are at right angles.
 distance | 08 | From UVᵀ: the size of the difference, divided by the size of UVᵀ.
@@ -94,11 +102,17 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
     messages.
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
+ledger | 10 | A list of every request of a step, in bytes.
+straddles | 10 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
+FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
+    for the moment it is used.
+empty shard | 11 | The shard of a rank for which no row was left. Its rank makes all calls, with nothing in
+    hand.
+HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
+expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
+DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
 oracle | 12 | The same training in one process. What ranks find is held against it.
 flight recorder | 12 | A list of each rank's latest calls, kept in memory, to be read after a hang.
-FSDP2 | 13 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
-    for the moment it is used.
-DTensor | 13 | A tensor of which each rank holds a part, and which knows the whole.
 scheduler | 13 | An object that changes the learning rate from step to step. It counts them itself.
 clip | 13 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
 checkpoint | 13 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
@@ -106,26 +120,28 @@ torchrun | 13 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 08 09 12 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 07 08 09 10 11 12 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
-place | 05 06 | Where a rank stands along one axis of the grid, from 0.
-W, x | 01 06 | The weight of a layer, and its input.
+dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.
+place | 05 | Where a rank stands along one axis of the grid, from 0.
+W, x | 01 07 | The weight of a layer, and its input.
 lr | 01 | The learning rate: what the update is multiplied with.
-G | 01 | The gradient of one weight.
-U, S, Vt | 01 02 | The SVD: directions of the output, singular values, of the input.
+G | 01 08 | The gradient of one weight.
+U, S, Vt | 01 02 08 | The SVD: directions of the output, singular values, of the input.
 UVᵀ | 08 | The orthogonalized matrix; `U @ Vt` in code.
 X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
-s, l | 04 | There, the shorter and the longer side of a matrix.
-in, out | 06 | The numbers of inputs and outputs of a Linear.
+s, l | 02 | In a cost, the shorter and the longer side of a matrix.
+m, n | 02 08 | The rows and columns of a matrix, in formulas.
+in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
-P₁, P₂, … | 08 | What became of each rank's piece. There, S is all of them, side by side.
-a to b | 05 | A range: from number a up to, and without, number b.
+P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
+D | 10 | The number of ranks in a ring of one axis.
 """
 
 

@@ -5,13 +5,20 @@ question, its second shows the picture, and all logistics follow, folded. Each s
 tagged ``predict`` asks for predictions; what answers them is said in cells tagged ``answer``, whose outputs
 are folded. The lesson declares, for each predicted name, patterns of what would answer it. A pattern that no
 cell tagged ``answer`` says is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
+
+It counts, too. Prose is what a reader sees of Markdown outside folds. Its words stand between spaces and hold
+a letter or a digit; headings, headers of exercises, fenced code, the targets of links and the bars of tables
+are left out. Code is the lines of code cells that are not hidden, but for blank ones and comments. What a
+reader writes is the lines of the solutions that do not stand in their stubs.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import Any
 
@@ -29,6 +36,8 @@ FOLD = '<details class="answer">'
 """How a page begins to fold the outputs of a cell tagged ``answer``."""
 _INLINE = {"span", "code", "a", "b", "i", "em", "strong", "sub", "sup"}
 _FOLDED = re.compile(r"<details.*?</details>", re.DOTALL)
+_NOT_PROSE = re.compile(r"^#+ [^\n]*$|^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class _Seen(HTMLParser):
@@ -189,6 +198,67 @@ def _not_folded(notebook: Mapping[str, Any]) -> list[Problem]:
     cells = [cell for cell in notebook["cells"] if has(cell, "answer")]
     what = "is tagged answer, and its outputs are not folded"
     return [Problem(cell["id"], what) for cell in cells if not is_hidden(cell, "outputs")]
+
+
+@dataclass(frozen=True, slots=True)
+class PosedExercise:
+    """A stub and its solution, as source, and what the stub's header calls it (empty without a header)."""
+
+    difficulty: str
+    stub: str
+    solution: str
+
+    @property
+    def written(self) -> list[str]:
+        """The lines that a reader writes: those of the solution that do not stand in the stub."""
+        given = Counter(line.strip() for line in code_lines_of(self.stub))
+        return [*(Counter(line.strip() for line in code_lines_of(self.solution)) - given).elements()]
+
+
+def exercises(notebook: Mapping[str, Any]) -> list[PosedExercise]:
+    """The exercises of a lesson, in order; the first stub goes with the first solution, and so on."""
+    posed, prose = [], ""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and not has(cell, "solution"):
+            prose = cell["source"]
+        if has(cell, "stub"):
+            headers = HEADER.findall(prose)
+            posed.append((headers[-1][0] if headers else "", cell["source"]))
+            prose = ""
+    folded = [cell["source"] for cell in notebook["cells"] if has(cell, "solution")]
+    solutions = ["\n".join(re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)) for text in folded]
+    return [PosedExercise(*each, solution) for each, solution in zip(posed, solutions, strict=True)]
+
+
+def code_lines_of(source: str) -> list[str]:
+    """The lines of code in a source: neither blank nor a comment."""
+    return [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def visible_code_lines(notebook: Mapping[str, Any]) -> int:
+    """How many lines of code a reader sees."""
+    cells = [
+        cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
+    ]
+    return sum(len(code_lines_of(cell["source"])) for cell in cells)
+
+
+def visible_words(notebook: Mapping[str, Any]) -> int:
+    """How many words of prose a reader sees."""
+    return sum(
+        len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
+    )
+
+
+def prose_words(text: str) -> list[str]:
+    """The words of Markdown outside folds.
+
+    >>> prose_words("# A title\\n\\n- See [the *grid*](06.ipynb) below.\\n\\n| a | 1 × 2 |\\n|---|---|")
+    ['See', 'the', '*grid*', 'below.', 'a', '1', '2']
+    """
+    shown = _NOT_PROSE.sub("", HEADER.sub("", _FOLDED.sub("", text)))
+    words = _LINK.sub(r"\1", shown).replace("|", " ").split()
+    return [word for word in words if any(map(str.isalnum, word))]
 
 
 def required_minutes(notebook: Mapping[str, Any]) -> int:

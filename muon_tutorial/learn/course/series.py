@@ -8,9 +8,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from ...errors import UsageError
 
+REPOSITORY = ""
+"""Where the course lies on GitHub, as ``owner/name``; links that open a lesson elsewhere are made from it.
+
+While it is empty there are none. After a change, run ``scripts/series.py`` and build the notebooks.
+"""
+BRANCH = "main"
 _WIDTH = 108
 
 
@@ -59,37 +66,46 @@ class CoursePath:
 
 LESSONS = (
     Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 5),
-    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 15),
-    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 20, ("01",)),
-    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 25, ("00",)),
+    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 30),
+    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 35, ("01",)),
+    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 30, ("00",)),
     Lesson(
         "04_the_first_distributed_muon",
         "first_muon",
         "How did the first distributed Muon work?",
-        30,
+        50,
         ("03",),
     ),
     Lesson(
         "05_zero1_and_the_virtual_buffer",
         "zero1_buffer",
         "ZeRO-1 and the virtual buffer",
-        20,
+        40,
         ("00", "03"),
     ),
-    Lesson("06_the_grid", "the_grid", "The 2-D grid, and what TP cuts", 30, ("03", "05")),
+    Lesson("06_the_grid", "the_grid", "Which ranks belong together?", 30, ("03", "05")),
+    Lesson("07_what_tp_and_dp_cut", "cuts", "What do tp and dp cut?", 40, ("05", "06")),
     Lesson(
         "08_each_shard_alone",
         "shards_alone",
         "What happens if each shard is orthogonalized alone?",
-        20,
-        ("01", "06"),
+        30,
+        ("01", "07"),
     ),
     Lesson(
-        "09_the_whole_step",
+        "09_the_mirror",
         "the_mirror",
-        "The whole step, and its opposite arrows",
+        "The mirror: how does every matrix find its way back?",
         40,
-        ("03", "05", "06"),
+        ("03", "05", "07"),
+    ),
+    Lesson("10_the_bill", "bill", "The bill: what does a step cost?", 40, ("05", "09")),
+    Lesson(
+        "11_my_own_sharding",
+        "own_sharding",
+        "How do I plug in my own sharding?",
+        45,
+        ("03", "04", "06"),
     ),
     Lesson(
         "12_it_hangs_or_lies",
@@ -105,9 +121,12 @@ PATHS = (
     CoursePath(
         "Only the math",
         ("00", "01", "02", "08"),
-        "Lesson 08 builds on 06, too; what 00 says of cuts and copies is enough to follow it.",
+        "Lesson 08 builds on 07, too; what 00 says of cuts and copies is enough to follow it.",
     ),
-    CoursePath("Only the systems", ("00", "03", "04", "05", "06", "09", "12", "13")),
+    CoursePath(
+        "Only the systems",
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "12", "13"),
+    ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )
 
@@ -142,14 +161,36 @@ def neighbours(of: Lesson) -> tuple[Lesson | None, Lesson | None]:
     return before, after
 
 
+def hosted_links(of: Lesson) -> dict[str, str]:
+    """Where a lesson can be opened with nothing installed, by the host's name; empty without a repository.
+
+    >>> list(hosted_links(lesson("05"))) == (["Colab", "Binder"] if REPOSITORY else [])
+    True
+    """
+    if not REPOSITORY:
+        return {}
+    path = f"notebooks/{of.file}"
+    return {
+        "Colab": f"https://colab.research.google.com/github/{REPOSITORY}/blob/{BRANCH}/{path}",
+        "Binder": f"https://mybinder.org/v2/gh/{REPOSITORY}/{BRANCH}?labpath={quote(path, safe='')}",
+    }
+
+
+def archive() -> str:
+    """From where pip can install the package; empty without a repository."""
+    return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""
+
+
 def navigation(of: Lesson) -> str:
-    """The list in a lesson's opening cell: where it stands, and how to open it in Colab."""
-    return _navigation(
-        of,
-        "[glossary](GLOSSARY.md)",
-        f"upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
-        "It has nothing to install.",
+    """The list in a lesson's opening cell: where it stands, and how to open it elsewhere."""
+    links = hosted_links(of)
+    here = f"[open this lesson]({links['Colab']}), or " if links else ""
+    colab = (
+        f"{here}upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
+        "It has nothing to install."
     )
+    others = [f"*In {host}:* [open this lesson]({to})" for host, to in links.items() if host != "Colab"]
+    return _navigation(of, "[glossary](GLOSSARY.md)", colab, *others)
 
 
 def navigation_of_copy(of: Lesson) -> str:
@@ -161,13 +202,14 @@ def navigation_of_copy(of: Lesson) -> str:
     )
 
 
-def _navigation(of: Lesson, words: str, colab: str) -> str:
+def _navigation(of: Lesson, words: str, colab: str, *others: str) -> str:
     before, after = neighbours(of)
     items = (
         f"*Previous:* {link(before) if before else 'none, this is the first.'}",
         f"*Next:* {link(after) if after else 'none yet, this is the last so far.'}",
         f"*Words and symbols:* {words}",
         f"*In Colab:* {colab}",
+        *others,
     )
     return "\n".join(_item(text) for text in items)
 
@@ -189,11 +231,12 @@ def hero_lines(of: Lesson) -> str:
     return f"from muon_tutorial.learn import {of.package} as lesson\nlesson.hero()\n"
 
 
-def table(folder: str = "notebooks/") -> str:
-    """All lessons as a Markdown table, with links into ``folder``."""
+def table() -> str:
+    """All lessons as a Markdown table, with links for the README."""
+    links = [link(each, each.number, "notebooks/") for each in LESSONS]
     rows = [
-        f"| {link(each, each.number, folder)} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
-        for each in LESSONS
+        f"| {to} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
+        for to, each in zip(links, LESSONS, strict=True)
     ]
     return "\n".join(["| lesson | minutes | after | question |", "|---|---|---|---|", *rows])
 
@@ -202,7 +245,7 @@ def paths(chosen: Sequence[CoursePath] = PATHS) -> str:
     """The recommended paths as a Markdown list.
 
     >>> print(paths([CoursePath("Two", ("00", "01"))]))
-    - *Two* (20 minutes): 00, 01.
+    - *Two* (35 minutes): 00, 01.
     """
     return "\n".join(
         _item(f"*{path.name}* ({path.minutes} minutes): {', '.join(path.numbers)}. {path.note}".rstrip())

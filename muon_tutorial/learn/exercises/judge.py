@@ -65,7 +65,33 @@ class MistakeError(Exception):
 
 
 _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
-_LOOK = {True: ("✓", RIGHT, RIGHT_FILL), False: ("✗", WRONG, WRONG_FILL), None: ("…", QUIET, EMPTY)}
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictLook:
+    """How a verdict shows in HTML: its mark, and the colours of its edge and its ground.
+
+    A page that keeps no style of a notebook's knows this one, and has a class of this name in its place.
+    """
+
+    name: str
+    mark: str
+    edge: str
+    fill: str
+
+    @property
+    def style(self) -> str:
+        """The style of the box around the verdict."""
+        colours = f"border-left:4px solid {self.edge};background:{self.fill};color:{INK}"
+        return f"{colours};padding:6px 12px;max-width:820px"
+
+
+LOOKS = {
+    True: VerdictLook("right", "✓", RIGHT, RIGHT_FILL),
+    False: VerdictLook("wrong", "✗", WRONG, WRONG_FILL),
+    None: VerdictLook("open", "…", QUIET, EMPTY),
+}
+"""By whether the answer passed; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +111,10 @@ class AnswerVerdict:
         return textwrap.fill(said.strip(), 100, break_on_hyphens=False)
 
     def _repr_html_(self) -> str:
-        sign, edge, fill = _LOOK[self.passed]
-        style = f"border-left:4px solid {edge};background:{fill};color:{INK};padding:6px 12px;max-width:820px"
-        said = f"<b>{sign} {_SAID[self.passed]}</b> {html.escape(self.message)}"
-        return f'<div style="{style}">{said}</div>{self.picture.html if self.picture else ""}'
+        look = LOOKS[self.passed]
+        said = f"<b>{look.mark} {_SAID[self.passed]}</b> {html.escape(self.message)}"
+        drawn = self.picture.html if self.picture else ""
+        return f'<div style="{look.style}">{said}</div>{drawn}'
 
 
 @dataclass(slots=True)
@@ -114,6 +140,8 @@ class Exercise:
     praise: str = ""
     par: Par | None = None
     tries: int = field(default=0, init=False)
+    wrong: int = field(default=0, init=False)
+    opened: int = field(default=0, init=False)
     made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
     accepted: Any = field(default=..., init=False)
 
@@ -124,17 +152,26 @@ class Exercise:
                 raise OpenAnswerError
             wrong = self.judge(*answers)
         except OpenAnswerError:
-            return AnswerVerdict(None, "Replace ... with yours, or go on without.")
+            return self._ask_for_an_answer()
         except MistakeError as mistake:
             wrong = str(mistake)
         if wrong is None:
             self.accepted = answers[0] if len(answers) == 1 else answers
             scored = self.par.say(*answers) if self.par else ""
-            return AnswerVerdict(True, f"{self.praise} {scored}".strip())
+            patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
+            self.wrong = 0
+            return AnswerVerdict(True, " ".join(part for part in (self.praise, scored, patience) if part))
+        self.wrong += 1
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
         said = f"{found.what} Hint: {hint}" if hint else found.what
         return AnswerVerdict(False, said, found.picture)
+
+    def _ask_for_an_answer(self) -> AnswerVerdict:
+        """Who comes back with nothing is told how to begin."""
+        self.opened += 1
+        start = f" To begin: {self.hints[0]}" if self.opened > 1 and self.hints else ""
+        return AnswerVerdict(None, f"Replace ... with yours, or go on without.{start}")
 
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or of the exercise; the last one again once all are given."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ...errors import RankFailedError
 from .judge import Diagnosis, Judge, MistakeError, OpenAnswerError
 
+OTHERS = "The other ranks:"
 _CELL = re.compile(r"Cell In\[\d+\], line")
 
 
@@ -53,11 +54,41 @@ def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: An
 
 
 def say_failure(error: RankFailedError) -> str:
-    """A failed launch in a few lines: its name, its first line, your own line, and the other ranks."""
+    """A failed launch in a few lines: its name, its first line, your own line, and the other ranks.
+
+    What several ranks have in common is said once, with all of them.
+    """
     report = str(error).splitlines()
     own = [place for place, line in enumerate(report) if line.strip().startswith("Cell In")]
     yours = report[own[-1] : own[-1] + 2] if own else []
-    start = report.index("The other ranks:") if "The other ranks:" in report else len(report)
-    lines = [type(error).__name__, report[0], *yours, *report[start:]]
+    start = report.index(OTHERS) if OTHERS in report else len(report)
+    others = [OTHERS, *_say_together(report[start + 1 :], report[0])] if start < len(report) else []
+    lines = [type(error).__name__, report[0], *yours, *others]
     shown = (_CELL.sub("your cell, line", line) for line in lines)
     return "\n".join(textwrap.fill(line, 96, subsequent_indent="    ") for line in shown)
+
+
+def _say_together(lines: Sequence[str], headline: str) -> list[str]:
+    """Lines such as ``rank 1: …``, one for each thing that is said, with all ranks of which it is said.
+
+    >>> _say_together(["  rank 1: had returned", "  rank 2: E: no", "  rank 3: E: no"], "rank 0 raised E: no")
+    ['  rank 1: had returned', '  ranks 2 and 3: the same']
+    """
+    ranks: dict[str, list[str]] = {}
+    for line in lines:
+        who, _, state = line.strip().partition(": ")
+        ranks.setdefault(state, []).append(who.removeprefix("rank "))
+    return [
+        f"  {say_ranks(who)}: {'the same' if headline.endswith(f' raised {state}') else state}"
+        for state, who in ranks.items()
+    ]
+
+
+def say_ranks(ranks: Sequence[object]) -> str:
+    """Ranks in words.
+
+    >>> say_ranks([2]), say_ranks([1, 3]), say_ranks([0, 1, 3])
+    ('rank 2', 'ranks 1 and 3', 'ranks 0, 1 and 3')
+    """
+    *most, last = map(str, ranks)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"

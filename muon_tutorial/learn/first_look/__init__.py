@@ -1,7 +1,7 @@
-"""What notebook 00 uses: a matrix on real ranks, the pictures of its holders, and the guess about them."""
+"""What notebook 00 uses: a matrix on real ranks, its exercises, and the step as a film."""
 
 from __future__ import annotations
 
 from ..lazy_names import names_in
 
-__getattr__, __dir__ = names_in(__name__, "on_ranks", "pictures", "exercises")
+__getattr__, __dir__ = names_in(__name__, "on_ranks", "film", "pictures", "exercises")

@@ -15,7 +15,6 @@ from torch import Tensor
 from ... import Grid, Matrix, Muon, Plan, Shard, build_mesh, zero1
 from ...plan.layout import shard_box
 from ..inputs import measure
-from ..pictures.holdings import name_contents
 
 SHAPE = (48, 64)
 TP_DIM = 1
@@ -62,16 +61,17 @@ def join_columns(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(pieces), dim=TP_DIM)
 
 
-def say_report(reports: Sequence[WeightReport]) -> str:
-    """How many different contents the ranks hold, in words."""
-    before, momentum, after = (
-        len(set(name_contents([getattr(report, name) for report in reports])))
-        for name in ("before", "momentum", "after")
-    )
-    return (
-        f"{len(reports)} ranks sent back {before} different pieces of the weight before the step,\n"
-        f"{momentum} different pieces of the momentum, and {after} different pieces of the weight after it."
-    )
+def differing_bits(after: Sequence[Tensor], alone: Tensor, tp: int) -> list[int]:
+    """For each copy of the weight, how many bits are not those of the weight that one process has found."""
+    copies = [join_columns(after[first : first + tp]) for first in range(0, len(after), tp)]
+    return [
+        _count_bits(copy ^ alone.detach().view(torch.int32)) for copy in (c.view(torch.int32) for c in copies)
+    ]
+
+
+def _count_bits(numbers: Tensor) -> int:
+    """How many bits of whole numbers of 32 bits are 1."""
+    return sum(int((numbers >> place & 1).sum()) for place in range(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,14 @@ def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> StepCos
     return StepCost(measure.median_seconds(muon.step, steps), measure.private_bytes())
 
 
-def say_cost(costs: Sequence[StepCost], alone: float, first_start: float, next_start: float) -> str:
+def say_cost(costs: Sequence[StepCost], alone: float, start: float) -> str:
     """The measurements of this machine, in words."""
     slowest = max(cost.seconds for cost in costs)
     memory = max(cost.memory for cost in costs)
     return (
         f"cores this notebook may use   {measure.cores()}\n"
         f"ranks                         {len(costs)}\n"
-        f"start of the ranks, first     {first_start:.2f} s\n"
-        f"start of the ranks, later     {next_start:.2f} s\n"
+        f"start of the first ranks      {start:.2f} s\n"
         f"private memory of a rank      {memory / 1e6:.0f} MB\n"
         f"one Muon step on the ranks    {slowest * 1e3:.1f} ms\n"
         f"one Muon step in one process  {alone * 1e3:.1f} ms"

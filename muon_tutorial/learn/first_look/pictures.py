@@ -1,64 +1,273 @@
-"""Pictures of lesson 00: who holds what of the matrix, before, within and after a step."""
+"""Pictures of lesson 00: a matrix on its grid of ranks, and the step as a film."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from ... import Plan
+from matplotlib.axes import Axes
+
+from ... import Grid, Plan
+from ...plan.layout import Box
 from ..pictures import figures
-from ..pictures.holdings import (
-    StepMoment,
-    compute_holdings,
-    momentum_holdings,
-    name_contents,
-    weight_holdings,
-    with_letters,
-)
-from ..pictures.picture import Picture
-from ..widgets.shell import Shell, choice, show, slider
-from .on_ranks import SHAPE, WeightReport
+from ..pictures.colours import EMPTY, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
+from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, weight_holdings
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.shell import Shell
+from .film import FilmMoment, Piece, moments_of
+from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
+
+_BETWEEN = 3
+"""Pictures of a flight."""
+_GAP = 22
 
 
-def picture_before(plan: Plan) -> Picture:
-    """The weight, before anything has run: who holds which columns."""
-    moment = StepMoment("Before: the weight", "tp cuts it, dp copies it", weight_holdings(plan))
-    return figures.draw_holdings([moment], SHAPE, "first_look-before")
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the matrices of a grid's ranks are drawn: the first one's corner, and the size of each."""
+
+    grid: Grid
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def corner(self, rank: int) -> tuple[float, float]:
+        at = self.grid.at(rank)
+        return self.left + at["tp"] * (self.width + _GAP), self.top + at["dp"] * (self.height + 34)
+
+    @property
+    def right(self) -> float:
+        return self.left + self.grid.size("tp") * (self.width + _GAP)
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.grid.size("dp") * (self.height + 34)
 
 
-def picture_of_run(plan: Plan, reports: Sequence[WeightReport]) -> Picture:
-    """The weight before, the momentum, and the weight after, with a letter for each distinct content."""
-    weights, momentum, count = weight_holdings(plan), momentum_holdings(plan), len(reports)
-    letters = name_contents(
-        [r.before for r in reports] + [r.momentum for r in reports] + [r.after for r in reports]
+def _place(grid: Grid, left: float, top: float, room: float, most: float = 190.0) -> _Place:
+    """Places for all ranks of a grid, in a ``room`` of so many pixels across."""
+    width = min(most, room / grid.size("tp") - _GAP, 460 / grid.size("dp") / SHAPE[0] * SHAPE[1])
+    return _Place(grid, left, top, width, width * SHAPE[0] / SHAPE[1])
+
+
+def hero() -> Picture:
+    """The first picture of the lesson: one weight on a grid of ranks, each with what it holds."""
+    plan = plan_of(2, 2)
+    title = f"One weight matrix, {SHAPE[0]} rows × {SHAPE[1]} columns"
+    return draw_grid(plan.grid, weight_holdings(plan), title, "colour: held by this rank · grey: not here")
+
+
+def picture_of_momentum(plan: Plan) -> Picture:
+    """Who keeps what of the momentum."""
+    return draw_grid(
+        plan.grid, momentum_holdings(plan), "The momentum", "grey: not here", "first_look-momentum"
     )
-    told = (
-        ("Before: the weight", "tp cuts it, dp copies it", weights),
-        ("Inside: the momentum", "tp cuts it, dp cuts it again", momentum),
-        ("After: the weight", "held as before, new numbers", weights),
-    )
-    moments = [
-        StepMoment(title, what, with_letters(held, letters[number * count : (number + 1) * count]))
-        for number, (title, what, held) in enumerate(told)
-    ]
-    return figures.draw_holdings(moments, SHAPE, "first_look-run")
 
 
-def explore(plan: Plan, live: bool = True) -> Shell | Picture:
-    """A slider through the step and a button for each rank, over what that rank holds at that moment."""
-    kept, momentum = weight_holdings(plan), momentum_holdings(plan)
-    moments = [
-        StepMoment("1 · its weight", "before the step", kept),
-        StepMoment("2 · its gradient", "of its own data, for its columns", kept),
-        StepMoment("3 · its momentum", "gradients averaged, shared out over dp", momentum),
-        StepMoment("4 · the whole matrix", "gathered, to be orthogonalized", compute_holdings(plan)),
-        StepMoment("5 · its part of the update", "cut like the momentum", momentum),
-        StepMoment("6 · its weight", "after the step, gathered over dp", kept),
-    ]
+def draw_grid(
+    grid: Grid, held: Sequence[RankBoxes], title: str, what: str, name: str = "first_look-hero"
+) -> Picture:
+    """One matrix for each rank of a grid, with what the rank holds in its colour, and axes that say where."""
+    place = _place(grid, 84, 108, 780)
+    figure, axes = blank(_wide(place), round(place.bottom + 4))
+    _write_title(axes, title, what)
+    _write_axes(axes, place)
+    for item in held:
+        pieces = [Piece(box, item.rank) for box in item.boxes]
+        _draw_rank(axes, place, item.rank, pieces, f"rank {item.rank}{_say_columns(item, place.width)}")
+    said = "; ".join(f"{grid.at(item.rank)} holds {figures.say_held(item, SHAPE)}" for item in held)
+    return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
 
-    def draw(moment: int, rank: int) -> Picture:
-        return figures.draw_one_holder(moments[moment - 1], rank, SHAPE, f"first_look-moment{moment}-{rank}")
 
-    film = figures.draw_strip(moments, 0, SHAPE, "first_look-moments")
-    moment = slider("moment", first=1, last=len(moments))
-    rank = choice("rank", {f"rank {number}": number for number in plan.grid.ranks})
-    return show(draw, film, live, moment=moment, rank=rank)
+def _say_columns(held: RankBoxes, room: float) -> str:
+    """The columns that a rank holds, for its label, where there is room for them."""
+    if not held.boxes or room < 180:
+        return ""
+    first = min(box.offset[1] for box in held.boxes)
+    last = max(box.offset[1] + box.shape[1] for box in held.boxes) - 1
+    return f": columns {first}–{last}"
+
+
+def _wide(place: _Place) -> int:
+    return round(max(place.right, 500))
+
+
+def _write_title(axes: Axes, title: str, what: str) -> None:
+    write(axes, 16, 24, title, 14, weight="bold")
+    write(axes, 16, 50, what, 11.5, color=QUIET)
+
+
+def _write_axes(axes: Axes, place: _Place) -> None:
+    """The grid's two axes: tp from left to right, dp downwards."""
+    write(axes, 16, place.top - 20, "dp↓ tp→", 11, color=QUIET)
+    for position in range(place.grid.size("tp")):
+        x, _ = place.corner(position)
+        write(axes, x + place.width / 2, place.top - 20, f"tp {position}", 12, ha="center", weight="bold")
+    for position in range(place.grid.size("dp")):
+        _, y = place.corner(position * place.grid.size("tp"))
+        write(axes, 16, y + place.height / 2, f"dp {position}", 12, weight="bold")
+
+
+def _draw_rank(
+    axes: Axes, place: _Place, rank: int, pieces: Sequence[Piece], label: str, **look: Any
+) -> None:
+    """One rank's matrix: what it holds in the colours of its keepers, the rest grey; below it, a label."""
+    x, y = place.corner(rank)
+    rectangle(axes, x, y, place.width, place.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
+    for piece in pieces:
+        _draw_piece(axes, place, (x, y), piece)
+    write(axes, x, y + place.height + 13, label, 11)
+
+
+def _draw_piece(axes: Axes, place: _Place, corner: tuple[float, float], piece: Piece, order: int = 3) -> None:
+    down, across = place.height / SHAPE[0], place.width / SHAPE[1]
+    (row, column), (rows, columns) = piece.box.offset, piece.box.shape
+    where = corner[0] + column * across, corner[1] + row * down, columns * across, rows * down
+    rectangle(axes, *where, rank_colour(piece.keeper), linewidth=0.9, zorder=order)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFilm:
+    """A step that was taken: its moments, a letter for the bytes of each report, and bits that differ."""
+
+    plan: Plan
+    moments: tuple[FilmMoment, ...]
+    letters: dict[str, tuple[str, ...]]
+    differ: int
+    bits: int
+
+    @property
+    def frames(self) -> list[tuple[int, float]]:
+        """The number of each picture's moment, and how much of the way its flights have gone."""
+        stops = []
+        for number, moment in enumerate(self.moments):
+            parts = range(1, _BETWEEN + 1) if moment.flights else ()
+            stops += [(number, part / (_BETWEEN + 1)) for part in parts] + [(number, 1.0)]
+        return [*stops, (len(self.moments), 1.0)]
+
+    @property
+    def verdict(self) -> str:
+        """How many bits of the new weight are not those of one process."""
+        return f"{self.differ} of {self.bits:,} bits differ"
+
+    def label(self, rank: int, moment: FilmMoment) -> str:
+        """A rank's number, and a letter for its bytes where it reported them."""
+        letters = self.letters.get(moment.letters)
+        return f"rank {rank} · bytes {letters[rank]}" if letters else f"rank {rank}"
+
+
+def play_step(plan: Plan, reports: Sequence[WeightReport], alone: Any, live: bool = True) -> Shell | Picture:
+    """The film of a step on real ranks, which ends beside the weight that one process alone has found."""
+    film = film_of(plan, reports, alone)
+    return play(partial(_draw_frame, film), len(film.frames) - 1, draw_story(film), live, interval=500)
+
+
+def film_of(plan: Plan, reports: Sequence[WeightReport], alone: Any) -> StepFilm:
+    """What the film shows, from the ranks' reports and the weight that one process alone has found."""
+    tensors = [getattr(report, name) for name in ("before", "momentum", "after") for report in reports]
+    named, count = name_contents(tensors), len(reports)
+    letters = {
+        name: tuple(named[number * count : (number + 1) * count])
+        for number, name in enumerate(("before", "momentum", "after"))
+    }
+    together = [report.after for report in reports]
+    differ = max(differing_bits(together, alone, plan.grid.size("tp")))
+    return StepFilm(plan, tuple(moments_of(plan)), letters, differ, alone.numel() * alone.itemsize * 8)
+
+
+def _draw_frame(film: StepFilm, moment: int) -> Picture:
+    number, gone = film.frames[moment]
+    ended = number == len(film.moments)
+    now = film.moments[min(number, len(film.moments) - 1)]
+    place = _place(film.plan.grid, 84, 108, 780)
+    figure, axes = blank(_wide(place), round(place.bottom + 44))
+    _write_title(axes, f"{number + 1 - ended} · {now.title}", now.what)
+    _write_axes(axes, place)
+    held = now.held if gone == 1 else film.moments[number - 1].held
+    for rank in film.plan.grid.ranks:
+        bold = {"linewidth": 3.2} if now.title == "Orthogonalize" else {}
+        label = film.label(rank, now) if gone == 1 else f"rank {rank}"
+        _draw_rank(axes, place, rank, held[rank], label, **bold)
+    if gone < 1:
+        _draw_flights(axes, place, now, gone)
+    if ended:
+        _write_verdict(axes, film, 84, place.bottom + 20, place.right - _GAP - 84)
+    return finish(figure, "first_look-film", _say_frame(film, moment))
+
+
+def _draw_flights(axes: Axes, place: _Place, moment: FilmMoment, gone: float) -> None:
+    for flight in moment.flights:
+        start, stop = place.corner(flight.source), place.corner(flight.target)
+        now = (start[0] + gone * (stop[0] - start[0]), start[1] + gone * (stop[1] - start[1]))
+        _draw_piece(axes, place, now, flight.piece, 5)
+
+
+def _write_verdict(axes: Axes, film: StepFilm, left: float, y: float, width: float) -> None:
+    right = not film.differ
+    fill, edge, sign = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
+    rectangle(axes, left, y - 18, width, 36, fill, edgecolor=edge, linewidth=1.6)
+    look: dict[str, Any] = {"ha": "center", "weight": "bold", "color": edge}
+    write(axes, left + width / 2, y, f"{sign} {film.verdict}", 13, **look)
+
+
+def _say_frame(film: StepFilm, moment: int) -> str:
+    number, gone = film.frames[moment]
+    if number == len(film.moments):
+        return f"The end. Beside one process alone, {film.verdict}. {_say_letters(film, film.moments[-1])}"
+    now = film.moments[number]
+    said = f"{number + 1} · {now.title}: {now.what}."
+    if gone < 1:
+        return f"{said} {len(now.flights)} pieces have gone {gone:.0%} of their way, all at once."
+    held = (RankBoxes(rank, tuple(p.box for p in pieces)) for rank, pieces in enumerate(now.held))
+    parts = (f"rank {item.rank} holds {_say_pieces(item)}" for item in held)
+    return f"{said} {'; '.join(parts)}. {_say_letters(film, now)}".strip()
+
+
+def _say_pieces(held: RankBoxes) -> str:
+    """What a rank holds, in words; its pieces put together where they make the whole, or whole columns."""
+    if sum(box.numel for box in held.boxes) == SHAPE[0] * SHAPE[1]:
+        return "the whole matrix"
+    left = min((box.offset[1] for box in held.boxes), default=0)
+    right = max((box.offset[1] + box.shape[1] for box in held.boxes), default=0)
+    if sum(box.numel for box in held.boxes) == SHAPE[0] * (right - left):
+        return figures.say_held(RankBoxes(held.rank, (Box((0, left), (SHAPE[0], right - left)),)), SHAPE)
+    return figures.say_held(held, SHAPE)
+
+
+def _say_letters(film: StepFilm, moment: FilmMoment) -> str:
+    letters = film.letters.get(moment.letters)
+    said = ", ".join(f"rank {rank} {letter}" for rank, letter in enumerate(letters or ()))
+    return f"A letter for equal bytes: {said}." if said else ""
+
+
+_TOLD = (0, 2, 4, 5, 6, 7)
+"""The moments that the still picture shows."""
+
+
+def draw_story(film: StepFilm) -> Picture:
+    """The film's moments side by side, and how it ends."""
+    grid = film.plan.grid
+    columns = 3 if grid.size("tp") < 4 else 2 if grid.size("tp") < 7 else 1
+    room = 888 / columns
+    first = _place(grid, 12, 0, room - 8, 138)
+    down, rows = first.bottom + 92, -(-len(_TOLD) // columns)
+    figure, axes = blank(900, round(rows * down + 56))
+    for number, chosen in enumerate(_TOLD):
+        now = film.moments[chosen]
+        left, top = 14 + number % columns * room, number // columns * down
+        place = _place(grid, left, top + 72, room - 8, 138)
+        write(axes, left, top + 24, f"{chosen + 1} · {now.title}", 13, weight="bold")
+        write(axes, left, top + 48, now.what, 11, color=QUIET)
+        for rank in grid.ranks:
+            label = (
+                film.label(rank, now).replace("bytes ", "") if place.width < 150 else film.label(rank, now)
+            )
+            _draw_rank(axes, place, rank, now.held[rank], label if place.width > 40 else "")
+    _write_verdict(axes, film, 14, rows * down + 26, 872)
+    told = (film.frames.index((chosen, 1.0)) for chosen in _TOLD)
+    words = " ".join(_say_frame(film, moment) for moment in told)
+    return finish(figure, "first_look-step", f"{words} Beside one process alone, {film.verdict}.")

@@ -1,13 +1,33 @@
-"""Exercises of lesson 04: owners and zeros, what a skipped offset spoils, a right sharing, and the quiz."""
+"""Exercises of lesson 04: owners, a skipped offset, two right sharings, a load balancer, and the quiz."""
 
 from __future__ import annotations
 
 import operator
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Sequence
+from typing import Any, SupportsFloat, SupportsIndex
 
 from ...errors import RankFailedError
-from ..exercises.judge import Exercise, MistakeError, OpenAnswerError, names_or_none, numbers
-from .first_wrong_place import early_starts, early_wrong, explain, reaches_into
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    OpenAnswerError,
+    Par,
+    names_or_none,
+    numbers,
+    value_of,
+)
+from ..pictures.picture import Picture
+from .balance import (
+    SETS,
+    TOY,
+    BalanceFunction,
+    MatrixSet,
+    deal_longest_first,
+    percent_lost,
+    toy_makespans,
+)
+from .first_wrong_place import early_starts, early_wrong, explain, explain_gathered, reaches_into
 from .makespan import WORST, fair_shares
 from .on_ranks import (
     LENGTH,
@@ -18,11 +38,20 @@ from .on_ranks import (
     owner_lacks,
     place_of,
     predict_ring,
+    ring_sent,
     run_cases,
     say_trouble,
 )
 
 LACKING = "k1"
+SPOILERS = {
+    "owner_of_last": [r"owner_of_last\W+\w*\W+1\b"],
+    "zeros": [r"zeros\W+\w*\W+0\.8\b"],
+    "wrong": [r"(wrong places:|wrong, in red:|\[)\W*up1\W+down1\W+v2\W+o2"],
+    "longest_first": [r"longest_first\W+\w*\W+17\b", r"longest first: makespan 17"],
+    "best": [r"best\W+\w*\W+15\b"],
+}
+"""What would answer each prediction of the notebook."""
 
 
 def guess(ranks: int) -> Exercise:
@@ -80,14 +109,14 @@ def predict(ranks: int) -> Exercise:
         if extra := [name for name in said if name not in right]:
             why = "Its owner puts it in its place, and nobody else writes there."
             if extra[0] == LACKING:
-                why = "Nobody has an answer for it, so its place stays zero, and nobody changes it."
+                why = "Nobody has an update for it, so its place stays zero, and nobody changes it."
             return f"{extra[0]} comes out as it should. {why}"
         if missing := [name for name in right if name not in said]:
             return f"{missing[0]} comes out wrong, too. {_why_wrong(missing[0], ranks, lacking)}"
         return None
 
     hints = (
-        "From k1 on, where does its owner believe to be in the buffer? Too early, by the numbers of k1.",
+        "From k1 on, where does its owner believe to be in the buffer? Too early, by the size of k1.",
         "Two kinds are wrong: what its owner puts elsewhere, and what it is put upon.",
     )
     return Exercise(judge, hints, "What is put elsewhere is wrong, and so is what it is put upon.")
@@ -97,15 +126,15 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
     starts, place = early_starts(ranks, lacking), place_of(name)
     mine = starts.get(name, place.start)
     if mine != place.start:
-        return f"Rank {place.owner(ranks)} puts its answer at {mine:,}; its place begins at {place.start:,}."
+        return f"Rank {place.owner(ranks)} puts its update at {mine:,}; its place begins at {place.start:,}."
     upon = (other for other in starts if other != name and reaches_into(other, starts[other], place))
     other = place_of(next(upon))
-    said = f"puts its answer for {other.name} at {starts[other.name]:,}, and that reaches into it."
+    said = f"puts its update for {other.name} at {starts[other.name]:,}, and that reaches into it."
     return f"Rank {other.owner(ranks)} {said}"
 
 
 def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
-    """The exercise: every answer in its place, whatever gradient is missing wherever, on real ranks."""
+    """The exercise: every update in its place, whatever gradient is missing wherever, on real ranks."""
     cases = [
         (),
         owner_lacks(LACKING, ranks),
@@ -127,7 +156,106 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )
-    return Exercise(judge, hints, "Whatever is missing, every other answer is in its place, on every rank.")
+    return Exercise(judge, hints, "Whatever is missing, every other update is in its place, on every rank.")
+
+
+def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
+    """The exercise: all updates on all ranks, with fewer bytes than the zero-filled all_reduce sends."""
+    summed, par = ring_sent("all_reduce", LENGTH * 2, ranks), predict_ring(ranks)
+    sent: dict[int, int] = {}
+
+    def judge(function: SharingFunction) -> str | Diagnosis | None:
+        try:
+            [run] = run_cases(function, ranks, [()], backend=backend, seed=seed)
+        except RankFailedError as error:
+            raise MistakeError(say_trouble(error)) from None
+        if run.is_open:
+            raise OpenAnswerError
+        sent[id(function)] = run.sent
+        if wrong := explain_gathered(run):
+            return wrong
+        if run.sent >= summed > par:
+            hint = "Leave the zeros at home: a rank brings its own updates, one after the other, and no more."
+            return Diagnosis(
+                f"All updates arrive. But a rank sends {run.sent:,} bytes, and the all_reduce of the whole "
+                f"buffer sends {summed:,}.",
+                (hint,),
+            )
+        if ranks > 1 and not run.sent:
+            return "All updates are there, and no all_gather was called: how did they get there?"
+        return None
+
+    hints = (
+        "Rank r owns parameters[r::ranks]. How many entries is that, for each r? Fill up to the longest.",
+        "dist.all_gather(segments, mine) wants a list of empty tensors, each as long as mine.",
+        "For matrix i: from segment i % ranks take the next p.numel() entries that nobody has taken yet.",
+    )
+    scored = Par("bytes", par, lambda function: sent[id(function)])
+    return Exercise(judge, hints, "Every rank has every update, and no zero has travelled.", scored)
+
+
+def check_toy() -> Exercise:
+    """The prediction: the makespan of five matrices on two owners, the costliest first, and the best."""
+    longest, best = toy_makespans().values()
+
+    def judge(longest_first: SupportsFloat, best_possible: SupportsFloat) -> str | None:
+        try:
+            said, less = float(longest_first), float(best_possible)
+        except (TypeError, ValueError):
+            return "Give two numbers."
+        if said != longest:
+            return f"longest_first: not {said:g}. In this order, each goes to the lighter owner."
+        if less < best:
+            return f"best: {less:g} is less than half of all the work, which is {sum(TOY) / 2:g}."
+        if less != best:
+            return f"best: one of them can do better than {less:g}. Which costs add up to half of {sum(TOY)}?"
+        return None
+
+    return Exercise(judge, praise="Longest first puts 8 and 7 apart. The best keeps them together.")
+
+
+def check_balance() -> Exercise:
+    """The exercise: owners with less makespan than longest first, over several sets of matrices."""
+
+    def judge(balance: BalanceFunction) -> str | Diagnosis | None:
+        for each in SETS:
+            owners = value_of(balance, list(each.costs), each.ranks, told=f"{each.name}: {{}}")
+            if wrong := _why_no_owners(owners, each):
+                return f"{each.name}: {wrong}"
+        lost = percent_lost(balance)
+        if lost < LONGEST_FIRST - 1e-6:
+            return None
+        worst = max(SETS, key=lambda each: each.lost(balance(each.costs, each.ranks)))
+        said = f"You lose {lost:.1f} percent over all sets, longest first {LONGEST_FIRST:.1f}."
+        if abs(lost - LONGEST_FIRST) < 1e-6:
+            said = f"That is longest first, or just as good: {lost:.1f} percent. Now beat it."
+        return Diagnosis(f"{said} Your worst: {worst.name}.", BALANCE_HINTS, _picture(balance, worst))
+
+    praise = f"You beat longest first. The best known is {BEST_KNOWN:.1f}."
+    return Exercise(judge, (), praise, Par("percent lost", round(LONGEST_FIRST, 1), percent_lost))
+
+
+BALANCE_HINTS = (
+    "Begin with longest first. Then look at the busiest rank: which of its matrices could move?",
+    "A move alone often does not help. Swap one of its matrices for a cheaper one of another rank.",
+    "Try all moves and swaps off the busiest rank. Take the one after which the busier of the two has least.",
+)
+LONGEST_FIRST = percent_lost(deal_longest_first)
+BEST_KNOWN = sum(100 * (each.best - 1) for each in SETS)
+
+
+def _why_no_owners(owners: Any, of: MatrixSet) -> str | None:
+    if not isinstance(owners, Sequence) or isinstance(owners, str) or len(owners) != len(of.shapes):
+        return f"give a list of {len(of.shapes)} owners, one a matrix."
+    if odd := [owner for owner in owners if not isinstance(owner, int) or not 0 <= owner < of.ranks]:
+        return f"{odd[0]!r} is no rank; there are 0 to {of.ranks - 1}."
+    return None
+
+
+def _picture(balance: BalanceFunction, worst: MatrixSet) -> Picture:
+    from .pictures import draw_set  # pictures are drawn for wrong answers alone
+
+    return draw_set(worst, balance(worst.costs, worst.ranks))
 
 
 def quiz(ranks: int) -> Exercise:
@@ -136,13 +264,14 @@ def quiz(ranks: int) -> Exercise:
     sent = predict_ring(ranks)
     expected = {"zeros": LENGTH - own, "busiest": fair_shares(WORST), "bytes": sent}
     why = {
-        "zeros": "Press rank 0 and 'own answers' in the first picture, or ask first.zeros(0).",
-        "busiest": f"Look at the row for {WORST} in the table, or ask lesson.fair_shares({WORST}).",
-        "bytes": "Look for all_gather in the table of bytes, or ask counted[0][1].ring.",
+        "zeros": "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0).",
+        "busiest": f"Put the slider at {WORST}, or ask lesson.fair_shares({WORST}).",
+        "bytes": "It is par of your all_gather; or ask counted[0][1].ring.",
     }
     return numbers(expected, why, within=1e-6)
 
 
-def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    """The notebook's exercises in order: guess, prediction, sharing, quiz."""
-    return guess(dp), predict(dp), check_share(dp, backend, seed), quiz(dp)
+def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: guess, prediction, repair, gather, five matrices, balance, quiz."""
+    fixed, less = check_share(dp, backend, seed), check_gather(dp, backend, seed)
+    return guess(dp), predict(dp), fixed, less, check_toy(), check_balance(), quiz(dp)

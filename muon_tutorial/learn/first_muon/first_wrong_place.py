@@ -1,6 +1,6 @@
 """Lesson 04: the first wrong place of a run, by rank and matrix, and why; and what a skipped offset spoils.
 
-What the early code would do follows from intervals alone: where each answer goes if a missing gradient does
+What the early code would do follows from intervals alone: where each update goes if a missing gradient does
 not move the offset.
 """
 
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from .on_ranks import LENGTH, PLACES, BufferPlace, Lacking, SharingRun, is_buffer, place_of
+from .on_ranks import LENGTH, PLACES, BufferPlace, Lacking, SharingRun, is_buffer, place_of, updates
 
 
 def explain(run: SharingRun) -> str | None:
     """What is wrong with a run, told by its first wrong interval; None where nothing is."""
-    for rank, report in enumerate(run.reports):
-        if not isinstance(report.returned, Tensor):
-            return f"Return the buffer; rank {rank} returned {type(report.returned).__name__}."
-        if not is_buffer(report.returned):
-            shape = " × ".join(f"{size:,}" for size in report.returned.shape)
-            return f"The buffer has {LENGTH:,} numbers; rank {rank} returned {shape}."
+    if odd := _not_a_buffer(run):
+        return odd
     right = run.expected()
     for rank in range(run.ranks):
         for place in run.wrong_places(rank):
@@ -33,6 +30,39 @@ def explain(run: SharingRun) -> str | None:
                 f"{_why(run, rank, place, first, right)}{_say_displaced(run)}"
             )
     return None
+
+
+def _not_a_buffer(run: SharingRun) -> str | None:
+    for rank, report in enumerate(run.reports):
+        if not isinstance(report.returned, Tensor):
+            return f"Return the buffer; rank {rank} returned {type(report.returned).__name__}."
+        if not is_buffer(report.returned):
+            shape = " × ".join(f"{size:,}" for size in report.returned.shape)
+            return f"The buffer has {LENGTH:,} entries; rank {rank} returned {shape}."
+    return None
+
+
+def explain_gathered(run: SharingRun) -> str | None:
+    """What is wrong with updates that were gathered: the first wrong place, and what lies there instead."""
+    if odd := _not_a_buffer(run):
+        return odd
+    for rank in range(run.ranks):
+        for place in run.wrong_places(rank):
+            there = run.after(rank)[place.slice]
+            other = next(
+                (name for name, update in updates(run.seed).items() if _begins_alike(there, update)), ""
+            )
+            what = f"the update of {other} begins" if other else "is something else"
+            what = "are zeros" if not bool(there.any()) else what
+            return (
+                f"On rank {rank}, the first wrong place is that of {place.name}, {place.start:,} to "
+                f"{place.stop:,}: there {what}."
+            )
+    return None
+
+
+def _begins_alike(there: Tensor, update: Tensor) -> bool:
+    return bool(torch.equal(there[:64].to(update.dtype), update[:64]))
 
 
 def _say_case(run: SharingRun) -> str:
@@ -70,38 +100,38 @@ def ranks_of(flags: int, ranks: int) -> list[int]:
 def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
     owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
     if not bool(right[place.slice].any()):
-        return f"Nobody has that answer, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
+        return f"Nobody has that update, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
     if len(writers) > 1:
-        return f"There, numbers of {say_ranks(writers)} are added up."
+        return f"There, entries of {say_ranks(writers)} are added up."
     if run.after(rank)[first] == 0:
         return _why_empty(run, rank, place, owner)
     if run.filled(owner)[first] == right[first]:
-        return f"Rank {owner} handed over the right answer, but the sum of all buffers is not what came back."
+        return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
-        return f"Numbers of rank {writers[0]} are there; rank {owner} owns {place.name}."
+        return f"Entries of rank {writers[0]} are there; rank {owner} owns {place.name}."
     return f"What is there is not Newton–Schulz of the gradient of {place.name}."
 
 
 def _why_empty(run: SharingRun, rank: int, place: BufferPlace, owner: int) -> str:
     if run.found(owner).get(place.name) != place.start:
-        return f"It is zero there: rank {owner}, the owner, has not put its answer in that place."
+        return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
     if rank == owner:
-        return f"It is zero there. Rank {rank} had handed over its answer: is what comes back a sum?"
-    return f"It is zero there. Rank {owner} has the answer, but it never reached rank {rank}: what sums?"
+        return f"It is zero there. Rank {rank} had handed over its update: is what comes back a sum?"
+    return f"It is zero there. Rank {owner} has the update, but it never reached rank {rank}: what sums?"
 
 
 def _say_displaced(run: SharingRun) -> str:
-    """The first answer that a rank has put elsewhere than in its place."""
+    """The first update that a rank has put elsewhere than in its place."""
     for rank in range(run.ranks):
         for name, start in run.found(rank).items():
             if off := start - place_of(name).start:
                 way = f"{abs(off):,} too {'early' if off < 0 else 'late'}"
-                return f" Rank {rank} has put its answer for {name} at {start:,}, which is {way}."
+                return f" Rank {rank} has put its update for {name} at {start:,}, which is {way}."
     return ""
 
 
 def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
-    """Where each matrix's owner puts its answer if a missing gradient does not move the offset."""
+    """Where each matrix's owner puts its update if a missing gradient does not move the offset."""
     starts: dict[str, int] = {}
     for rank in range(ranks):
         offset = 0
@@ -126,5 +156,5 @@ def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
 
 
 def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
-    """Whether a matrix's answer, put at ``start``, lies in part in the place of another."""
+    """Whether a matrix's update, put at ``start``, lies in part in the place of another."""
     return start < other.stop and other.start < start + place_of(name).size

@@ -14,7 +14,6 @@ from ...plan.strategies import plan_imbalance
 from .on_ranks import gpt_shapes
 
 LARGE = gpt_shapes(12, 768)
-RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
 MOST = 16
 WORST = 6
 Way = Literal["by index", "longest first"]
@@ -35,14 +34,3 @@ def plan_of(ranks: int, way: Way) -> Plan:
 def fair_shares(ranks: int, way: Way = "by index") -> float:
     """The makespan for the large model, in fair shares: 1 is perfect."""
     return plan_imbalance(plan_of(ranks, way))
-
-
-def say_makespans() -> str:
-    """The makespan by number of ranks: dealt out in turn, and the costliest first."""
-    fair = sum(COSTS) / 1e9
-    lines = ["ranks   a fair share   by index           longest first"]
-    for ranks in RANKS:
-        shares = [fair_shares(ranks, way) for way in WAYS]
-        said = "   ".join(f"{share * fair / ranks:6.0f} ({share:.2f})" for share in shares)
-        lines.append(f"{ranks:5}   {fair / ranks:12.0f}   {said}")
-    return "\n".join([*lines, "(GFLOP of the busiest rank; in brackets: over a fair share)"])

@@ -1,6 +1,6 @@
-"""Lesson 04 on real ranks: answers shared through one flat buffer, its record, bytes and time of steps.
+"""Lesson 04 on real ranks: updates shared through one flat buffer, its record, bytes and time of steps.
 
-The matrices are those of a small GPT. A rank fills the buffer with the answers of the matrices it owns and
+The matrices are those of a small GPT. A rank fills the buffer with the updates of the matrices it owns and
 leaves the rest at zero; an all_reduce adds the buffers up. What each rank handed to it is kept. Bytes, time
 and the bits at the end are those of the package's own ``Muon(strategy="round_robin")``.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -33,7 +33,13 @@ from ..inputs import measure
 
 WIRE = torch.bfloat16
 PATIENCE = 8.0
-_SUM = "all_reduce"
+_NOTED = {
+    "all_reduce": (0, "tensor"),
+    "all_gather": (1, "tensor"),
+    "all_gather_into_tensor": (1, "input_tensor"),
+    "broadcast": (0, "tensor"),
+}
+"""The collectives that are watched, and which argument is what a rank hands over."""
 SharingFunction = Callable[[list[torch.nn.Parameter], int, int], Any]
 Lacking = tuple[tuple[int, str], ...]
 """Gradients that are missing: on which rank, of which matrix."""
@@ -41,7 +47,7 @@ Lacking = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """Where a matrix's answer belongs in the flat buffer."""
+    """Where a matrix's update belongs in the flat buffer."""
 
     number: int
     name: str
@@ -55,7 +61,7 @@ class BufferPlace:
 
     @property
     def size(self) -> int:
-        """How many numbers the matrix has."""
+        """How many entries the matrix has."""
         return self.stop - self.start
 
     def owner(self, ranks: int) -> int:
@@ -99,21 +105,55 @@ def parameters(
 
 
 def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
-    """All answers, flat: every place filled by its owner and summed over ranks; the exercise's reference.
+    """All updates, flat: every place filled by its owner and summed over ranks; the exercise's reference.
 
     All ranks must call.
     """
+    return sum_counts(fill(parameters, rank, ranks))
+
+
+def gathered(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
+    """All updates, flat, without a zero on the way but what makes segments alike. All ranks must call."""
+    sizes = [sum(each.numel() for each in parameters[owner::ranks]) for owner in range(ranks)]
+    mine = torch.zeros(max(sizes), dtype=WIRE)
+    own = [
+        zeropower_via_newtonschulz(each.grad).flatten()
+        for each in parameters[rank::ranks]
+        if each.grad is not None
+    ]
+    mine[: sizes[rank]] = torch.cat([mine[:0], *own])
+    segments = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(segments, mine)
+    return torch.cat([_take(segments, parameters, number, ranks) for number in range(len(parameters))])
+
+
+def _take(
+    segments: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter], number: int, ranks: int
+) -> Tensor:
+    """One matrix's update, out of its owner's segment."""
+    owner = number % ranks
+    start = sum(each.numel() for each in parameters[owner:number:ranks])
+    return segments[owner][start : start + parameters[number].numel()]
+
+
+def fill(parameters: Sequence[torch.nn.Parameter], rank: int, ranks: int, *, skips: bool = False) -> Tensor:
+    """A rank's flat buffer before the sum: its own updates in their places, zeros elsewhere.
+
+    ``skips`` leaves the offset where a gradient is missing, as the early code does.
+    """
     flat, offset = torch.zeros(sum(each.numel() for each in parameters), dtype=WIRE), 0
     for number, parameter in enumerate(parameters):
-        if number % ranks == rank and parameter.grad is not None:
+        mine = number % ranks == rank
+        if mine and parameter.grad is not None:
             flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(parameter.grad).flatten()
-        offset += parameter.numel()
-    return sum_counts(flat)
+        if not (skips and mine and parameter.grad is None):
+            offset += parameter.numel()
+    return flat
 
 
 @functools.cache
-def answers(seed: int) -> dict[str, Tensor]:
-    """The answer for each matrix, flat, as one process finds it."""
+def updates(seed: int) -> dict[str, Tensor]:
+    """The update for each matrix, flat, as one process finds it."""
     with measure.one_thread():
         grads = [parameter.grad for parameter in parameters(seed)]
         found = [zeropower_via_newtonschulz(grad).flatten() for grad in grads if grad is not None]
@@ -122,15 +162,17 @@ def answers(seed: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class BufferReport:
-    """What one rank sends back: each buffer it handed to an all_reduce, and what its function returned."""
+    """What one rank sends back: each buffer it handed to an all_reduce, what its function returned, and the
+    bytes that its collectives send, run as rings."""
 
     handed: tuple[Tensor, ...]
     returned: Any
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SharingRun:
-    """One sharing of answers, as all ranks played it."""
+    """One sharing of updates, as all ranks played it."""
 
     seed: int
     lacking: Lacking
@@ -158,13 +200,18 @@ class SharingRun:
         """What a rank's function returned, as a buffer."""
         return _as_buffer(self.reports[rank].returned)
 
+    @property
+    def sent(self) -> int:
+        """Bytes that the busiest rank sends."""
+        return max(report.sent for report in self.reports)
+
     def zeros(self, rank: int) -> int:
-        """How many numbers of the buffer a rank handed over are zero."""
+        """How many entries of the buffer a rank handed over are zero."""
         return int((self.filled(rank) == 0).sum())
 
     def expected(self) -> Tensor:
-        """All answers in their places; zeros where the owner has no gradient."""
-        flat, found = torch.zeros(LENGTH, dtype=WIRE), answers(self.seed)
+        """All updates in their places; zeros where the owner has no gradient."""
+        flat, found = torch.zeros(LENGTH, dtype=WIRE), updates(self.seed)
         for place in PLACES:
             if (place.owner(self.ranks), place.name) not in self.lacking:
                 flat[place.slice] = found[place.name]
@@ -185,15 +232,15 @@ class SharingRun:
         return not any(bool((self.after(0) != self.after(rank)).any()) for rank in range(self.ranks))
 
     def writers(self) -> Tensor:
-        """For each number of the buffer, who wrote there before the sum: bit r is set for rank r."""
+        """For each entry of the buffer, who wrote there before the sum: bit r is set for rank r."""
         buffers = (self.filled(rank) for rank in range(self.ranks))
         flags = ((buffer != 0) & ~buffer.isnan() for buffer in buffers)
         return torch.stack([flag.long() << rank for rank, flag in enumerate(flags)]).sum(0)
 
     def found(self, rank: int) -> dict[str, int]:
-        """Where in the buffer that a rank handed over each answer begins, if it is there at all."""
-        buffer, right = self.filled(rank), answers(self.seed)
-        starts = {name: _find(buffer, answer) for name, answer in right.items()}
+        """Where in the buffer that a rank handed over each update begins, if it is there at all."""
+        buffer, right = self.filled(rank), updates(self.seed)
+        starts = {name: _find(buffer, update) for name, update in right.items()}
         return {name: start for name, start in starts.items() if start is not None}
 
 
@@ -207,9 +254,9 @@ def _as_buffer(value: Any) -> Tensor:
     return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
 
 
-def _find(buffer: Tensor, answer: Tensor) -> int | None:
-    starts = (buffer[: len(buffer) - len(answer) + 1] == answer[0]).nonzero().flatten().tolist()
-    return next((at for at in starts if torch.equal(buffer[at : at + len(answer)], answer)), None)
+def _find(buffer: Tensor, update: Tensor) -> int | None:
+    starts = (buffer[: len(buffer) - len(update) + 1] == update[0]).nonzero().flatten().tolist()
+    return next((at for at in starts if torch.equal(buffer[at : at + len(update)], update)), None)
 
 
 def owner_lacks(name: str, ranks: int) -> Lacking:
@@ -234,32 +281,69 @@ def play(
     reports = []
     for case in cases:
         mine = parameters(seed, [name for lacker, name in case if lacker == rank])
-        with noting_sums() as handed:
+        with noting_traffic() as traffic:
             returned = function(mine, rank, ranks)
         _check_alike("nothing, as it has returned")
-        reports.append(BufferReport(tuple(handed), returned))
+        reports.append(BufferReport(tuple(traffic.handed), returned, traffic.sent))
     return reports
 
 
+def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = False) -> SharingRun:
+    """What ``share`` does on real ranks, added up here; with ``skips``, what the early code does."""
+    filled = []
+    with measure.one_thread():
+        for rank in range(ranks):
+            absent = [name for lacker, name in lacking if lacker == rank]
+            filled.append(fill(parameters(seed, absent), rank, ranks, skips=skips))
+    total = torch.stack(filled).sum(0)
+    return SharingRun(seed, lacking, tuple(BufferReport((flat,), total) for flat in filled))
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this process handed to each all_reduce, and the bytes that all its collectives send as rings."""
+
+    handed: list[Tensor] = field(default_factory=list)
+    sent: int = 0
+
+
 @contextmanager
-def noting_sums() -> Iterator[list[Tensor]]:
-    """Keep a copy of what this process hands to each all_reduce inside.
+def noting_traffic() -> Iterator[Traffic]:
+    """Note what this process hands to its collectives inside.
 
     Gloo adds buffers of unequal length without a word, or aborts; here they are refused, on all ranks.
     """
-    original, handed = getattr(dist, _SUM), []
+    traffic = Traffic()
+    with ExitStack() as patched:
+        for kind in _NOTED:
+            noted = partial(_noted, getattr(dist, kind), kind, traffic)
+            patched.enter_context(patch.object(dist, kind, noted))
+        yield traffic
 
-    def noted(tensor: Tensor, *others: Any, **options: Any) -> Any:
-        _check_alike(f"{tensor.numel():,} numbers of {str(tensor.dtype).removeprefix('torch.')}")
-        handed.append(tensor.detach().clone())
-        return original(tensor, *others, **options)
 
-    with patch.object(dist, _SUM, noted):
-        yield handed
+def _noted(original: Callable[..., Any], kind: str, traffic: Traffic, *given: Any, **more: Any) -> Any:
+    place, name = _NOTED[kind]
+    tensor = more[name] if name in more else given[place]
+    _check_alike(f"{tensor.numel():,} entries of {str(tensor.dtype).removeprefix('torch.')}")
+    if kind == "all_reduce":
+        traffic.handed.append(tensor.detach().clone())
+    traffic.sent += ring_sent(kind, tensor.numel() * tensor.dtype.itemsize, dist.get_world_size())
+    return original(*given, **more)
+
+
+def ring_sent(kind: str, size: int, ranks: int) -> int:
+    """Bytes that a rank sends, in a ring, where it hands ``size`` bytes to a collective.
+
+    >>> [ring_sent(kind, 400, 4) for kind in ("all_reduce", "all_gather", "broadcast")]
+    [600, 1200, 400]
+    """
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) * size // ranks
+    return size * (ranks - 1) if kind.startswith("all_gather") else size * (ranks > 1)
 
 
 def _check_alike(brought: str) -> None:
-    """Compare what the ranks bring to their next all_reduce.
+    """Compare what the ranks bring to their next collective.
 
     Raises:
         MismatchError: they bring different things.
@@ -267,7 +351,7 @@ def _check_alike(brought: str) -> None:
     found = gather_objects(brought)
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
-        raise MismatchError(f"all ranks must hand alike buffers to an all_reduce. Handed over: {said}.")
+        raise MismatchError(f"all ranks must hand alike buffers to a collective. Handed over: {said}.")
 
 
 TIMED = gpt_shapes(layers=2, width=384)
@@ -277,7 +361,7 @@ BACKS: tuple[Literal["all_reduce", "all_gather"], ...] = ("all_reduce", "all_gat
 def say_axes(dp: int, tp: int) -> str:
     """One line on what the lesson makes of its grid."""
     unused = "" if tp == 1 else f" tp = {tp} is not used here; it enters with lesson 06."
-    return f"One axis, dp = {dp}: every rank has all matrices, and the same averaged gradients.{unused}"
+    return f"dp = {dp}: every rank holds all matrices, and the same averaged gradients.{unused}"
 
 
 def run_share(
@@ -299,14 +383,19 @@ def run_share(
     return run
 
 
+def part_of_zeros(run: SharingRun) -> float:
+    """What part of all buffers together is zero, before the sum."""
+    return round(sum(run.zeros(rank) for rank in range(run.ranks)) / (LENGTH * run.ranks), 4)
+
+
 def say_outcome(run: SharingRun) -> str:
     """What a test would see of a run, and what it would not."""
     rights = [place.name for place in PLACES if place.name not in run.wrong()]
     same = "yes" if run.agree() else "no"
     return (
         f"ranks that returned without an error   {run.ranks}\n"
-        f"all of them ended with the same bits   {same}\n"
-        f"answers as one process finds them      {len(rights)} of {len(PLACES)}"
+        f"all of them end with the same bits     {same}\n"
+        f"updates as one process finds them      {len(rights)} of {len(PLACES)}"
     )
 
 
@@ -330,7 +419,7 @@ def say_refusal(error: RankFailedError) -> str:
 
 
 def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
-    """What one step's answers cost a rank, for either way of sharing them. Must be called by all ranks."""
+    """What one step's updates cost a rank, for either way of sharing them. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": ranks}))
     counted = []
     for back in BACKS:
@@ -344,14 +433,14 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
 
 
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
-    """Bytes of one rank: the gradients' average that comes before, and either way of sharing answers."""
+    """Bytes of one rank: the gradients' average that comes before, and either way of sharing updates."""
     gradients = int(ddp_adamw(ranks, LENGTH, g=4))
     lines = [
         f"{'':<44}{'sends, bytes':>14}",
         f"{'gradients, all_reduce (float32, formula)':<44}{gradients:>14,}",
     ]
     for row in rows:
-        name = f"answers, {row.phase.removeprefix('updates ')} (bfloat16, counted)"
+        name = f"updates, {row.phase.removeprefix('updates ')} (bfloat16, counted)"
         lines.append(f"{name:<44}{row.ring:>14,}")
     if rows[0].ring:
         lines.append(f"{'all_gather over all_reduce':<44}{rows[1].ring / rows[0].ring:>14.2f}")
@@ -389,6 +478,6 @@ def say_clock(alone: Sequence[StepSeconds], pair: Sequence[StepSeconds]) -> str:
 
 
 def predict_ring(ranks: int) -> int:
-    """Bytes a rank sends to all_gather the answers: every segment but one, each as long as the longest."""
+    """Bytes a rank sends to all_gather the updates: every segment but one, each as long as the longest."""
     own = [sum(place.size for place in PLACES if place.owner(ranks) == rank) for rank in range(ranks)]
     return (ranks - 1) * max(own) * 2

@@ -1,6 +1,6 @@
 """Pictures of lesson 04: flat buffers with owners above and zeros grey, and the work of each rank.
 
-Colours say which rank wrote a number; where several did, their sum is hatched red.
+Colours say which rank wrote an entry; where several did, their sum is hatched red.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from ..pictures.colours import ADAMW, EMPTY, INK, QUIET, WRONG, rank_colour
+from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, show, slider
+from .balance import TOY, TOY_BEST, MatrixSet, deal_longest_first, loads_of
 from .first_wrong_place import ranks_of, say_ranks
 from .makespan import COSTS, MOST, WAYS, WORST, fair_shares, plan_of
-from .on_ranks import LENGTH, PLACES, SharingRun, is_buffer, place_of
+from .on_ranks import LENGTH, PLACES, SharingRun, imitate, is_buffer, place_of
 
-MOMENTS = {"zeros": 0, "own answers": 1, "after the sum": 2}
+MOMENTS = {"zeros": 0, "own updates": 1, "after the sum": 2}
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
 _SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
 _RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
+
+
+def hero() -> Picture:
+    """The first picture of the lesson: flat buffers, owners, zeros, and the sum of all."""
+    return draw_run(imitate(4), "first_muon-hero")
 
 
 def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
@@ -36,7 +42,7 @@ def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
         top = _RULER + 56 + row * _STEP
         _draw_row(axes, run, row, moment, top, bold=row == rank)
     said = _say_count(run, moment, rank)
-    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said, 9.5)
+    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said, 11)
     return finish(figure, f"first_muon-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
 
 
@@ -45,13 +51,19 @@ def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
     shown = [0] if run.agree() else list(range(run.ranks))
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
-    _draw_ruler(axes, run, "owners of the matrices")
-    write(axes, _LEFT, _RULER + 50, "what each rank hands over: its own answers, zeros grey", 9.5)
+    _draw_ruler(axes, run, "each matrix has an owner")
+    write(
+        axes,
+        _LEFT,
+        _RULER + 50,
+        "what each rank hands to the all_reduce: its own updates, and zeros (grey)",
+        11,
+    )
     for rank in range(run.ranks):
         _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
     wrong = run.wrong()
     verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
-    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}", 9.5)
+    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}", 11)
     for row, rank in enumerate(shown):
         label = "every rank" if run.agree() else f"rank {rank}"
         _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
@@ -59,13 +71,13 @@ def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
 
 
 def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
-    write(axes, 12, 22, title, 11, weight="bold")
+    write(axes, 12, 22, title, 12, weight="bold")
     for rank in range(run.ranks):
-        left = _LEFT + 200 + rank * min(74, 580 / run.ranks)
-        rectangle(axes, left, 15, 13, 13, rank_colour(rank), linewidth=0.8)
-        if run.ranks <= 12:
-            write(axes, left + 18, 22, f"rank {rank}", 8.5)
-    write(axes, 12, _RULER + _HIGH / 2, "matrices", 9.5, weight="bold")
+        left = _LEFT + 200 + rank * min(84, 580 / run.ranks)
+        rectangle(axes, left, 15, 14, 14, rank_colour(rank), linewidth=0.8)
+        if run.ranks <= 8:
+            write(axes, left + 19, 22, f"rank {rank}", 11)
+    write(axes, 12, _RULER + _HIGH / 2, "matrices", 11, weight="bold")
     for place in PLACES:
         _block(axes, place.start, place.stop, _RULER, rank_colour(place.owner(run.ranks)))
         _write_name(axes, place.start, place.stop, _RULER, place.name)
@@ -76,11 +88,11 @@ def _draw_row(
 ) -> None:
     """One rank's buffer at a moment."""
     weight = "bold" if bold else "normal"
-    axes.text(12, top + _HIGH / 2, label or f"rank {rank}", size=9.5, weight=weight, va="center", color=INK)
+    axes.text(12, top + _HIGH / 2, label or f"rank {rank}", size=11, weight=weight, va="center", color=INK)
     _block(axes, 0, LENGTH, top, EMPTY)
     for start, stop, code in _pieces(_codes(run, rank, moment)):
         if code & (code - 1):  # several ranks' bits
-            _block(axes, start, stop, top, "#ffffff", edgecolor=WRONG, linewidth=0.6, hatch="/////")
+            _block(axes, start, stop, top, CARD, edgecolor=WRONG, linewidth=0.6, hatch="/////")
         else:
             _block(axes, start, stop, top, rank_colour(code.bit_length() - 1))
     for place in PLACES[1:]:
@@ -100,11 +112,11 @@ def _block(axes: Axes, start: int, stop: int, top: float, fill: str, **look: Any
 
 
 def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look: Any) -> None:
-    write(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, 8, ha="center", **look)
+    write(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, 11, ha="center", **look)
 
 
 def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
-    """For each number in a rank's buffer at a moment: who wrote it, one bit a rank; 0 where it is zero."""
+    """For each entry in a rank's buffer at a moment: who wrote it, one bit a rank; 0 where it is zero."""
     if moment == 0:
         return torch.zeros(LENGTH, dtype=torch.long)
     if moment == 1:
@@ -122,7 +134,7 @@ def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
-    """Answers that lie whole in a rank's buffer at a moment: (start, stop, name)."""
+    """Updates that lie whole in a rank's buffer at a moment: (start, stop, name)."""
     if moment == 1:
         yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
     if moment == 2:
@@ -135,15 +147,15 @@ def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, 
 def _say_count(run: SharingRun, moment: int, rank: int) -> str:
     own = LENGTH - run.zeros(rank)
     if moment == 0:
-        return f"rank {rank}: all {LENGTH:,} numbers of its buffer are zero."
+        return f"rank {rank}: all {LENGTH:,} entries of its buffer are zero."
     if moment == 1:
         zeros = run.zeros(rank)
         return (
-            f"rank {rank}: {own:,} numbers are its own answers, {zeros:,} are zeros ({zeros / LENGTH:.0%})."
+            f"rank {rank}: {own:,} entries are its own updates, {zeros:,} are zeros ({zeros / LENGTH:.0%})."
         )
     zeros = int((run.after(rank) == 0).sum())
     came = LENGTH - own - zeros
-    return f"rank {rank}: {own:,} numbers were its own, {came:,} came from others, {zeros:,} are zero."
+    return f"rank {rank}: {own:,} entries were its own, {came:,} came from others, {zeros:,} are zero."
 
 
 def say_run(run: SharingRun) -> str:
@@ -153,8 +165,8 @@ def say_run(run: SharingRun) -> str:
         owned.setdefault(place.owner(run.ranks), []).append(place.name)
     said = [f"Rank {rank} owns {', '.join(names)}." for rank, names in owned.items()]
     for rank in range(run.ranks):
-        begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no answer"
-        said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} numbers.")
+        begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no update"
+        said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} entries.")
     wrong = run.wrong()
     end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
     if lost := [rank for rank, report in enumerate(run.reports) if not is_buffer(report.returned)]:
@@ -171,7 +183,7 @@ def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
         together = [ranks_of(flag, run.ranks) for flag in flags[place.slice].unique().tolist()]
         if len(writers := max(together, key=len)) > 1:
             mixed.append(f"{place.name} ({say_ranks(writers)})")
-    sums = f"; sums of several ranks' answers in {', '.join(mixed)}" if mixed else ""
+    sums = f"; sums of several ranks' updates in {', '.join(mixed)}" if mixed else ""
     return f"wrong places: {', '.join(wrong)}{sums}"
 
 
@@ -191,34 +203,75 @@ def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
 
 def draw_loads(ranks: int) -> Picture:
     """The work of each rank: matrices dealt out by index, and the costliest first."""
-    figure, said = card(900, 150 + 14 * ranks), []
-    fair = sum(COSTS) / ranks / 1e9
-    for number, way in enumerate(WAYS):
+    panels = []
+    for way in WAYS:
         plan = plan_of(ranks, way)
-        by_rank: list[list[int]] = [[] for _ in range(ranks)]
-        for index, cost in enumerate(COSTS):
-            by_rank[plan.workers(index)[0]].append(cost)
-        loads = [sum(costs) / 1e9 for costs in by_rank]
-        title = f"{way}: the busiest has {max(loads) / fair:.2f} fair shares"
-        axes = style(figure.add_subplot(1, 2, number + 1), title, "GFLOP of Newton–Schulz", "rank")
-        for rank, costs in enumerate(by_rank):
-            _draw_load(axes, rank, sorted(costs, reverse=True))
-        axes.set_ylim(ranks - 0.4, -0.6)
-        axes.set_yticks(range(ranks))
-        axes.axvline(fair, color=INK, linewidth=1.4, linestyle="--")
-        axes.set_xlim(0, fair_shares(ranks) * fair * 1.05)
-        said.append(f"{title}; by rank {', '.join(f'{load:.0f}' for load in loads)} GFLOP.")
-    figure.text(0.5, 0.02, "light: 768 × 768 · dark: 768 × 3072 · dashed: a fair share",
-                size=8.5, ha="center", color=QUIET)  # fmt: skip
-    figure.tight_layout(rect=(0, 24 / (150 + 14 * ranks), 1, 1))
-    return finish(figure, f"first_muon-loads-{ranks}", f"{ranks} ranks. {' '.join(said)}")
+        owners = [plan.workers(index)[0] for index in range(len(COSTS))]
+        panels.append((f"{way}: {fair_shares(ranks, way):.2f} fair shares", owners))
+    name, alt = f"first_muon-loads-{ranks}", f"{ranks} ranks."
+    return _draw_packings(panels, [cost / 1e9 for cost in COSTS], ranks, "GFLOP of Newton–Schulz", name, alt)
 
 
-def _draw_load(axes: Axes, rank: int, costs: Sequence[int]) -> None:
-    """One rank's bar, one piece a matrix."""
-    spans = [(sum(costs[:number]) / 1e9, cost / 1e9) for number, cost in enumerate(costs)]
-    colours = ["#a8cdea" if cost == min(COSTS) else ADAMW for cost in costs]
-    axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=colours, edgecolors="#ffffff", linewidth=0.5)
+def draw_toy() -> Picture:
+    """Five matrices on two owners: the costliest first, and the best."""
+    longest = deal_longest_first(list(TOY), 2)
+    panels = [
+        (f"{way}: makespan {max(loads_of(TOY, owners, 2)):.0f}", owners)
+        for way, owners in (("longest first", longest), ("the best", TOY_BEST))
+    ]
+    return _draw_packings(panels, TOY, 2, "work", "first_muon-toy", f"Costs {', '.join(map(str, TOY))}.", 34)
+
+
+def draw_set(chosen: MatrixSet, owners: Sequence[int]) -> Picture:
+    """A set of matrices as the reader deals them out, beside the costliest first."""
+    costs = [cost / 1e9 for cost in chosen.costs]
+    panels = [
+        (f"{way}: {1 + chosen.lost(dealt):.3f} fair shares", dealt)
+        for way, dealt in (
+            ("yours", owners),
+            ("longest first", deal_longest_first(chosen.costs, chosen.ranks)),
+        )
+    ]
+    unit = "GFLOP of Newton–Schulz"
+    return _draw_packings(panels, costs, chosen.ranks, unit, "first_muon-set", f"{chosen.name}.")
+
+
+def _draw_packings(
+    panels: Sequence[tuple[str, Sequence[int]]],
+    costs: Sequence[float],
+    ranks: int,
+    unit: str,
+    name: str,
+    alt: str,
+    bar: int = 20,
+) -> Picture:
+    """Ways to deal out the same work, side by side: a bar for each rank, a piece for each matrix."""
+    figure, said = card(900, 110 + bar * ranks), [alt]
+    fair = sum(costs) / ranks
+    most = max(max(loads_of(costs, owners, ranks)) for _, owners in panels)
+    for number, (title, owners) in enumerate(panels):
+        axes = style(
+            figure.add_subplot(1, len(panels), number + 1), title, f"{unit} · dashed: a fair share", ""
+        )
+        axes.title.set_fontsize(12)
+        axes.xaxis.label.set_fontsize(11)
+        axes.tick_params(labelsize=11)
+        for rank in range(ranks):
+            _draw_load(axes, rank, [cost for cost, owner in zip(costs, owners, strict=True) if owner == rank])
+        axes.set(xlim=(0, most * 1.05), ylim=(ranks - 0.4, -0.6))
+        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+        axes.axvline(fair, color=INK, linewidth=1.6, linestyle="--")
+        loads = ", ".join(f"{load:.4g}" for load in loads_of(costs, owners, ranks))
+        said.append(f"{title}; by rank {loads} {unit}.")
+    figure.tight_layout()
+    return finish(figure, name, " ".join(said))
+
+
+def _draw_load(axes: Axes, rank: int, costs: Sequence[float]) -> None:
+    """One rank's bar, one piece a matrix, the largest first."""
+    costs = sorted(costs, reverse=True)
+    spans = [(sum(costs[:number]), cost) for number, cost in enumerate(costs)]
+    axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=rank_colour(rank), edgecolors=INK, linewidth=0.6)
 
 
 def explore_loads(live: bool = True) -> Shell | Picture:

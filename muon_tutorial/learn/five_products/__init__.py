@@ -1,7 +1,9 @@
-"""What notebook 02 uses: Newton–Schulz as a polynomial of singular values, its pictures and exercises."""
+"""What notebook 02 uses: Newton–Schulz on singular values, its cost, its pictures, and the exercises."""
 
 from __future__ import annotations
 
 from ..lazy_names import names_in
 
-__getattr__, __dir__ = names_in(__name__, "singular_values", "exercises", "pictures")
+__getattr__, __dir__ = names_in(
+    __name__, "singular_values", "exercises", "counted_products", "pictures", "bounce"
+)

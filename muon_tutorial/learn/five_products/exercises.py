@@ -1,36 +1,49 @@
-"""Exercises of lesson 02: where 1 goes, one step of Newton–Schulz, bounds of singular values, the quiz."""
+"""Exercises of lesson 02: a step, all of Newton–Schulz, its cost, bounds, a design, and the quiz."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...newton_schulz import KELLER_JORDAN
-from ..exercises.judge import Exercise, MistakeError, numbers, value_of
-from .singular_values import QUIET_START, Step, bounds_after, newton_schulz_step, polynomial
+from ...newton_schulz import KELLER_JORDAN, Triple
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
+from .counted_products import count_products
+from .pictures import picture_of_design
+from .singular_values import (
+    QUIET_START,
+    SCOPE_STEPS,
+    YOU_JIACHENG,
+    Step,
+    bounds_after,
+    farthest_from_one,
+    flops,
+    newton_schulz,
+    newton_schulz_step,
+    polynomial,
+)
+
+SPOILERS = {
+    "where": (r"1 goes to 0\.70",),
+    "settles": (r"It never settles",),
+}
+"""What would answer the predictions of this lesson."""
+
+GOOD_ENOUGH = 0.1
 
 
-def guess_one() -> Exercise:
-    """The prediction: where does a singular value of exactly 1 go in one step?"""
-    right = sum(KELLER_JORDAN)
+def all_exercises(steps: int) -> tuple[Exercise, ...]:
+    """A step, all of Newton–Schulz, bounds after ``steps`` steps, the cost, a design, and the quiz."""
+    return write_step(), write_all(), bound_values(steps), write_flops(), design(), quiz(steps)
 
-    def judge(where: object) -> str | None:
-        if not isinstance(where, (int, float)):
-            return "Give a number."
-        if math.isclose(where, right, abs_tol=0.006):
-            return None
-        if where == 1:
-            return "It would stay at 1 only if a + b + c were 1."
-        return f"{where:g} is not it."
 
-    return Exercise(
-        judge,
-        ("Put s = 1 into a·s + b·s³ + c·s⁵.",),
-        "Even a perfect value is pushed away from 1. Nothing in this polynomial aims at 1 exactly.",
-    )
+def outcome() -> dict[str, Any]:
+    """Where 1 goes in one step, and whether it settles there."""
+    return {"where": round(sum(KELLER_JORDAN), 1), "settles": False}
 
 
 def write_step() -> Exercise:
@@ -48,17 +61,19 @@ def write_step() -> Exercise:
         "a * X is the first part. What stands before X in the other two can be added up first.",
         "A² is A @ A, not A * A. Then (b * A + c * A @ A) @ X.",
     )
-    return Exercise(
-        judge,
-        hints,
-        "No direction was ever looked for. Written with A, a step is three products of matrices.",
-    )
+    par = Par("products", 3, lambda function: _products_of(function))
+    return Exercise(judge, hints, "No direction was ever looked for.", par)
 
 
-def _judge_step(X: Tensor, function: Step, triple: tuple[float, float, float]) -> str | None:
+def _products_of(function: Step) -> int:
+    X = torch.eye(3, 5, dtype=torch.float64)
+    return count_products(lambda: function(X, 2.0, -1.5, 0.5)).products
+
+
+def _judge_step(X: Tensor, function: Step, triple: Triple) -> str | None:
     given = X.clone()
     rows, columns = X.shape
-    sizes = f"Here X is {rows} × {columns}, and A = X @ X.T is {rows} × {rows}."
+    sizes = f"Here X is {rows} × {columns}, and X @ X.T is {rows} × {rows}."
     value = value_of(function, given, *triple, told=f"{{}} {sizes}")
     if value is None:
         return "The function returns nothing. Is there a return?"
@@ -69,20 +84,79 @@ def _judge_step(X: Tensor, function: Step, triple: tuple[float, float, float]) -
         return "The function has changed X itself. Make a new matrix."
     if torch.allclose(value, newton_schulz_step(X, *triple)):
         return None
-    other = "The values are not those of aX + bAX + cA²X."
+    other = "The values are not those of a X + b X Xᵀ X + c X Xᵀ X Xᵀ X."
     return next((said for wrong, said in _wrong_steps(X, *triple) if torch.allclose(value, wrong)), other)
 
 
 def _wrong_steps(X: Tensor, a: float, b: float, c: float) -> list[tuple[Tensor, str]]:
     A = X @ X.T
     return [
-        (a * X + (b * A + c * A * A) @ X, "A * A squares each number. A² is the matrix product A @ A."),
+        (a * X + (b * A + c * A * A) @ X, "A * A squares each entry. A² is the matrix product A @ A."),
         (a * X + b * A @ X, "The last part, with c, is missing."),
         ((b * A + c * A @ A) @ X, "The first part, a * X, is missing."),
         (a * X + (c * A + b * A @ A) @ X, "b and c have changed places: b goes with A, c with A @ A."),
         (a * X + (b * A + c * A @ A @ A) @ X, "That is A³, which makes seventh powers. c goes with A @ A."),
-        (a * X + b * X**3 + c * X**5, "X**3 cubes each number. X³ here is X @ X.T @ X."),
+        (a * X + b * X**3 + c * X**5, "X**3 cubes each entry. X³ here is X @ X.T @ X."),
     ]
+
+
+def write_all() -> Exercise:
+    """The exercise: all of Newton–Schulz, for wide, tall and square matrices and a gradient of zeros."""
+
+    def judge(function: Callable[..., object]) -> str | Diagnosis | None:
+        generator = torch.Generator().manual_seed(1)
+        for shape in ((3, 5), (6, 4), (4, 4)):
+            G = 20 * torch.randn(shape, generator=generator, dtype=torch.float64)
+            if wrong := _judge_all(G, function):
+                return wrong
+        zeros = function(torch.zeros(3, 5, dtype=torch.float64))
+        if isinstance(zeros, Tensor) and zeros.isnan().any():
+            hint = "Divide by X.norm().clamp(min=1e-7), as torch does."
+            return Diagnosis("A gradient of zeros gives NaN: 0 / 0.", (hint,))
+        return None
+
+    hints = (
+        "Four parts: on its side if it is tall, divide by its norm, steps steps, and turned back.",
+        "X = G.T if tall else G; X = X / X.norm().clamp(min=1e-7); a loop over step; X.T if tall else X.",
+    )
+    praise = "This is all of Newton–Schulz. torch.optim.Muon's is the same, in bfloat16."
+    return Exercise(judge, hints, praise)
+
+
+def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | None:
+    rows, columns = G.shape
+    given = G.clone()
+    value = value_of(function, given, told=f"{{}} Here G is {rows} × {columns}.")
+    if value is None:
+        return "The function returns nothing. Is there a return?"
+    if not isinstance(value, Tensor):
+        return f"The function must return a matrix; it returned {type(value).__name__}."
+    if value.shape != G.shape:
+        return f"G is {rows} × {columns}, and so must the result be. Was it turned back?"
+    if not torch.equal(given, G):
+        return "The function has changed G itself."
+    if not value.isfinite().all():
+        hint = "Without the norm, singular values begin far above 1."
+        return Diagnosis("The values fly off to infinity. Was X divided by its norm?", (hint,))
+    if not torch.allclose(value, newton_schulz(G)):
+        return next((said for steps, said in _wrong_counts(G, value)), _say_all(value))
+    made = count_products(lambda: function(G)).flops
+    if made > 1.01 * flops(rows, columns):
+        enough = flops(rows, columns)
+        what = f"Right, and dear: {made:,} FLOPs for a {rows} × {columns} matrix. {enough:,} are enough."
+        return Diagnosis(what, ("A tall X makes a large X @ X.T. Lay it on its side first.",))
+    return None
+
+
+def _wrong_counts(G: Tensor, value: Tensor) -> list[tuple[int, str]]:
+    counts = [steps for steps in range(9) if torch.allclose(value, newton_schulz(G, steps))]
+    return [(steps, f"That is {steps} steps, not {SCOPE_STEPS}.") for steps in counts]
+
+
+def _say_all(value: Tensor) -> str:
+    values = torch.linalg.svdvals(value)
+    ends = f"{values[-1]:.2f} to {values[0]:.2f}"
+    return f"Its singular values go from {ends}, and not where five steps bring them."
 
 
 def bound_values(steps: int) -> Exercise:
@@ -106,7 +180,7 @@ def bound_values(steps: int) -> Exercise:
         return None
 
     hints = (
-        "You need no matrix: take many numbers s and put them through the polynomial, again and again.",
+        "You need no matrix: take many values s and put them through the polynomial, again and again.",
         f"s = torch.linspace({QUIET_START}, 1, 100_001), then for each step s = a * s + b * s**3 + c * s**5.",
     )
     praise = (
@@ -122,12 +196,98 @@ def _number(value: object) -> float:
         raise MistakeError("Give two numbers.") from None
 
 
+def write_flops() -> Exercise:
+    """The exercise: the FLOPs of all products, for wide, tall and square matrices."""
+
+    def judge(function: Callable[[int, int, int], object]) -> str | Diagnosis | None:
+        for m, n, steps in ((64, 256, 5), (256, 64, 5), (768, 768, 3), (10, 70, 1)):
+            value = value_of(function, m, n, steps, told="{} Here m, n, steps = " + f"{m}, {n}, {steps}.")
+            if value != flops(m, n, steps):
+                return _say_flops(m, n, steps, value)
+        return None
+
+    hints = (
+        "With the shorter side s and the longer l: A is (s × l)(l × s), A @ A is (s × s)(s × s), the last "
+        "(s × s)(s × l).",
+        "2·s·l·s + 2·s·s·s + 2·s·s·l, times the steps.",
+    )
+    return Exercise(judge, hints, "4 s² l + 2 s³ a step: cheap where one side is short, cubic in a square.")
+
+
+def _say_flops(m: int, n: int, steps: int, value: object) -> str | Diagnosis:
+    right, short, long = flops(m, n, steps), min(m, n), max(m, n)
+    on_the_long_side = steps * (4 * long**2 * short + 2 * long**3)
+    known = {
+        right // 2: "A multiply and an add are two operations: twice as many.",
+        steps * 4 * short**2 * long: "A @ A is missing.",
+        steps * (2 * short**2 * long + 2 * short**3): "X meets two products: X @ X.T and (…) @ X.",
+        right // steps: "That is one step.",
+        on_the_long_side: "That is A on the longer side. A tall matrix is laid on its side first.",
+    }
+    said = known.get(value, "") if isinstance(value, int) else ""
+    return f"For {m} × {n} and {steps} steps it is not {value}. {said}".strip()
+
+
+def design() -> Exercise:
+    """The hard exercise: one triple, used five times, that brings what began at 0.01 or above near 1."""
+
+    def judge(*answer: object) -> str | Diagnosis | None:
+        triple = _triple(answer)
+        off = farthest_from_one(triple)
+        if off <= GOOD_ENOUGH:
+            return None
+        return Diagnosis(*_say_design(triple, off), picture_of_design(triple))
+
+    hints = (
+        "Begin with Keller Jordan's, change all three a little at random, and keep what is nearer.",
+        "Some hundred starting values and a thousand changes are enough. Make them smaller as you go.",
+    )
+    praise = "Nearer than Keller Jordan's by far. But where does 0.001 go? Yours climbs more slowly."
+    par = Par("thousandths", round(1000 * farthest_from_one(YOU_JIACHENG)), _thousandths)
+    return Exercise(judge, hints, praise, par)
+
+
+def _triple(answer: Sequence[object]) -> Triple:
+    try:
+        a, b, c = (float(value) for value in answer)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise MistakeError("Give three numbers a, b, c.") from None
+    return a, b, c
+
+
+def _thousandths(*answer: object) -> int:
+    return round(1000 * farthest_from_one(_triple(answer)))
+
+
+def _say_design(triple: Triple, off: float) -> tuple[str, tuple[str, ...]]:
+    starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
+    ends = polynomial(starts, SCOPE_STEPS, triple)
+    worst = int((ends - 1).abs().nan_to_num(math.inf).argmax())
+    if off > 2:
+        hint = "Large values fly off where c is too large beside b. Look where the curve leaves the picture."
+        return f"A value that begins at {starts[worst]:.2f} flies off.", (hint,)
+    said = (
+        f"A value that begins at {starts[worst]:.2f} ends at {ends[worst]:.2f}. Within {GOOD_ENOUGH} will do."
+    )
+    hint = {
+        True: "It is a quiet one, and does not climb far enough: a is too small.",
+        False: "It is a loud one. It swings: keep a + b + c near 1.",
+    }[bool(ends[worst] < 1 and starts[worst] < 1.2 * QUIET_START)]
+    return said, (hint,)
+
+
 def quiz(steps: int) -> Exercise:
-    """Three numbers that the notebook has measured."""
-    expected = {"one": sum(KELLER_JORDAN), "growth": KELLER_JORDAN[0] ** steps, "products": 3.0 * steps}
+    """Four numbers that the notebook has measured."""
+    expected = {
+        "growth": KELLER_JORDAN[0] ** steps,
+        "products": 3.0 * steps,
+        "gflop": flops(768, 3072, steps) / 1e9,
+        "norm": 0.5,
+    }
     why = {
-        "one": "Put s = 1 into the polynomial, once.",
         "growth": "For a tiny s only a·s counts: each step multiplies it by a.",
-        "products": "Count the @ in your step: X @ X.T, A @ A, (...) @ X. Then count the steps.",
+        "products": "Count the @ in a step: X @ X.T, A @ A, (...) @ X. Then count the steps.",
+        "gflop": "Ask your flops, and divide by 1e9.",
+        "norm": "Four equal squares add up to 1.",
     }
     return numbers(expected, why, within=0.01)

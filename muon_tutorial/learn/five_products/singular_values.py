@@ -1,4 +1,4 @@
-"""Lesson 02: Newton–Schulz as a polynomial of singular values, the spectra it works on, its error.
+"""Lesson 02: Newton–Schulz as a polynomial of singular values, the spectra it works on, its cost and error.
 
 Everything but the timings is float64: the same pictures on every machine.
 """
@@ -6,6 +6,7 @@ Everything but the timings is float64: the same pictures on every machine.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +14,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...newton_schulz import KELLER_JORDAN, Coefficients, coefficients_per_step, zeropower_via_newtonschulz
+from ...newton_schulz import (
+    CANS,
+    KELLER_JORDAN,
+    POLAR_EXPRESS,
+    YOU_JIACHENG,
+    Coefficients,
+    Triple,
+    coefficients_per_step,
+    with_safety,
+    zeropower_via_newtonschulz,
+)
 from ..inputs import measure
 from ..inputs.recordings import real_gradient
 from ..why_muon.updates import svd_muon
@@ -46,6 +57,57 @@ def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
     """One step: ``aX + (bA + cA²)X`` for ``A = XXᵀ``. The reference of the exercise."""
     A = X @ X.T
     return a * X + (b * A + c * A @ A) @ X
+
+
+def newton_schulz(G: Tensor, steps: int = SCOPE_STEPS) -> Tensor:
+    """The whole of it: on the side, at norm 1, some steps, and back. The reference of the exercise."""
+    tall = G.shape[0] > G.shape[1]
+    X = G.T if tall else G
+    X = X / X.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        X = newton_schulz_step(X, *KELLER_JORDAN)
+    return X.T if tall else X
+
+
+def flops(m: int, n: int, steps: int = SCOPE_STEPS) -> int:
+    """Floating-point operations of all products for an m × n matrix, a multiply-add counted as two.
+
+    >>> flops(64, 256, steps=1) == flops(256, 64, steps=1) == 4 * 64**2 * 256 + 2 * 64**3
+    True
+    """
+    short, long = min(m, n), max(m, n)
+    return steps * (4 * short**2 * long + 2 * short**3)
+
+
+PUBLISHED: Mapping[str, Sequence[Triple]] = {
+    "Keller Jordan": (KELLER_JORDAN,) * SCOPE_STEPS,
+    "YouJiacheng": YOU_JIACHENG,
+    "Polar Express": with_safety(POLAR_EXPRESS, 1.01),
+    "CANS": CANS,
+}
+"""Published coefficients of five steps; where they come from stands in ``newton_schulz.py``."""
+
+
+def farthest_from_one(triples: Coefficients, start: float = QUIET_START) -> float:
+    """How far from 1 the worst value ends that began between ``start`` and 1; infinite where it flies off."""
+    starts = torch.logspace(math.log10(start), 0, 2001, dtype=torch.float64)
+    off = (polynomial(starts, SCOPE_STEPS, triples) - 1).abs().max().item()
+    return off if math.isfinite(off) else math.inf
+
+
+def mean_distance(values: Tensor, triples: Coefficients) -> float:
+    """How far from 1 values end on average after five steps."""
+    return (polynomial(values, SCOPE_STEPS, triples) - 1).abs().mean().item()
+
+
+def say_published() -> str:
+    """The published sets: the 64 values of the recorded gradient, the worst from 0.01 on, and a quiet one."""
+    lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
+    for name, triples in PUBLISHED.items():
+        quiet = polynomial(torch.tensor(0.001, dtype=torch.float64), SCOPE_STEPS, triples)
+        mean = mean_distance(spectra()["gradient"], triples)
+        lines.append(f"{name:>13}  {mean:>13.3f}  {farthest_from_one(triples):>15.3f}  {quiet:>13.2f}")
+    return "\n".join(lines)
 
 
 @functools.cache
@@ -113,6 +175,26 @@ def only_values_moved(X: Tensor, Y: Tensor) -> bool:
     U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     inside = U.T @ Y @ Vt.T
     return torch.allclose(inside, torch.diag(inside.diag()), atol=1e-9)
+
+
+def say_starts(starts: Sequence[float], steps: int) -> str:
+    """Where values end that begin too loud, after each of some steps."""
+    lines = []
+    for start in starts:
+        begun = torch.tensor(start, dtype=torch.float64)
+        ends = [polynomial(begun, step).item() for step in range(1, steps + 1)]
+        lines.append(f"{start:g} → {' → '.join(f'{end:.3g}' for end in ends)}")
+    return "\n".join(lines)
+
+
+def say_speed(G: Tensor, steps: int) -> str:
+    """FLOPs of Newton–Schulz for a matrix, and how many a second this machine makes of them."""
+    with measure.one_thread():
+        seconds = measure.median_seconds(lambda: zeropower_via_newtonschulz(G.float(), steps), 5)
+    rows, columns = G.shape
+    count = flops(rows, columns, steps)
+    speed = f"{count / 1e6:.1f} MFLOP in {seconds * 1e3:.2f} ms, {count / seconds / 1e9:.0f} GFLOP/s"
+    return f"{rows} × {columns}: {speed}"
 
 
 def say_bounds(X: Tensor, Y: Tensor, bounds: ValueBounds) -> str:

@@ -24,13 +24,17 @@ MEMORY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TrainedGPT:
-    """A trained model, its last batch and loss, and for each parameter its gradient and mean square."""
+    """A trained model, its last batch and loss; for each parameter its gradient and mean square.
+
+    ``momenta`` are those of the hidden matrices, as they stood before this gradient.
+    """
 
     model: GPT
     batch: Batch
     loss: float
     gradients: Mapping[str, Tensor] = field(repr=False)
     squares: Mapping[str, Tensor] = field(repr=False)
+    momenta: Mapping[str, Tensor] = field(repr=False)
 
 
 def train(steps: int, seed: int) -> TrainedGPT:
@@ -38,7 +42,8 @@ def train(steps: int, seed: int) -> TrainedGPT:
     with measure.one_thread():
         text = load_text(None, GPT_SHAPE.context)
         model = build_gpt(GPT_SHAPE, seed)
-        hidden, rest = split_parameters(model)
+        split = split_parameters(model)
+        hidden, rest = split
         optimizers = [
             Muon(hidden, lr=LR, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW([parameter for _, parameter in rest], lr=LR),
@@ -55,8 +60,16 @@ def train(steps: int, seed: int) -> TrainedGPT:
                 for optimizer in optimizers:
                     optimizer.step()
         corrected = {name: square / (1 - MEMORY ** (steps + 1)) for name, square in squares.items()}
-        return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected)
+        named = dict(model.named_parameters())
+        momenta = {name: _momentum(optimizers[0], named[name]) for name in split.hidden_names}
+        return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected, momenta)
 
 
 def _gradients(model: GPT) -> dict[str, Tensor]:
     return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _momentum(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
+    """The momentum of a parameter, which is nothing before the first step."""
+    kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
+    return torch.zeros_like(parameter) if kept is None else kept.detach().clone()

@@ -10,6 +10,7 @@ __getattr__, __dir__ = names_in(
     "traps",
     "lives",
     "port",
+    "clipping",
     "trials",
     "plain_loop",
     "tiny_job",

@@ -11,6 +11,7 @@ from ...launching.launch import launch
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, numbers
 from ..exercises.on_real_ranks import say_failure
 from . import lives, trials
+from .clipping import check_clip
 from .lives import PATIENCE, RunLife
 from .port import ECHO, LR, MAX_NORM, Job, Port, factor_of
 from .published import check_match
@@ -55,23 +56,27 @@ def check_lines() -> Exercise:
         },
     }
 
-    def judge(for_muon: object, to_survive: object) -> str | None:
+    def judge(for_muon: object, to_survive: object) -> str | Diagnosis | None:
         for name, answer in {"for_muon": for_muon, "to_survive": to_survive}.items():
             said, lines = _whole_numbers(answer), plain_lines()
             if said is None or not all(1 <= line <= len(lines) for line in said):
                 return f"{name}: give a list of line numbers from 1 to {len(lines)}, such as [1, 6]."
             if extra := sorted(said - set(right[name])):
-                return f"{name}: line {extra[0]} stays. {_why_it_stays(lines[extra[0] - 1])}"
+                what = f"{name}: line {extra[0]} stays. {_why_it_stays(lines[extra[0] - 1])}"
+                return Diagnosis(what, (_LOOK[name], f"{len(right[name])} in all."))
             if missing := sorted(set(right[name]) - said):
-                return f"{name}: line {missing[0]} has to change, too. {right[name][missing[0]]}"
+                what = f"{name}: {len(said)} found, and another line has to change."
+                return Diagnosis(what, (_LOOK[name], right[name][missing[0]]))
         return None
 
-    hints = (
-        "For Muon: what in the loop knows which optimizer it is? Everything else sees an Optimizer.",
-        "To survive: what does a new process not know? Where in the data to go on, and what was saved.",
-    )
     praise = "One line for Muon. To survive, where the loop begins and how it saves; and a line that loads."
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, praise=praise)
+
+
+_LOOK = {
+    "for_muon": "What in the loop knows which optimizer it is? Everything else sees an Optimizer.",
+    "to_survive": "What does a new process not know? Where in the data to go on, and what was saved.",
+}
 
 
 def _whole_numbers(answer: object) -> set[int] | None:
@@ -101,12 +106,8 @@ def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: floa
             raise OpenAnswerError
         return explain_port(reports[0])
 
-    hints = (
-        "In prepare: first cut, then make. In update: four lines, as in the plain loop.",
-        "MuonWithAdamW.from_model(model, lr=…, adamw_lr=…, weight_decay=…)",
-    )
     praise = "The hidden matrices go to Muon, the rest to AdamW, and the whole gradient is clipped."
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, ("prepare(model, shard) and update(model, optimizer, scheduler).",), praise)
 
 
 def _check_callable(**functions: object) -> None:
@@ -117,7 +118,7 @@ def _check_callable(**functions: object) -> None:
             raise MistakeError(f"{name} is to be a function.")
 
 
-def explain_port(report: PortReport) -> str | Diagnosis | None:
+def explain_port(report: PortReport) -> Diagnosis | None:
     """What is wrong with a port, told by the first thing that is."""
     assert report.made is not None
     wrong = _wrong_make(report.made)
@@ -130,9 +131,14 @@ def explain_port(report: PortReport) -> str | Diagnosis | None:
     return None
 
 
-def _wrong_make(made: MadeOptimizer) -> str | Diagnosis | None:
+_MAKE = "MuonWithAdamW.from_model(model, lr=…, adamw_lr=…, weight_decay=…)"
+_ORDER = "As in the plain loop: clip, optimizer.step(), scheduler.step(), zero_grad()."
+
+
+def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
     if made.kind != "MuonWithAdamW" and not made.forgotten:
-        return f"prepare returned a {made.kind}. Muon is for the hidden matrices, AdamW for the rest: both."
+        what = f"prepare returned a {made.kind}. Muon is for the hidden matrices, AdamW for the rest: both."
+        return Diagnosis(what, ("One optimizer of this package has both inside.", _MAKE))
     if made.forgotten and made.is_cut and made.kind == "MuonWithAdamW":
         what = (
             f"The optimizer was made over the old parameters: {made.forgotten[0]} of the model as it is now "
@@ -140,28 +146,35 @@ def _wrong_make(made: MadeOptimizer) -> str | Diagnosis | None:
         )
         return Diagnosis(what, ("Which of your two lines comes first?", "Cut first, then make."))
     if not made.is_cut:
-        return "The model was not cut: prepare is to call shard(model)."
+        return Diagnosis("The model was not cut.", ("Line 1 of the plain loop does it.", "shard(model)"))
     if made.kind != "MuonWithAdamW":
-        return f"prepare is to return the optimizer; it returned a {made.kind}."
+        what = f"prepare is to return the optimizer; it returned a {made.kind}."
+        return Diagnosis(what, ("Is there a return in front of it?", _MAKE))
     for name, (who, lr, decay) in expected_settings().items():
         found_who, found_lr, found_decay = made.settings[name]
         if found_who != who:
-            return (
-                f"{name} is stepped by {found_who}; embedding and head go to AdamW, hidden matrices to Muon."
+            what = (
+                f"{name} is stepped by {found_who}. Hidden matrices go to Muon, embedding and head to AdamW."
             )
+            return Diagnosis(what, ("from_model tells them apart by itself. Did you pass exclude?", _MAKE))
         if not math.isclose(found_lr, lr):
             return Diagnosis(
                 f"{name} has the learning rate {found_lr:g}, not {lr:g}.",
-                ("With lr alone, one rate serves both, and Muon's updates are scaled to AdamW's size.",),
+                (
+                    "With lr alone, one rate serves both, and Muon's updates are scaled to AdamW's size.",
+                    _MAKE,
+                ),
             )
         if not math.isclose(found_decay, decay):
-            return f"{name} has the weight decay {found_decay:g}, not {decay:g}: say it once, for both."
+            what = f"{name} has the weight decay {found_decay:g}, not {decay:g}."
+            return Diagnosis(what, ("Unless you say it, each part keeps its own default.", _MAKE))
     return None
 
 
 def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagnosis | None:
     if len(update.norms_stepped) != 1:
-        return Diagnosis(f"the optimizer stepped {len(update.norms_stepped)} times, not once.")
+        what = f"the optimizer stepped {len(update.norms_stepped)} times, not once."
+        return Diagnosis(what, ("One optimizer.step() steps both parts.", _ORDER))
     [norm] = update.norms_stepped
     if update.largest_shard <= MAX_NORM * 1.001 < norm < update.norm_before * 0.999:
         what = (
@@ -170,20 +183,20 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
         )
         return Diagnosis(what, ("clip_grad_norm_ wants the parameters, not their local parts.",))
     if norm > MAX_NORM * 1.001:
-        return Diagnosis(
-            f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}: it was not clipped before."
-        )
+        what = f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}: it was not clipped before."
+        return Diagnosis(what, ("torch.nn.utils.clip_grad_norm_(model.parameters(), …)", _ORDER))
     if norm < MAX_NORM * 0.999:
-        return Diagnosis(
-            f"the gradient's norm was {norm:.3f} at the step: it is to be clipped to {MAX_NORM:g}."
-        )
+        what = f"the gradient's norm was {norm:.3f} at the step: it is to be clipped to {MAX_NORM:g}."
+        return Diagnosis(what, ("Is it clipped once, and to the right norm?", _ORDER))
     if not math.isclose(update.rate, rate):
-        return Diagnosis("the scheduler had moved before the optimizer stepped: step first.")
+        what = "the scheduler had moved before the optimizer stepped."
+        return Diagnosis(what, ("Step first, with the rate of this step.", _ORDER))
     if not math.isclose(update.rate_after, rate_after):
-        what = f"the learning rate was {update.rate_after:g} afterwards, not {rate_after:g}"
-        return Diagnosis(f"{what}: does the scheduler step, once?")
+        what = f"the learning rate was {update.rate_after:g} afterwards, not {rate_after:g}."
+        return Diagnosis(what, ("Does the scheduler step, once?", _ORDER))
     if update.left:
-        return Diagnosis("the gradients are still there afterwards; the next ones would be added to them.")
+        what = "the gradients are still there afterwards; the next ones would be added to them."
+        return Diagnosis(what, ("Which line of the plain loop clears them?", _ORDER))
     return None
 
 
@@ -208,7 +221,6 @@ def check_survival(
 
     hints = (
         "manager.save(step, model, optimizer, extra={…}) on every rank; manager.load returns that extra.",
-        "What beside model and optimizer has a memory? Put its state_dict() into extra, and the step too.",
     )
     praise = (
         "A rank was killed, other ranks went on from the checkpoint on another grid, and nothing was lost."
@@ -224,7 +236,7 @@ def _explain_failure(error: RankFailedError) -> Diagnosis:
     return Diagnosis(say_failure(error))
 
 
-def explain_life(life: RunLife) -> str | Diagnosis | None:
+def explain_life(life: RunLife) -> Diagnosis | None:
     """What is wrong with a run that was killed and went on, told by the first thing that is."""
     every, last = life.job.every, life.last
     try:
@@ -251,7 +263,10 @@ def explain_life(life: RunLife) -> str | Diagnosis | None:
             )
             return Diagnosis(what, ("A scheduler has a state_dict(), too.",))
     if CheckpointManager(life.checkpoints).latest_step() != life.job.steps:
-        return f"After the last step there is no checkpoint of step {life.job.steps}."
+        what = f"After the last step there is no checkpoint of step {life.job.steps}."
+        return Diagnosis(
+            what, ("save is called with the number of steps done. Pass that on to the manager.",)
+        )
     return None
 
 
@@ -284,11 +299,12 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
     )
 
 
-def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    """The notebook's exercises in order: lines, port, survival, published sources."""
+def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: lines, port, clipping, survival, published sources."""
     ported = check_port(dp, tp, job.seed, backend)
 
     def port() -> Port:
         return Port() if ported.accepted is ... else Port(*ported.accepted)
 
-    return check_lines(), ported, check_survival(dp, tp, job, port, backend), check_match()
+    survived = check_survival(dp, tp, job, port, backend)
+    return check_lines(), ported, check_clip(dp * tp, backend), survived, check_match()

@@ -17,7 +17,7 @@ from ..widgets.play import play
 from ..widgets.shell import Shell
 from .lives import Attempt, RunLife
 
-_LEFT, _TOP, _LANE, _GAP, _CURVE = 150, 56, 20, 40, 150
+_LEFT, _TOP, _LANE, _GAP, _CURVE = 190, 60, 24, 46, 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ def draw_life(life: RunLife, undisturbed: RunLife, moment: int, name: str = "my_
     tops = [_TOP]
     for attempt in life.attempts:
         tops.append(tops[-1] + attempt.ranks * _LANE + _GAP)
-    tick = min(48.0, 600 / life.job.steps)
+    tick = min(48.0, 590 / life.job.steps)
     figure, axes = blank(round(_LEFT + life.job.steps * tick + 110), round(tops[-1] + _CURVE + 36))
     for number, attempt in enumerate(life.attempts):
         mine = [each for each in done if each.attempt == number]
         if mine:
             _draw_attempt(axes, attempt, mine, tops[number], tick)
     _draw_losses(axes, life, undisturbed, done, tops[-1] - 6, tick)
-    write(axes, 14, 20, _title(life, done[-1]), 11, weight="bold")
+    write(axes, 14, 20, _title(life, done[-1]), 12.5, weight="bold")
     return finish(figure, name, say_moment(life, undisturbed, moment))
 
 
@@ -87,12 +87,12 @@ def _title(life: RunLife, now: LifeMoment) -> str:
 def _draw_attempt(axes: Axes, attempt: Attempt, mine: list[LifeMoment], top: float, tick: float) -> None:
     dp, tp = attempt.grid
     grid = f"dp × tp = {dp} × {tp}"
-    write(axes, 14, top - 10, grid, 9, color=QUIET)
+    write(axes, 14, top - 12, grid, 11, color=QUIET)
     steps = [each.step - 1 for each in mine if each.what == "step"]
     is_dead = mine[-1].what == "kill"
     for rank in range(attempt.ranks):
         y = top + rank * _LANE
-        write(axes, 14, y + _LANE / 2, f"rank {rank}  (dp {rank // tp}, tp {rank % tp})", 8)
+        write(axes, 14, y + _LANE / 2, f"rank {rank}  (dp {rank // tp}, tp {rank % tp})", 11)
         for step in steps:
             x = _LEFT + step * tick
             rectangle(axes, x, y + 2, tick - 3, _LANE - 4, rank_colour(rank), linewidth=0.7)
@@ -100,19 +100,19 @@ def _draw_attempt(axes: Axes, attempt: Attempt, mine: list[LifeMoment], top: flo
             x = _LEFT + attempt.killed[1] * tick + 9
             mark = "killed" if rank == attempt.killed[0] else "ended"
             colour = WRONG if rank == attempt.killed[0] else QUIET
-            write(axes, x, y + _LANE / 2, f"✕ {mark}", 8.5, color=colour,
+            write(axes, x, y + _LANE / 2, f"✕ {mark}", 11, color=colour,
                   weight="bold" if rank == attempt.killed[0] else "normal")  # fmt: skip
     bottom = top + attempt.ranks * _LANE + 11
     begun_at = _LEFT + attempt.begin * tick - 3
     axes.plot([begun_at, begun_at], [top - 4, bottom], color=INK, linewidth=1.4)
     if attempt.begin:
         axes.plot(begun_at, top - 8, marker="D", markersize=6, color=INK)
-        write(axes, begun_at + 8, top - 9, f"loads step {attempt.begin}", 8)
+        write(axes, begun_at + 8, top - 9, f"loads step {attempt.begin}", 11)
     for each in mine:
         if each.what == "save":
             x = _LEFT + each.step * tick - 3
             axes.plot(x, bottom, marker="D", markersize=7, color=INK)
-            write(axes, x + 8, bottom, f"{each.step}", 8, color=QUIET)
+            write(axes, x + 8, bottom, f"{each.step}", 11, color=QUIET)
 
 
 def _draw_losses(
@@ -127,10 +127,10 @@ def _draw_losses(
         return _LEFT + (step + 0.5) * tick, top + 14 + (1 - share) * (_CURVE - 30)
 
     rectangle(axes, _LEFT - 3, top, life.job.steps * tick, _CURVE, CARD, linewidth=0.6, edgecolor=EMPTY)
-    write(axes, 14, top + 18, "loss", 9, weight="bold")
-    write(axes, 14, top + 36, "line: undisturbed", 8, color=QUIET)
-    write(axes, 14, top + 52, "○ lost with the kill", 8, color=QUIET)
-    write(axes, 14, top + 68, "● what counts", 8, color=QUIET)
+    write(axes, 14, top + 18, "loss", 12, weight="bold")
+    write(axes, 14, top + 40, "line: undisturbed", 11, color=QUIET)
+    write(axes, 14, top + 60, "○ lost with the kill", 11, color=QUIET)
+    write(axes, 14, top + 80, "● what counts", 11, color=QUIET)
     axes.plot(
         *zip(*(at(step, loss) for step, loss in reference.items()), strict=True), color=QUIET, linewidth=1
     )
@@ -144,8 +144,8 @@ def _draw_losses(
             size = 9 if is_lost else 5
             axes.plot(x, y, "o", markersize=size, markerfacecolor="none" if is_lost else INK, color=INK)
     for step in range(life.job.steps):
-        write(axes, _LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), 8, ha="center", color=QUIET)
-    write(axes, 14, top + _CURVE + 12, "step", 8, color=QUIET)
+        write(axes, _LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), 11, ha="center", color=QUIET)
+    write(axes, 14, top + _CURVE + 12, "step", 11, color=QUIET)
 
 
 def say_moment(life: RunLife, undisturbed: RunLife, moment: int) -> str:

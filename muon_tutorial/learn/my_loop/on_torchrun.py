@@ -47,6 +47,7 @@ def main(prepare: Callable, update: Callable, save: Callable, load: Callable) ->
     joined = join_torchrun(options.backend)
     victim = None if restarted_by_torchrun() else options.victim
     job = Job(options.steps, options.seed, victim)
+    options.folder.mkdir(parents=True, exist_ok=True)
     port, grid = Port(prepare, update, save, load), (options.dp, options.tp)
     train(joined.rank, grid, options.folder, job, port, device=joined.device)
     leave_torchrun()

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RANKS, WRONG
+from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from .lives import BitsReport
 from .trials import PlainReport
 
-COLUMNS = ("it starts with", "ranks meet", "messages go by", "tensors lie on", "the loop")
-_LOOP = "prepare, update,\nsave, load"
+COLUMNS = ("it starts with", "ranks meet", "messages go by")
+LOOP = "prepare, update, save, load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,76 +27,52 @@ class Lane:
     ran: bool
 
 
+_CLUSTER = ("torchrun --nnodes …\n--rdzv-endpoint …", "in a store on one\nof the machines")
 LANES = (
-    Lane("notebook cell", ("a call", "with nobody", "–", "the CPU", _LOOP), True),
-    Lane("launch()", ("launch(train, ranks)", "in a file", "Gloo, loopback", "the CPU", _LOOP), True),
+    Lane("a notebook cell", ("a call", "with nobody", "–"), True),
+    Lane("launch()", ("launch(train, ranks)", "in a file", "Gloo, loopback"), True),
     Lane(
         "torchrun,\none machine",
-        (
-            "torchrun --standalone\n… join_torchrun()",
-            "in torchrun's store",
-            "Gloo, loopback",
-            "the CPU",
-            _LOOP,
-        ),
+        ("torchrun --standalone\n… join_torchrun()", "in torchrun's store", "Gloo, loopback"),
         True,
     ),
-    Lane(
-        "torchrun,\nseveral machines",
-        (
-            "torchrun --nnodes …\n--rdzv-endpoint …",
-            "in a store on one\nof the machines",
-            "Gloo, the network",
-            "the CPU",
-            _LOOP,
-        ),
-        False,
-    ),
-    Lane(
-        "the same,\nwith GPUs",
-        (
-            "torchrun --nnodes …\n--rdzv-endpoint …",
-            "in a store on one\nof the machines",
-            "NCCL",
-            "one GPU a rank",
-            _LOOP,
-        ),
-        False,
-    ),
+    Lane("torchrun,\nmany machines", (*_CLUSTER, "Gloo, the network"), False),
+    Lane("the same,\nwith GPUs", (*_CLUSTER, "NCCL,\none GPU a rank"), False),
 )
-_LEFT, _TOP, _ACROSS, _DOWN = 150, 58, 142, 54
+_LEFT, _TOP, _ACROSS, _DOWN = 174, 70, 204, 54
 
 
 def hero() -> Picture:
     """The lanes from a laptop to a cluster; what differs from the lane above is marked."""
-    width, height = _LEFT + len(COLUMNS) * _ACROSS + 86, _TOP + len(LANES) * (_DOWN + 8) + 34
+    right = _LEFT + len(COLUMNS) * _ACROSS
+    width, height = right + 94, _TOP + len(LANES) * (_DOWN + 8) + 74
     figure, axes = blank(width, height)
-    for number, title in enumerate(COLUMNS):
-        write(axes, _LEFT + number * _ACROSS + 6, 40, title, 9, color=QUIET)
-    write(axes, 14, 18, "The same four functions of yours, from a laptop to a cluster", 11.5, weight="bold")
-    write(axes, _LEFT + len(COLUMNS) * _ACROSS + 6, 40, "run by us", 9, color=QUIET)
+    write(axes, 14, 22, "The same four functions of yours, from a laptop to a cluster", 14, weight="bold")
+    for number, title in enumerate((*COLUMNS, "run by us")):
+        write(axes, _LEFT + number * _ACROSS + 6, 52, title, 12, color=QUIET)
     for number, lane in enumerate(LANES):
         _draw_lane(axes, lane, LANES[number - 1] if number else lane, _TOP + number * (_DOWN + 8))
-    rectangle(axes, _LEFT, height - 26, 22, 14, MARKED)
-    write(axes, _LEFT + 30, height - 19, "differs from the lane above", 9)
-    rectangle(axes, _LEFT + 220, height - 26, 22, 14, EMPTY, hatch="////", edgecolor=QUIET)
-    write(axes, _LEFT + 250, height - 19, "never run by this project", 9)
+    write(axes, 14, height - 56, f"in every lane the same: {LOOP}", 12.5, weight="bold")
+    rectangle(axes, 14, height - 30, 22, 16, MARKED)
+    write(axes, 44, height - 22, "differs from the lane above", 12)
+    rectangle(axes, 320, height - 30, 22, 16, EMPTY, hatch="////", edgecolor=QUIET)
+    write(axes, 350, height - 22, "never run by this project", 12)
     return finish(figure, "my_loop-hero", say_lanes())
 
 
 def _draw_lane(axes: Axes, lane: Lane, above: Lane, top: float) -> None:
-    write(axes, 14, top + _DOWN / 2, lane.name, 9.5, weight="bold")
+    write(axes, 14, top + _DOWN / 2, lane.name, 12, weight="bold", linespacing=1.3)
     for number, (text, before) in enumerate(zip(lane.cells, above.cells, strict=True)):
         left = _LEFT + number * _ACROSS
         fill = MARKED if text != before else CARD
         rectangle(axes, left, top, _ACROSS - 6, _DOWN, fill, linewidth=1.0)
-        write(axes, left + 7, top + _DOWN / 2, text, 8.2, linespacing=1.3)
+        write(axes, left + 8, top + _DOWN / 2, text, 12, linespacing=1.3)
     left = _LEFT + len(COLUMNS) * _ACROSS
     if lane.ran:
-        write(axes, left + 8, top + _DOWN / 2, "yes", 9.5)
+        write(axes, left + 8, top + _DOWN / 2, "yes", 12)
     else:
-        rectangle(axes, left, top, 78, _DOWN, EMPTY, hatch="////", edgecolor=QUIET, linewidth=0)
-        write(axes, left + 10, top + _DOWN / 2, "never", 10, color=WRONG, weight="bold",
+        rectangle(axes, left, top, 80, _DOWN, EMPTY, hatch="////", edgecolor=QUIET, linewidth=0)
+        write(axes, left + 10, top + _DOWN / 2, "never", 12, color=WRONG, weight="bold",
               bbox={"facecolor": CARD, "edgecolor": INK, "pad": 2.5, "linewidth": 0.6})  # fmt: skip
 
 
@@ -112,25 +88,28 @@ def say_lanes() -> str:
         ]
         ran = "run by this project" if lane.ran else "never run by this project"
         said.append(f"{lane.name}: {'; '.join(changed)}; {ran}.".replace("\n", " "))
-    return "From a laptop to a cluster, each lane with what differs from the one above. " + " ".join(said)
+    same = f"In every lane the same: {LOOP}."
+    return (
+        f"From a laptop to a cluster, each lane with what differs from the one above. {' '.join(said)} {same}"
+    )
 
 
 def draw_too_early(report: PlainReport) -> Picture:
     """Whose parameters an optimizer steps that was made before the model was cut."""
-    figure, axes = blank(720, 214)
-    write(axes, 14, 20, "Made too early: two sets of parameters", 11, weight="bold")
+    figure, axes = blank(860, 214)
+    write(axes, 14, 20, "Made too early: two sets of parameters", 12.5, weight="bold")
     rows = {
         "the model's, cut": ("gradient", MARKED, 54),
         "the optimizer's, old": ("no gradient", EMPTY, 122),
     }
     for text, (mark, fill, top) in rows.items():
-        write(axes, 14, top + 20, text, 9.5)
+        write(axes, 14, top + 20, text, 12)
         for number in range(report.parameters):
-            left = 176 + number * 86
-            rectangle(axes, left, top, 78, 40, fill, linewidth=1.0)
-            write(axes, left + 39, top + 20, mark, 8.5, ha="center")
+            left = 200 + number * 108
+            rectangle(axes, left, top, 102, 40, fill, linewidth=1.0)
+            write(axes, left + 51, top + 20, mark, 11, ha="center")
     said = f"a step moves {report.moved} of the model's parameters, and raises no error"
-    write(axes, 14, 188, said, 9.5, weight="bold", color=WRONG)
+    write(axes, 14, 188, said, 12, weight="bold", color=WRONG)
     alt = (
         f"The model has {report.parameters} new parameters with gradients; the optimizer has as many old "
         f"ones without. {said[0].upper()}{said[1:]}."
@@ -140,15 +119,23 @@ def draw_too_early(report: PlainReport) -> Picture:
 
 def draw_bits(report: BitsReport) -> Picture:
     """For each question on bits, how many tensors have the same ones, as a bar."""
-    figure, axes = blank(720, 60 + 44 * len(report.rows))
-    write(axes, 14, 20, "The same bits on both grids?", 11, weight="bold")
+    figure, axes = blank(880, 60 + 44 * len(report.rows))
+    write(axes, 14, 20, "The same bits on both grids?", 12.5, weight="bold")
     said = []
     for number, row in enumerate(report.rows):
         top = 44 + number * 44
-        write(axes, 14, top + 14, f"{row.name}: {row.what}", 9)
-        rectangle(axes, 400, top, 120, 28, EMPTY, linewidth=1.0)
-        rectangle(axes, 400, top, 120 * row.alike / row.tensors, 28, RANKS[2], linewidth=1.0)
+        write(axes, 14, top + 14, f"{row.name}: {row.what}", 12)
+        rectangle(axes, 440, top, 120, 28, EMPTY, linewidth=1.0)
+        rectangle(
+            axes,
+            440,
+            top,
+            120 * row.alike / row.tensors,
+            28,
+            RIGHT_FILL if row.is_same else WRONG_FILL,
+            linewidth=1.0,
+        )
         count = f"{row.alike} of {row.tensors} tensors"
-        write(axes, 532, top + 14, count + ("" if row.is_same else f", off by {row.furthest:.0e}"), 9)
+        write(axes, 572, top + 14, count + ("" if row.is_same else f", off by {row.furthest:.0e}"), 12)
         said.append(f"{row.name}, {row.what}: the same bits in {count}.")
     return finish(figure, "my_loop-bits", " ".join(said))

@@ -64,36 +64,6 @@ def _draw_layer(
             write(axes, x + across / 2, y + down / 2, label, size, ha="center", zorder=5)
 
 
-def draw_one_holder(moment: StepMoment, rank: int, shape: tuple[int, int], name: str = "holder") -> Picture:
-    """One matrix, with what one rank holds of it in colour and the rest in grey."""
-    width, height = 420.0, min(280.0, 420.0 * shape[0] / shape[1])
-    figure, axes = blank(round(width) + 2 * _MARGIN, round(_HEADER - 14 + height + _MARGIN))
-    mine = [held for held in moment.held if held.rank == rank and held.boxes]
-    _write_header(axes, StepMoment(f"{moment.title} (rank {rank})", moment.what, ()), _MARGIN)
-    _draw_layer(axes, mine, shape, (_MARGIN, _HEADER - 14, width, height))
-    return finish(figure, name, _describe_holder(moment, rank, shape))
-
-
-def draw_strip(
-    moments: Sequence[StepMoment], rank: int, shape: tuple[int, int], name: str = "strip"
-) -> Picture:
-    """What one rank holds at every moment, side by side in rows of three."""
-    width, height = 230.0, min(170.0, 230.0 * shape[0] / shape[1])
-    down, rows = _HEADER - 20 + height + 16, -(-len(moments) // 3)
-    figure, axes = blank(round(2 * _MARGIN + 3 * width + 2 * _GAP), round(rows * down + 12))
-    for number, moment in enumerate(moments):
-        left, top = _MARGIN + number % 3 * (width + _GAP), number // 3 * down
-        _write_header(axes, moment, left, top)
-        mine = [held for held in moment.held if held.rank == rank and held.boxes]
-        _draw_layer(axes, mine, shape, (left, top + _HEADER - 20, width, height))
-    return finish(figure, name, " ".join(_describe_holder(moment, rank, shape) for moment in moments))
-
-
-def _describe_holder(moment: StepMoment, rank: int, shape: tuple[int, int]) -> str:
-    mine = next((held for held in moment.held if held.rank == rank), RankBoxes(rank, ()))
-    return f"{moment.title}, {moment.what}: rank {rank} holds {say_held(mine, shape)}."
-
-
 def _describe(moment: StepMoment, shape: tuple[int, int]) -> str:
     said = [f"rank {held.rank} holds {say_held(held, shape)}" for held in moment.held]
     return f"{moment.title}: {moment.what.replace(chr(10), ' ')}. {'; '.join(said)}."

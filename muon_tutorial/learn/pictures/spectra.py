@@ -13,7 +13,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from .colours import INK, QUIET
+from .colours import FAINT, INK, QUIET
 from .picture import Picture, card, finish
 
 _FLOOR = 1e-4
@@ -48,13 +48,13 @@ class Curve:
 
 def style(axes: Axes, title: str, x: str, y: str) -> Axes:
     """The look that all plots share."""
-    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
-    axes.set_xlabel(x, fontsize=9, color=QUIET)
-    axes.set_ylabel(y, fontsize=9, color=QUIET)
-    axes.tick_params(labelsize=8.5, colors=QUIET, length=3)
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    axes.set_xlabel(x, fontsize=11, color=QUIET)
+    axes.set_ylabel(y, fontsize=11, color=QUIET)
+    axes.tick_params(labelsize=11, colors=QUIET, length=3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(QUIET)
-    axes.grid(color="#e3e3e3", linewidth=0.7)
+    axes.grid(color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     return axes
 
@@ -78,13 +78,13 @@ def plot(axes: Axes, curves: Sequence[Curve]) -> None:
 
 def legend(axes: Axes, where: Literal["upper left", "upper right", "lower left"]) -> None:
     """The legend of one plot, without a frame."""
-    axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc=where)
+    axes.legend(fontsize=11, frameon=False, labelcolor=INK, loc=where)
 
 
 def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: str = "loudness") -> Picture:
     """One panel for each (title, curves), at most three in a row, on one logarithmic scale."""
     columns, rows = min(3, len(panels)), -(-len(panels) // 3)
-    width, height = (620, 370) if columns == 1 else (max(274 * columns, 620), 80 + 240 * rows)
+    width, height = (620, 380) if columns == 1 else (max(290 * columns, 620), 90 + 250 * rows)
     figure = card(width, height)
     for number, (title, curves) in enumerate(panels):
         axes = style(figure.add_subplot(rows, columns, number + 1), title, "direction, the loudest first", y)
@@ -92,7 +92,7 @@ def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: st
         plot(axes, curves)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     look: Any = {"loc": "lower center", "frameon": False, "labelcolor": INK}
-    figure.legend(handles, labels, ncols=len(labels), fontsize=9, **look)  # along the edge it hides nothing
+    figure.legend(handles, labels, ncols=len(labels), fontsize=11, **look)  # along the edge it hides nothing
     figure.tight_layout(rect=(0, 34 / height, 1, 1))
     said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
     return finish(

@@ -1,10 +1,12 @@
 """Lesson 08: a real gradient cut in pieces, each orthogonalized alone, beside the update it should be.
 
-All is exact UVᵀ in float64, so that what is seen comes from the cut, and from nothing else.
+All is exact UVᵀ in float64, so that what is seen comes from the cut, and from nothing else. ``in_directions``
+shows where an update acts: beside the diagonal, it takes an input to an output that the gradient never pairs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -37,7 +39,8 @@ class Comparison:
     """An update beside the UVᵀ it should be.
 
     ``cosine`` is 1 where it points the same way; ``distance`` is the size of the difference over the size of
-    UVᵀ, and ``at_best`` what is left of it after the best rescaling. ``values`` are singular values.
+    UVᵀ, and ``at_best`` is the distance left after the best possible rescaling. ``values`` are singular
+    values, the largest first.
     """
 
     cosine: float
@@ -49,7 +52,7 @@ class Comparison:
         return (
             f"singular values    {self.values[-1]:.3f} to {self.values[0]:.3f}\n"
             f"cosine to UVᵀ      {self.cosine:.3f}\n"
-            f"distance to UVᵀ    {self.distance:.3f}   (after the best rescaling {self.at_best:.3f})"
+            f"distance to UVᵀ    {self.distance:.3f}   ({self.at_best:.3f})"
         )
 
 
@@ -62,17 +65,54 @@ def compare(update: Tensor, matrix: Tensor) -> Comparison:
     return Comparison(cosine, distance, max(0.0, 1 - cosine**2) ** 0.5, tuple(values))
 
 
+@dataclass(frozen=True, slots=True)
+class DirectionShares:
+    """Where an update's energy is: on the diagonal, beside it, or on inputs where the gradient is zero."""
+
+    diagonal: float
+    beside: float
+    outside: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.diagonal:.0%} on the diagonal, {self.beside:.0%} beside it, "
+            f"{self.outside:.0%} where the gradient is zero"
+        )
+
+
+def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
+    """Uᵀ · update · V, with U and V from the SVD of a wide matrix: entry (i, j) takes input j to output i.
+
+    V is completed to a square: the inputs after the first ``len(matrix)`` are those where the matrix is zero.
+
+    >>> whole = gradient()
+    >>> bool((in_directions(orthogonal(whole), whole) - torch.eye(64, 256)).abs().max() < 1e-9)
+    True
+    """
+    u, _, vt = torch.linalg.svd(matrix, full_matrices=True)
+    return u.T @ update @ vt.T
+
+
+def shares(turned: Tensor) -> DirectionShares:
+    """How the energy of what ``in_directions`` gives is shared out."""
+    squares, rows = turned**2, len(turned)
+    diagonal, inside = squares.diagonal().sum(), squares[:, :rows].sum()
+    parts = (part / squares.sum() for part in (diagonal, inside - diagonal, squares[:, rows:].sum()))
+    return DirectionShares(*(part.item() for part in parts))
+
+
 def gradient() -> Tensor:
     """A real gradient, 64 × 256, recorded in training."""
     return real_gradient("down").matrix
 
 
+@functools.cache
 def matrices() -> dict[str, Tensor]:
-    """The real gradient, and two made up: independent numbers, and few loud directions among many quiet."""
-    numbers = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    u, _, vt = torch.linalg.svd(numbers, full_matrices=False)
+    """The real gradient, and two made up: independent entries, and few loud directions among many quiet."""
+    entries = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(entries, full_matrices=False)
     loud = torch.arange(1, SHAPE[0] + 1, dtype=torch.float64) ** -1.5
-    return {"real": gradient(), "Gaussian": numbers, "power law": u @ torch.diag(loud) @ vt}
+    return {"real": gradient(), "Gaussian": entries, "power law": u @ torch.diag(loud) @ vt}
 
 
 def patches(numbers: Sequence[Sequence[float]]) -> list[tuple[float, int, int, int, int]]:

@@ -1,4 +1,4 @@
-"""Lesson 08 on real ranks: pieces of a matrix gathered by the reader's function, and the time that takes."""
+"""Lesson 08 on real ranks: shards of a matrix gathered by the reader's function, and the time that takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gather_whole(piece: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def probe() -> Tensor:
-    """A matrix in which every number says where it belongs: row × 256 + column."""
+    """A matrix in which every entry says where it belongs: row × 256 + column."""
     return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE)
 
 
@@ -83,12 +83,12 @@ def say_trouble(error: RankFailedError, dp: int, tp: int) -> str:
     told = say_failure(error).split("\nThe other ranks:")[0]
     if dp == 1 or f"expected length {dp * tp}, got {tp}" not in str(error):
         return told
-    who = f"all {dp * tp} ranks of the grid answer, not the {tp} of your line along tp"
+    who = f"all {dp * tp} ranks of the grid answer, not the {tp} of your tp group"
     return f"{told}\nWithout group=group {who}."
 
 
 def first_wrong(result: Tensor) -> tuple[int, int, int | None] | None:
-    """Row, column, and the number that stands at the first wrong place; None if all are right."""
+    """Row, column, and the entry that stands at the first wrong place; None if all are right."""
     wrong = (result != probe()).flatten()
     if not bool(wrong.any()):
         return None
@@ -126,10 +126,10 @@ def say_cost(costs: Sequence[GatherSeconds], tp: int) -> str:
         max(getattr(cost, name) for cost in costs) * 1e3 for name in GatherSeconds.__slots__
     )
     return (
-        f"numbers a rank holds                 {piece:10,}\n"
-        f"numbers it receives in the gather    {received:10,}   ({received * 4:,} bytes in float32)\n"
+        f"entries a rank holds                 {piece:10,}\n"
+        f"entries it receives in the gather    {received:10,}   ({received * 4:,} bytes in float32)\n"
         f"cores for the {len(costs)} ranks                {measure.cores():10}\n"
-        f"Newton–Schulz, its piece alone       {alone:10.2f} ms\n"
+        f"Newton–Schulz, its shard alone       {alone:10.2f} ms\n"
         f"gather, then the whole               {gathered:10.2f} ms\n"
         f"of which the gather                  {only:10.2f} ms"
     )

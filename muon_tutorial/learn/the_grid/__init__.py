@@ -1,7 +1,7 @@
-"""What notebook 06 uses: a grid of real ranks, two weights that tp cuts, their pictures and exercises."""
+"""What notebook 06 uses: a grid of real ranks, its groups and who calls in them, pictures and exercises."""
 
 from __future__ import annotations
 
 from ..lazy_names import names_in
 
-__getattr__, __dir__ = names_in(__name__, "on_ranks", "exercises", "pictures")
+__getattr__, __dir__ = names_in(__name__, "on_ranks", "film", "exercises", "pictures")

@@ -1,21 +1,46 @@
-"""Exercises of lesson 06: the groups of a rank and of any grid, shapes of the pieces of a weight, the quiz.
+"""Exercises of lesson 06: the groups of a rank, of any grid, of any axes; who must call; and the quiz.
 
-What is said of a wrong answer names the first wrong group or tp position.
+What is said of a wrong answer names the first wrong group, or the rank that left a call out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import CodeType
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Exercise, numbers, value_of
-from .on_ranks import DIM, KINDS, UP, CutKind, ShapeOf, local_shape, plan_of
+from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
+from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from .on_ranks import (
+    PATIENCE,
+    AnswerReport,
+    AnswerRun,
+    Groups,
+    groups_along,
+    play_answers,
+    read_groups,
+    say_ranks,
+    sorted_or_none,
+)
+from .pictures import picture_of_groups
 
-SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
-PARTS = (1, 2, 3, 4, 5, 8)
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
-Groups = Callable[[int, int], Any]
+MANY_AXES = (
+    {"pp": 2, "dp": 2, "tp": 2},
+    {"dp": 2, "tp": 3},
+    {"pp": 3, "dp": 1, "tp": 2},
+    {"pp": 2, "dp": 2, "cp": 2, "tp": 3},
+    {"tp": 4},
+)
+"""Grids of any number of axes; the last axis counts fastest."""
+SPOILERS = {
+    "arrives": [r"arrives\W+error", r"is not part of group"],
+    "returned": [r"returned\W+\[0, 3\]"],
+}
+"""What would answer each prediction of the notebook."""
 
 
 def predict(dp: int, tp: int) -> Exercise:
@@ -34,13 +59,6 @@ def predict(dp: int, tp: int) -> Exercise:
 
     hints = ("Press its button above the picture.",)
     return Exercise(judge, hints, "One row, one column, and it stands where they cross.")
-
-
-def sorted_or_none(said: object) -> list[int] | None:
-    """A list of whole numbers in order, or None where it is none."""
-    if not isinstance(said, (list, tuple, set, frozenset, range)):
-        return None
-    return sorted(said) if all(type(rank) is int for rank in said) else None
 
 
 def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None:
@@ -64,11 +82,12 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
     """The exercise: a function that returns the dp groups and the tp groups of any grid."""
     grids = dict.fromkeys([(dp, tp), *GRIDS])
 
-    def judge(function: Groups) -> str | None:
+    def judge(function: Groups) -> Diagnosis | None:
         for sizes in grids:
-            wrong = _judge_groups(value_of(function, *sizes), Grid.of(dp=sizes[0], tp=sizes[1]))
-            if wrong:
-                return f"On a grid of dp {sizes[0]}, tp {sizes[1]}: {wrong}"
+            made = value_of(function, *sizes)
+            if wrong := _judge_groups(made, Grid.of(dp=sizes[0], tp=sizes[1])):
+                told = f"On a grid of dp {sizes[0]}, tp {sizes[1]}: {wrong}"
+                return Diagnosis(told, picture=picture_of_groups(made, *sizes))
         return None
 
     hints = (
@@ -76,7 +95,11 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
         "Neighbours in a row are 1 apart, neighbours in a column tp apart.",
         "range(first, end, step) counts in steps.",
     )
-    return Exercise(judge, hints, f"Right on {len(grids)} grids, of one row and of one column, too.")
+    return Exercise(
+        judge,
+        hints,
+        f"So it is on all {len(grids)} grids that were tried, of one row and of one column, too.",
+    )
 
 
 def _judge_groups(said: object, grid: Grid) -> str | None:
@@ -95,13 +118,6 @@ def _judge_groups(said: object, grid: Grid) -> str | None:
     return next(filter(None, (_judge_axis(axis, found, grid) for axis, found in listed.items())), None)
 
 
-def read_groups(said: object) -> list[list[int]] | None:
-    """Groups as lists, in the order given; None where they are no list of lists of whole numbers."""
-    if not isinstance(said, (list, tuple)) or any(sorted_or_none(group) is None for group in said):
-        return None
-    return [list(group) for group in said]
-
-
 def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str | None:
     seen: dict[int, Sequence[int]] = {}
     for group in listed:
@@ -118,80 +134,139 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
     return None if lost is None else f"{grid.at(lost)} is in no {axis} group."
 
 
-def shapes_exercise() -> Exercise:
-    """The exercise: local shapes, column parallel and row parallel, of sizes that tp does not divide."""
+def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
+    """The exercise: make all groups of a list on real ranks, and gather ranks in those that one is in."""
+    play = partial(play_answers, dp=dp, tp=tp, backend=backend, timeout=timeout)
+    hints = (
+        "dist.new_group(ranks) makes the group. Who has to call it?",
+        "found = [None] * len(ranks); dist.all_gather_object(found, rank, group=group) fills found.",
+        "Only the gathering belongs under if rank in ranks.",
+    )
+    praise = "Every rank made every group, and called in its own."
+    return Exercise(judge_on_ranks(play, judge_answers, say_failure), hints, praise)
 
-    def judge(function: ShapeOf) -> str | None:
-        for shape, tp in ((shape, tp) for tp in PARTS for shape in SHAPES):
-            for kind in KINDS:
-                case = f"A weight of {shape}, {kind} parallel, tp {tp}"
-                said = [
-                    value_of(function, shape, kind, place, tp, told=f"{case}, place {place}: {{}}")
-                    for place in range(tp)
-                ]
-                if wrong := _judge_shapes(said, shape, kind, tp):
-                    return f"{case}: {wrong}"
+
+def judge_answers(run: AnswerRun) -> str | Diagnosis | None:
+    """What is wrong with a run of the reader's groups, or None."""
+    return next(itertools.chain(_judge_calls(run), _judge_heard(run)), None)
+
+
+def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
+    stuck = [rank for rank, report in enumerate(run.reports) if report.stuck]
+    if not stuck:
+        return
+    for rank, report in enumerate(run.reports):
+        rest = iter(run.wanted)
+        if not all(ranks in rest for ranks in report.made):  # no part of the list in its order
+            yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
+        left = next((ranks for ranks in _passed_over(run, report) if rank not in ranks), None)
+        if left is not None:
+            what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it."
+            hint = "new_group is for all ranks, members or not. Is yours under the if?"
+            yield Diagnosis(f"{say_ranks(stuck).capitalize()} waited in vain. {what}", (hint,))
+    inside = "Does every member of a group call all_gather_object in it, and nobody else?"
+    yield f"{say_ranks(stuck).capitalize()} waited in vain: {run.reports[stuck[0]].stuck}. {inside}"
+
+
+def _passed_over(run: AnswerRun, report: AnswerReport) -> list[tuple[int, ...]]:
+    """The groups that a rank left out before it made another, or before it returned."""
+    last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
+    return [ranks for ranks in run.wanted[:last] if ranks not in report.made]
+
+
+def _judge_heard(run: AnswerRun) -> Iterator[str]:
+    for rank, report in enumerate(run.reports):
+        heard, expected = read_groups(report.returned), run.expected(rank)
+        if heard == expected:
+            continue
+        if heard is None:
+            yield (
+                f"Rank {rank} returned {report.returned!r}. Return a list of ranks for each group that it "
+                f"is in, here {expected}."
+            )
+        else:
+            yield f"Rank {rank} heard {heard}; in its groups, in order, there are {expected}."
+
+
+def axes_exercise() -> Exercise:
+    """The hard exercise: all groups of ranks that differ in some axes alone, on a grid of any axes."""
+
+    def judge(function: Callable[[Mapping[str, int], Sequence[str]], Any]) -> str | None:
+        for sizes in MANY_AXES:
+            grid = Grid(tuple(sizes), tuple(sizes.values()))
+            subsets = (itertools.combinations(sizes, count) for count in range(1, len(sizes) + 1))
+            for along in itertools.chain.from_iterable(subsets):
+                told = f"On {grid}, along {list(along)}: {{}}"
+                made = value_of(function, dict(sizes), list(along), told=told)
+                if wrong := _judge_along(made, groups_along(sizes, along), grid, along):
+                    return told.format(wrong)
         return None
 
     hints = (
-        "Column parallel cuts dimension 0, out; row parallel cuts dimension 1, in. The other stays whole.",
-        "The length of a run is n / tp, rounded up: -(-n // tp).",
-        "What is left for a place is n - step * place; never less than 0, never more than step.",
+        "Number the ranks with torch.arange, and reshape it to the sizes: entry [p, d, t] is a rank.",
+        "permute brings the axes of along to the end; reshape(-1, …) then gives a row for each group.",
+        "list(sizes).index(name) is the dimension of an axis; math.prod multiplies sizes. tolist() ends it.",
     )
-    return Exercise(judge, hints, "As torch.chunk cuts, for places that get less, or nothing, too.")
+    par = Par("lines", 4, lines_of)
+    praise = "Any grid, along any axes."
+    return Exercise(judge, hints, praise, par)
 
 
-def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:
-    right = [local_shape(shape, kind, place, tp) for place in range(tp)]
-    for place, (one, expected) in enumerate(zip(said, right, strict=True)):
-        if not _is_pair(one):
-            return f"give a pair (rows, columns) of whole numbers for place {place}, not {one!r}."
-        if tuple(one) != expected:
-            pieces = [(int(piece[0]), int(piece[1])) for piece in said if _is_pair(piece)]
-            return f"place {place} holds {expected}, not {tuple(one)}. {_why_not(pieces, shape, kind, tp)}"
-    return None
+def _judge_along(
+    made: object, right: Sequence[Sequence[int]], grid: Grid, along: Sequence[str]
+) -> str | None:
+    if (said := read_groups(made)) is None:
+        return "return a list of lists of ranks, such as [[0, 1], [2, 3]]."
+    if {tuple(sorted(each)) for each in said} == {tuple(sorted(each)) for each in right}:
+        twice = len(said) != len(right) or any(len(set(each)) < len(each) for each in said)
+        return "a group, or a rank in it, stands there twice." if twice else None
+    strange = next((each for each in said if sorted(each) not in [sorted(other) for other in right]), None)
+    if strange is None:
+        missing = next(each for each in right if sorted(each) not in [sorted(other) for other in said])
+        return f"no group {list(missing)}."
+    first = next((rank for rank in strange if rank in grid.ranks), 0)
+    return f"{strange} is no group. Rank {first}'s is {list(grid.at(first).group(*along))}."
 
 
-def _is_pair(said: object) -> bool:
-    """Whether it is a pair of whole numbers. 4.0 is none: the lesson cuts with them."""
-    pair = isinstance(said, (tuple, list)) and len(said) == 2
-    return pair and all(hasattr(value, "__index__") for value in said)  # type: ignore[attr-defined]
+def lines_of(function: Callable[..., Any]) -> int:
+    """How many lines of a function's body hold code.
+
+    >>> def double(x):
+    ...     # a comment is no code
+    ...     y = 2 * x
+    ...     return y
+    >>> lines_of(double)
+    2
+    """
+    code = function.__code__
+    return len({line for line in _lines(code) if line > code.co_firstlineno})
 
 
-def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutKind, tp: int) -> str:
-    dim, length = DIM[kind], shape[DIM[kind]]
-    other, sides = KINDS[1 - dim], ("out", "in")
-    held = [piece[dim] for piece in said]
-    if any(piece[1 - dim] != shape[1 - dim] for piece in said):
-        swapped = all(piece == local_shape(shape, other, place, tp) for place, piece in enumerate(said))
-        what = f"That is {other} parallel" if swapped else f"Dimension {1 - dim} stays whole"
-        return f"{what}: {kind} parallel cuts dimension {dim}, {sides[dim]}."
-    if all(piece == length for piece in held):
-        return "That is the whole weight. tp cuts it."
-    if min(held) < 0:
-        return "A length is never below 0: once all is given away, a place holds nothing."
-    if sum(held) != length:
-        fault = "Round up" if sum(held) < length else "A place cannot hold more than is left"
-        return f"Your places hold {sum(held)} of {length} together. {fault}."
-    return f"Together yours hold all, but in runs of {held}; torch.chunk fills one place after another."
+def _lines(code: CodeType) -> Iterator[int]:
+    yield from (line for *_, line in code.co_lines() if line)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _lines(inner)
 
 
 def quiz(dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured."""
-    plan = plan_of(dp, tp)
-    expected = {
-        "groups": dp + tp,
-        "rows": local_shape(UP, "column", tp - 1, tp)[0],
-        "kept": sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0))),
-    }
+    last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
+    expected = {"groups": dp + tp, "number": last["tp"], "shared": 1}
     why = {
-        "groups": "Ask len(dp_groups) + len(tp_groups) of what your function returns.",
-        "rows": f"Ask local_shape({UP}, 'column', tp - 1, tp).",
-        "kept": "Ask kept[0].numbers, or add up rank 0's line.",
+        "groups": "Ask sum(map(len, groups(dp, tp))).",
+        "number": "In its tp group a rank's number is its tp coordinate: rank % tp.",
+        "shared": "Ask len(set(answers[0][0]) & set(answers[0][1])): who is in both of rank 0's groups?",
     }
     return numbers(expected, why)
 
 
-def all_exercises(dp: int, tp: int) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    """The notebook's exercises in order: predict, groups, shapes, quiz."""
-    return predict(dp, tp), groups_exercise(dp, tp), shapes_exercise(), quiz(dp, tp)
+def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: predict, groups, answers, axes, quiz."""
+    return (
+        predict(dp, tp),
+        groups_exercise(dp, tp),
+        answers_exercise(dp, tp, backend),
+        axes_exercise(),
+        quiz(dp, tp),
+    )

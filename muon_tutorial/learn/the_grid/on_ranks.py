@@ -1,32 +1,28 @@
-"""Lesson 06 on real ranks: agree on groups, hold pieces of two weights, train them, and say what is kept.
-
-The weights have sizes that most tp do not divide. Each dp position has data of its own.
-"""
+"""Lesson 06 on real ranks: the groups of a grid, who answers in them, and calls that do not meet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
-from ... import Grid, Matrix, Plan, Shard, zero1
+from ... import Grid
 from ...errors import MismatchError
+from ...launching.echo import is_echo
+from ...launching.launch import launch
 from ...worlds.live import gather_objects
-from ..exercises.on_real_ranks import say_failure
-from ..pictures.holdings import name_contents
 
-__all__ = ["say_failure"]  # the notebook uses it, too
-
-CutKind = Literal["column", "row"]
-ShapeOf = Callable[[tuple[int, int], str, int, int], Any]
-KINDS: tuple[CutKind, CutKind] = ("column", "row")
-DIM: dict[CutKind, int] = {"column": 0, "row": 1}
-UP, DOWN = (10, 8), (6, 10)
-BATCH = 4
+Groups = Callable[[int, int], Any]
+Listed = Sequence[Sequence[int]]
+PATIENCE = 4.0
+"""Seconds that a rank waits for others in an answer that hangs."""
 
 
 def groups(dp: int, tp: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -35,9 +31,33 @@ def groups(dp: int, tp: int) -> tuple[list[list[int]], list[list[int]]]:
     >>> groups(2, 3)
     ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]])
     """
-    dp_groups = [list(range(place, dp * tp, tp)) for place in range(tp)]
-    tp_groups = [list(range(place * tp, (place + 1) * tp)) for place in range(dp)]
+    dp_groups = [list(range(tp_rank, dp * tp, tp)) for tp_rank in range(tp)]
+    tp_groups = [list(range(dp_rank * tp, (dp_rank + 1) * tp)) for dp_rank in range(dp)]
     return dp_groups, tp_groups
+
+
+def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
+    """All groups of ranks that differ in the axes ``along`` alone; the last axis of ``sizes`` counts fastest.
+
+    >>> groups_along({"pp": 2, "dp": 2, "tp": 2}, ["pp", "tp"])
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    grid = Grid(tuple(sizes), tuple(sizes.values()))
+    return [list(ranks) for ranks in dict.fromkeys(grid.at(rank).group(*along) for rank in grid.ranks)]
+
+
+def read_groups(said: object) -> list[list[int]] | None:
+    """Groups as lists, in the order given; None where they are no list of lists of whole numbers."""
+    if not isinstance(said, (list, tuple)) or any(sorted_or_none(group) is None for group in said):
+        return None
+    return [list(group) for group in said]
+
+
+def sorted_or_none(said: object) -> list[int] | None:
+    """A list of whole numbers in order, or None where it is none."""
+    if not isinstance(said, (list, tuple, set, frozenset, range)):
+        return None
+    return sorted(said) if all(type(rank) is int for rank in said) else None
 
 
 def say_ranks(ranks: Iterable[int]) -> str:
@@ -50,7 +70,117 @@ def say_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
-def agree(wanted: Sequence[Sequence[int]]) -> None:
+# Who answers: the reader's own function makes the groups and calls in them.
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReport:
+    """What one rank's function returned, which groups it made, and the error in which it waited in vain."""
+
+    returned: Any
+    made: tuple[tuple[int, ...], ...]
+    stuck: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRun:
+    """What all ranks reported, and the groups that were to be made."""
+
+    wanted: tuple[tuple[int, ...], ...]
+    reports: tuple[AnswerReport, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the function was a stub still."""
+        return all(report.returned is ... for report in self.reports)
+
+    def expected(self, rank: int) -> list[list[int]]:
+        """Who answers a rank: its groups, in order."""
+        return [list(ranks) for ranks in self.wanted if rank in ranks]
+
+
+def who_answers(rank: int, all_groups: Listed) -> list[list[int]]:
+    """The reference: who is there in each of this rank's groups. All ranks must call."""
+    heard = []
+    for ranks in all_groups:
+        group = dist.new_group(list(ranks))  # all ranks call, members or not
+        if rank in ranks:
+            found: list[Any] = [None] * len(ranks)
+            dist.all_gather_object(found, rank, group=group)
+            heard.append(found)
+    return heard
+
+
+def play_answers(
+    function: Callable[[int, Listed], Any],
+    dp: int,
+    tp: int,
+    backend: str = "gloo",
+    timeout: float = PATIENCE,
+) -> AnswerRun:
+    """Call ``function(rank, all groups of the grid)`` on real ranks, and note the groups that each makes."""
+    wanted = [ranks for part in groups(dp, tp) for ranks in part]
+    reports = launch(
+        report_answers, dp * tp, args=(function, wanted), backend=backend, timeout=timeout, output="quiet"
+    )
+    return AnswerRun(tuple(map(tuple, wanted)), tuple(reports))
+
+
+def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Listed) -> AnswerReport:
+    """One rank's part. A wait in vain is reported; any other error is the caller's."""
+    with _noting_groups() as made:
+        try:
+            returned = function(rank, wanted)
+        except RuntimeError as error:
+            if not is_echo(error):
+                raise
+            return AnswerReport(None, tuple(made), str(error).splitlines()[0])
+    return AnswerReport(returned, tuple(made))
+
+
+@contextmanager
+def _noting_groups() -> Iterator[list[tuple[int, ...]]]:
+    """Note which ranks each ``dist.new_group`` is called with."""
+    made: list[tuple[int, ...]] = []
+    original = dist.new_group
+
+    def noted(ranks: Sequence[int] | None = None, *args: Any, **options: Any) -> Any:
+        made.append(tuple(range(dist.get_world_size()) if ranks is None else ranks))
+        return original(ranks, *args, **options)
+
+    with patch.object(dist, "new_group", noted):
+        yield made
+
+
+def say_answers(answers: Sequence[Listed]) -> str:
+    """Who answered in the groups of each rank, a line a rank."""
+    lines = ["rank   who answered in its dp group, and in its tp group"]
+    return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
+
+
+def say_arrivals(found: Sequence[int | str]) -> str:
+    """What each rank got of a broadcast, or the error that it was told, without addresses in memory."""
+    lines = [
+        f"rank {rank}: {got if isinstance(got, str) else f'got {got}'}" for rank, got in enumerate(found)
+    ]
+    return "\n".join(re.sub(r" <.*?>", "", line) for line in lines)
+
+
+def error_or_value(found: int | str) -> int | str:
+    """What arrived at one rank: a rank, or "error"."""
+    return "error" if isinstance(found, str) else found
+
+
+def say_calls(found: Sequence[Sequence[int] | str]) -> str:
+    """What became of each rank that was to make two calls: whom it heard of, or where it waited."""
+    lines = [
+        f"rank {rank}: {f'waited in vain in {each}' if isinstance(each, str) else f'returned {list(each)}'}"
+        for rank, each in enumerate(found)
+    ]
+    return "\n".join(lines)
+
+
+def agree(wanted: Listed) -> None:
     """Compare the groups that the ranks are about to make. All ranks must call.
 
     Raises:
@@ -69,135 +199,7 @@ def agree(wanted: Sequence[Sequence[int]]) -> None:
             )
 
 
-def local_shape(shape: tuple[int, int], kind: str, place: int, tp: int) -> tuple[int, int]:
-    """The shape of the piece of a Linear's weight that one tp position holds.
-
-    >>> [local_shape((10, 8), "column", place, 3) for place in range(3)]
-    [(4, 8), (4, 8), (2, 8)]
-    """
-    lengths = list(shape)
-    dim: int = DIM[kind]  # type: ignore[index]
-    lengths[dim] = Shard(dim).run(shape[dim], place, tp)[1]
-    return lengths[0], lengths[1]
-
-
-@dataclass(frozen=True, slots=True)
-class LinearNumbers:
-    """What a run works on: a batch for each dp position, and the whole weights of two Linears."""
-
-    batches: tuple[Tensor, ...]
-    up: Tensor
-    down: Tensor
-
-
-def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> LinearNumbers:
-    """Data and weights: ordinary random numbers, or small whole ones, whose sums need no rounding."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        if kind == "whole":
-            return torch.randint(-3, 4, shape, generator=generator).float()
-        return torch.randn(shape, generator=generator)
-
-    up, down = draw(*UP), draw(*DOWN)
-    return LinearNumbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
-
-
-def cut(weight: Tensor, kind: CutKind, place: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
-    """A copy of what one tp position holds of a weight, by the lengths that ``shape_of`` says."""
-    dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
-    lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(place + 1)]
-    return weight.narrow(dim, sum(lengths[:place]), lengths[place]).clone()
-
-
-def my_parameters(rank: int, tp: int, seed: int) -> list[torch.nn.Parameter]:
-    """This rank's pieces of both weights, each saying how it was cut."""
-    whole, place = make_numbers("ordinary", 0, seed), rank % tp
-    parameters = []
-    for weight, kind in zip((whole.up, whole.down), KINDS, strict=True):
-        parameter: Any = torch.nn.Parameter(cut(weight, kind, place, tp))
-        parameter.partition_dim = DIM[kind]
-        parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
-        parameters.append(parameter)
-    return parameters
-
-
-def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
-    """The gradients of one step: those of a dp position, whose data nobody else has."""
-    whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
-    for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
-        parameter.grad = cut(gradient, kind, rank % tp, tp)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptByRank:
-    """What one rank keeps after training: its pieces of the weights, and of their momentum."""
-
-    weights: tuple[Tensor, ...]
-    momentum: tuple[Tensor, ...]
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers of momentum it keeps."""
-        return sum(part.numel() for part in self.momentum)
-
-
-def kept_by(muon: Any) -> KeptByRank:
-    """What the optimizer of this rank keeps."""
-    parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
-    momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
-    return KeptByRank(tuple(parameter.detach() for parameter in parameters), momentum)
-
-
-HEADS = 12
-
-
-def say_answers(answers: Sequence[Sequence[Sequence[int]]]) -> str:
-    """Who answered in the groups of each rank, a line a rank."""
-    lines = ["rank   who answered in its dp group, and in its tp group"]
-    return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
-
-
-def say_outputs(kind: str, outputs: Sequence[Tensor], alone: Sequence[Tensor], tp: int) -> str:
-    """The output of every rank beside that of one process, for the data of its dp position."""
-    pairs = [(output, alone[rank // tp]) for rank, output in enumerate(outputs)]
-    close = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
-    same = all(torch.equal(one, other) for one, other in pairs)
-    return f"{kind + ' numbers':17} the same output: {close!s:6} the same bits: {same}"
-
-
-def plan_of(dp: int, tp: int) -> Plan:
-    """The plan of the two weights, in one bucket."""
-    matrices = [
-        Matrix(0, "up", UP, (("tp", Shard(DIM["column"])),)),
-        Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),)),
-    ]
-    return zero1(matrices, Grid.of(dp=dp, tp=tp))
-
-
-def letters_of(kept: Sequence[KeptByRank]) -> tuple[list[str], list[str], list[str]]:
-    """A letter for each rank's piece of the first weight, of the second, and of the first one's momentum."""
-    pieces = [mine.weights[number] for number in (0, 1) for mine in kept]
-    letters, ranks = name_contents([*pieces, *(mine.momentum[0] for mine in kept)]), len(kept)
-    return letters[:ranks], letters[ranks : 2 * ranks], letters[2 * ranks :]
-
-
-def say_kept(kept: Sequence[KeptByRank], tp: int) -> str:
-    """What each rank keeps, a line a rank: the same letter means the same bytes."""
-    up, down, _ = letters_of(kept)
-    lines = ["rank   dp  tp   up  down   numbers of momentum: of up, of down"]
-    for rank, mine in enumerate(kept):
-        counts = [part.numel() for part in mine.momentum]
-        place = f"{rank:4}   {rank // tp:2}  {rank % tp:2}"
-        lines.append(f"{place}   {up[rank]:>2}  {down[rank]:>4}   {counts[0]:27}  {counts[1]:7}")
-    return "\n".join(lines)
-
-
-def say_fused(tp: int) -> str:
-    """How many rows of q, k and v each tp position gets of a fused weight that is cut as one."""
-    lines = [f"q, k and v of {HEADS} rows each, in one weight of {3 * HEADS} rows, column parallel:"]
-    for place in range(tp):
-        start, length = Shard(0).run(3 * HEADS, place, tp)
-        counts = [max(0, min(start + length, (n + 1) * HEADS) - max(start, n * HEADS)) for n in range(3)]
-        lines.append(f"  place {place}: {counts[0]:2} rows of q, {counts[1]:2} of k, {counts[2]:2} of v")
-    return "\n".join(lines)
+def ask_mesh(rank: int, sizes: Mapping[str, int], axis: str) -> list[int]:
+    """The ranks of this rank's group along an axis, as PyTorch's device mesh makes it."""
+    mesh = torch.distributed.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return dist.get_process_group_ranks(mesh.get_group(axis))

@@ -1,151 +1,134 @@
-"""Pictures of lesson 06: a grid of ranks, a Linear cut by its tp axis, and the buffers that its dp axis cuts.
+"""Pictures of lesson 06: a grid of ranks, the groups of one of them, and who has heard of whom.
 
-A fill stands for a tp position: ranks of one column of the grid hold the same piece of a weight.
+A fill is a rank. A group is an outline: solid along tp, dashed along dp.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from ... import Box, Grid, Plan, Replicate, Shard
-from ...plan.bucket import Bucket
-from ...plan.layout import shard_box
-from ..pictures import figures
-from ..pictures.colours import ADAMW, EMPTY, INK, QUIET, SGD, rank_colour
-from ..pictures.holdings import StepMoment, momentum_holdings, weight_holdings, with_letters
+from ... import Grid
+from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, MARKED, QUIET, TP_GROUP, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
 from ..widgets.rank_buttons import RankButtons
 from ..widgets.shell import Shell, choice, show
-from .exercises import Groups, read_groups
-from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, groups, letters_of, plan_of, say_ranks
+from .film import LAST, NOBODY, Axis, CallMoment, film_of
+from .on_ranks import read_groups, say_ranks
 
-Frame = tuple[float, float, float, float]
-_WIDTH, _MARGIN, _SPLIT = 880, 24.0, 340.0
-_UNIT, _SPACE = 14.0, 52.0
-_WHAT: dict[CutKind, str] = {
-    "column": "Cuts dimension 0 of W: its rows. A place needs all of x, and makes some columns of y.",
-    "row": "Cuts dimension 1 of W: its columns. A place needs the same columns of x, and makes a part of "
-    "every sum in y; an all_reduce over the tp group adds the parts up.",
-}
+_WIDTH, _MARGIN = 880, 24.0
+_EDGE = {"tp": TP_GROUP, "dp": DP_GROUP}
+_DASHES = {"tp": "-", "dp": "--"}
+_HERO = Grid.of(dp=2, tp=3)
 
 
 @dataclass(frozen=True, slots=True)
-class LinearOperand:
-    """One matrix of ``y = x Wᵀ``: its name, its shape, and the dimension that tp cuts, or None.
+class GridFrame:
+    """Where a grid of ranks lies on a card, in pixels: its upper left corner, and a cell's sides."""
 
-    ``partial`` says that every place has a part of every sum.
-    """
+    grid: Grid
+    left: float
+    top: float
+    wide: float
+    high: float
 
-    name: str
-    shape: tuple[int, int]
-    dim: int | None
-    partial: bool = False
+    @classmethod
+    def fitting(
+        cls, grid: Grid, corner: tuple[float, float], width: float, most: tuple[float, float]
+    ) -> GridFrame:
+        """The frame whose cells are as large as ``width`` allows, and at most as large as ``most``."""
+        wide = min(most[0], width / grid.size("tp"))
+        return cls(grid, *corner, wide, min(most[1], max(wide * most[1] / most[0], 64)))
 
-    def box(self, place: int, tp: int) -> Box:
-        """What one tp position holds of it."""
-        return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), place, tp)
+    def cell(self, rank: int) -> tuple[float, float]:
+        """The upper left corner of a rank's cell."""
+        at = self.grid.at(rank)
+        return self.left + at["tp"] * self.wide, self.top + at["dp"] * self.high
 
-    def say(self, place: int, tp: int) -> str:
-        """What one tp position holds of it, in words."""
-        if self.dim is None or tp == 1:
-            return f"{'a part of every sum in' if self.partial and tp > 1 else 'all of'} {self.name}"
-        box, what = self.box(place, tp), ("row", "column")[self.dim]
-        start, length = box.offset[self.dim], box.shape[self.dim]
-        run = f"{what}s {start} to {start + length - 1}" if length > 1 else f"{what} {start}"
-        return f"{run if length else 'nothing'} of {self.name}"
+    @property
+    def bottom(self) -> float:
+        """Where the last row ends."""
+        return self.top + self.grid.size("dp") * self.high
 
 
-def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, LinearOperand, LinearOperand]:
-    """The input, weight and output of a Linear with a weight of ``shape`` (out, in), as tp cuts them."""
-    out, into = shape
-    x, y = (None, 1) if kind == "column" else (1, None)
-    return (
-        LinearOperand("x", (BATCH, into), x),
-        LinearOperand("W", shape, DIM[kind]),
-        LinearOperand("y", (BATCH, out), y, partial=kind == "row"),
+def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int], width: float = 3.0) -> None:
+    """An edge round the cells of a group, which lie in one row or in one column."""
+    inset = 3.0 if axis == "tp" else 7.0
+    (left, top), (right, bottom) = frame.cell(ranks[0]), frame.cell(ranks[-1])
+    size = right - left + frame.wide - 2 * inset, bottom - top + frame.high - 2 * inset
+    corner = (left + inset, top + inset)
+    patch = FancyBboxPatch(corner, *size, boxstyle="round,pad=0,rounding_size=8", fill=False, zorder=6)
+    patch.set(edgecolor=_EDGE[axis], linewidth=width, linestyle=_DASHES[axis])
+    axes.add_patch(patch)
+
+
+# One rank and its groups.
+
+
+def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """A button for each rank, over its coordinates and its groups."""
+    grid = Grid.of(dp=dp, tp=tp)
+
+    def draw(rank: int) -> Picture:
+        return draw_rank(grid, rank)
+
+    return show(functools.cache(draw), draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
+
+
+def draw_rank(grid: Grid, rank: int) -> Picture:
+    """One rank in its colour, its row and its column outlined, and the arithmetic beside them."""
+    frame = GridFrame.fitting(grid, (_MARGIN + 26, 52.0), 420, (104, 92))
+    figure, axes = blank(_WIDTH, round(max(frame.bottom + 24, 262)))
+    _draw_axes(axes, frame)
+    at = grid.at(rank)
+    for other in grid.ranks:
+        _draw_rank_cell(axes, frame, other, other == rank)
+    for axis in ("tp", "dp"):
+        _outline(axes, frame, axis, at.group(axis))
+    for number, (line, colour, weight) in enumerate(_arithmetic(grid, rank)):
+        write(axes, 504, 40 + 30 * number, line, 12, color=colour, weight=weight)
+    return finish(figure, f"grid-rank-{rank}", _say_rank(grid, rank))
+
+
+def _draw_axes(axes: Axes, frame: GridFrame) -> None:
+    write(axes, frame.left, frame.top - 18, "along tp →", 11, color=TP_GROUP)
+    axes.text(
+        frame.left - 18, frame.top, "along dp →", size=11, rotation=-90, va="top", ha="center", color=DP_GROUP
     )
 
 
-def draw_overview(grid: Grid, shape: tuple[int, int], rank: int = 0) -> Picture:
-    """The grid beside one Linear cut both ways, each tp position in its colour; one rank's groups framed."""
-    figure, axes = blank(_WIDTH, 502)
-    _draw_grid(axes, grid, rank, (_MARGIN, 24.0, _SPLIT - 2 * _MARGIN, 380.0))
-    for number, kind in enumerate(KINDS):
-        _draw_linear(axes, shape, kind, range(grid.size("tp")), grid.size("tp"), 24.0 + 244 * number)
-    cuts = [_say_cut(grid, shape, kind) for kind in KINDS]
-    return finish(figure, "grid-overview", " ".join([_say_rank(grid, rank), *cuts]))
+def _draw_rank_cell(axes: Axes, frame: GridFrame, rank: int, pressed: bool) -> None:
+    (x, y), at = frame.cell(rank), frame.grid.at(rank)
+    inset, roomy = 11.0, frame.wide > 90
+    fill = rank_colour(rank) if pressed else EMPTY
+    size = frame.wide - 2 * inset, frame.high - 2 * inset
+    rectangle(axes, x + inset, y + inset, *size, fill, linewidth=1.0)
+    middle = (x + frame.wide / 2, y + frame.high / 2)
+    if roomy:
+        write(axes, middle[0], middle[1] - 12, f"rank {rank}", 12, ha="center", weight="bold")
+        write(axes, middle[0], middle[1] + 11, f"dp {at['dp']}, tp {at['tp']}", 11, ha="center")
+    else:
+        write(axes, *middle, str(rank), 11, ha="center", weight="bold")
 
 
-def draw_place(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
-    """One rank: its groups on the grid, and in colour what it holds of a Linear that is cut one way."""
-    figure, axes = blank(_WIDTH, 324)
-    place, tp = grid.at(rank)["tp"], grid.size("tp")
-    _draw_grid(axes, grid, rank, (_MARGIN, 24.0, _SPLIT - 2 * _MARGIN, 276.0))
-    _draw_linear(axes, shape, kind, [place], tp, 24.0)
-    for number, line in enumerate(_held_lines(grid, shape, rank, kind)):
-        write(axes, _SPLIT, 264 + 19 * number, line, 9)
-    said = " ".join([_say_rank(grid, rank), *_held_lines(grid, shape, rank, kind)])
-    return finish(figure, f"grid-{rank}-{kind}", said)
-
-
-def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> list[str]:
-    at = grid.at(rank)
-    x, w, y = (operand.say(at["tp"], at.size("tp")) for operand in operands(shape, kind))
-    row = f"Together {say_ranks(at.group('tp'))} keep all of W." if at.size("tp") > 1 else ""
-    same = f"Rank {rank} keeps {w}; the same piece is on {say_ranks(at.group('dp'))}."
-    return [same, f"It takes {x}, and makes {y}.", *([row] if row else [])]
-
-
-def _say_rank(grid: Grid, rank: int) -> str:
-    at = grid.at(rank)
-    return (
-        f"A grid of ranks, {grid.size('dp')} along dp and {grid.size('tp')} along tp. Rank {rank} stands at "
-        f"dp {at['dp']}, tp {at['tp']}: its row, its tp group, is {say_ranks(at.group('tp'))}; its column, "
-        f"its dp group, is {say_ranks(at.group('dp'))}."
-    )
-
-
-def _say_cut(grid: Grid, shape: tuple[int, int], kind: CutKind) -> str:
-    tp, (x, w, y) = grid.size("tp"), operands(shape, kind)
-    places = (f"tp {p} takes {x.say(p, tp)}, keeps {w.say(p, tp)}, makes {y.say(p, tp)}" for p in range(tp))
-    return f"{kind.capitalize()} parallel, W of shape {shape[0]} × {shape[1]}: {'; '.join(places)}."
-
-
-def _draw_grid(axes: Axes, grid: Grid, rank: int, frame: Frame) -> None:
-    left, top, width, height = frame
-    dp, tp = grid.size("dp"), grid.size("tp")
-    write(axes, left, top, f"The grid: dp {dp}, tp {tp}", 11.5, weight="bold")
-    side, edge, upper = _cell_side(grid, width - 36, height - 118), left + 28, top + 42
-    write(axes, edge + 8, upper - 12, "along tp →", 9, color=QUIET)
-    axes.text(left + 10, upper + 8, "along dp →", size=9, rotation=-90, va="top", ha="center", color=QUIET)
-    for other in map(grid.at, grid.ranks):
-        label, width = (
-            f"rank {other.rank}\ndp {other['dp']}\ntp {other['tp']}",
-            2.6 if other.rank == rank else 1.0,
-        )
-        place = (edge + other["tp"] * side, upper + other["dp"] * side, side)
-        _draw_cell(axes, place, rank_colour(other["tp"]), label, linewidth=width)
-    at = grid.at(rank)
-    _outline(axes, (edge - 2, upper + at["dp"] * side - 2, tp * side + 4, side + 4), ADAMW, "-")
-    _outline(axes, (edge + at["tp"] * side + 2, upper + 2, side - 4, dp * side - 4), SGD, "--")
-    _draw_key(axes, grid, rank, left, upper + dp * side + 24)
-
-
-def _draw_key(axes: Axes, grid: Grid, rank: int, left: float, top: float) -> None:
-    at = grid.at(rank)
-    keys = (ADAMW, "-", "tp", "row"), (SGD, "--", "dp", "column")
-    for number, (colour, dashes, axis, line) in enumerate(keys):
-        y = top + 19 * number
-        axes.plot([left, left + 24], [y, y], color=colour, linewidth=2.6, linestyle=dashes)
-        text = f"{axis} group of rank {rank}, its {line}: {_short(at.group(axis))}"
-        write(axes, left + 32, y, text, 9)
-    said = "The same fill: the same piece of every weight."
-    write(axes, left, top + 40, said, 9, color=QUIET)
+def _arithmetic(grid: Grid, rank: int) -> list[tuple[str, str, str]]:
+    at, tp = grid.at(rank), grid.size("tp")
+    return [
+        (f"rank {rank}", INK, "bold"),
+        (f"dp_rank = {rank} // {tp} = {at['dp']}", INK, "normal"),
+        (f"tp_rank = {rank} % {tp} = {at['tp']}", INK, "normal"),
+        (f"and back: {at['dp']} · {tp} + {at['tp']} = {rank}", INK, "normal"),
+        (f"tp group, its row: {_short(at.group('tp'))}", TP_GROUP, "bold"),
+        (f"in it, rank {rank} is number {at['tp']}", TP_GROUP, "normal"),
+        (f"dp group, its column: {_short(at.group('dp'))}", DP_GROUP, "bold"),
+        (f"in it, rank {rank} is number {at['dp']}", DP_GROUP, "normal"),
+    ]
 
 
 def _short(ranks: Sequence[int]) -> str:
@@ -158,181 +141,161 @@ def _short(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, listed))
 
 
-def _cell_side(grid: Grid, width: float, height: float) -> float:
-    return min(78.0, width / grid.size("tp"), height / grid.size("dp"))
+def _say_rank(grid: Grid, rank: int) -> str:
+    at = grid.at(rank)
+    return (
+        f"A grid of ranks, {grid.size('dp')} along dp and {grid.size('tp')} along tp. Rank {rank} stands at "
+        f"dp {at['dp']}, tp {at['tp']}. Its row, its tp group, is {say_ranks(at.group('tp'))}; there it is "
+        f"number {at['tp']}. Its column, its dp group, is {say_ranks(at.group('dp'))}; there it is "
+        f"number {at['dp']}."
+    )
 
 
-def _draw_cell(
-    axes: Axes,
-    where: tuple[float, float, float],
-    fill: str,
-    label: str,
-    linewidth: float = 1.0,
-    hatch: str | None = None,
-) -> None:
-    """One rank of a grid; where a cell has no room for the whole label, its first line's number stays."""
-    x, y, side = where
-    inset = side / 9
-    inner = side - 2 * inset
-    rectangle(axes, x + inset, y + inset, inner, inner, fill, linewidth=linewidth, hatch=hatch)
-    text, size = (label, 8.0) if side > 70 else (label.split()[1], min(9.0, side / 3))
-    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if hatch else None
-    write(axes, x + side / 2, y + side / 2, text, size, ha="center", linespacing=1.5, bbox=box)
+# Groups that a function returns.
 
 
-def _outline(axes: Axes, frame: Frame, colour: str, dashes: str) -> None:
-    x, y, width, height = frame
-    patch = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=6", fill=False)
-    patch.set(edgecolor=colour, linewidth=2.6, linestyle=dashes)
-    axes.add_patch(patch)
+def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
+    """The groups that a function returned, right or wrong, on the grid: a line through each.
 
-
-def _draw_linear(
-    axes: Axes, shape: tuple[int, int], kind: CutKind, places: Iterable[int], tp: int, top: float
-) -> None:
-    """``y = x Wᵀ`` with the pieces of some tp positions in colour and the rest in grey."""
-    places = list(places)
-    title = f"{kind.capitalize()} parallel: y = x Wᵀ"
-    write(axes, _SPLIT, top, title, 11.5, weight="bold")
-    what = "\n".join(textwrap.wrap(_WHAT[kind], 87))
-    axes.text(_SPLIT, top + 16, what, size=9, va="top", color=QUIET, linespacing=1.3)
-    left = _SPLIT
-    for operand in operands(shape, kind):
-        _draw_operand(axes, operand, places, tp, (left, top + 72))
-        left += operand.shape[1] * _UNIT + _SPACE
-
-
-def _draw_operand(
-    axes: Axes, operand: LinearOperand, places: Sequence[int], tp: int, corner: tuple[float, float]
-) -> None:
-    (left, top), (rows, columns) = corner, operand.shape
-    title = f"{operand.name}  {rows} × {columns}"
-    write(axes, left, top - 10, title, 9, weight="bold")
-    size = (columns * _UNIT, rows * _UNIT)
-    rectangle(axes, left, top, *size, EMPTY, linewidth=1.4)
-    partial = operand.partial and tp > 1
-    if operand.dim is None and len(places) > 1:
-        label = "every place:\na part of\nevery sum" if partial else "every place:\nall of it"
-        _draw_piece(axes, (left, top, *size), "#ffffff", label, partial)
-        return
-    for place in places:
-        box = operand.box(place, tp)
-        if box.numel:
-            x, y = left + box.offset[1] * _UNIT, top + box.offset[0] * _UNIT
-            frame = (x, y, box.shape[1] * _UNIT, box.shape[0] * _UNIT)
-            _draw_piece(axes, frame, rank_colour(place), f"tp {place}", partial)
-
-
-def _draw_piece(axes: Axes, frame: Frame, fill: str, label: str, partial: bool) -> None:
-    x, y, width, height = frame
-    hatch = "//" if partial else None
-    rectangle(axes, x, y, width, height, fill, linewidth=1.2, hatch=hatch, zorder=3)
-    narrow = width < 30
-    label = label.removeprefix("tp ") if narrow else label
-    size = min(8.5, max(width, 12) / (2 if narrow else 4), max(height, 12) / 1.4)
-    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2} if partial or width > 60 else None
-    write(axes, x + width / 2, y + height / 2, label, size, ha="center", zorder=7, bbox=box)
-
-
-def picture_of_groups(function: Groups, dp: int, tp: int) -> Picture:
-    """The groups that the reader's function returns, right or wrong, on the grid: one fill a group.
-
-    The reference's, where it is a stub.
+    A rank in no group, or in several, has no colour and is crossed out.
     """
-    made, grid = function(dp, tp), Grid.of(dp=dp, tp=tp)
-    if made is ...:
-        print("No answer yet: this is the reference.")
-        made = groups(dp, tp)
     parts = made if isinstance(made, (tuple, list)) and len(made) == 2 else ((), ())
-    side = _cell_side(grid, 380, 240)
-    figure, axes = blank(_WIDTH, round(78 + dp * side + 20))
+    grid = Grid.of(dp=dp, tp=tp)
+    half = GridFrame.fitting(grid, (_MARGIN, 46.0), 400, (100, 84))
+    figure, axes = blank(_WIDTH, round(half.bottom + 18))
     said = []
     for number, (axis, part) in enumerate(zip(("dp", "tp"), parts, strict=True)):
+        frame = GridFrame(grid, _MARGIN + 432 * number, half.top, half.wide, half.high)
         listed = read_groups(part) or []
-        left = _MARGIN + 436 * number
-        write(axes, left, 24, f"{axis}_groups", 11.5, weight="bold")
-        write(axes, left, 44, "one fill, one group", 9, color=QUIET)
-        for at in map(grid.at, grid.ranks):
-            mine = [number for number, group in enumerate(listed) if at.rank in group]
-            alone = len(mine) == 1
-            label = f"rank {at.rank}\n" + (
-                f"group {mine[0]}" if alone else "in several" if mine else "in none"
-            )
-            fill, place = (
-                rank_colour(mine[0]) if alone else EMPTY,
-                (left + at["tp"] * side, 62 + at["dp"] * side),
-            )
-            _draw_cell(axes, (*place, side), fill, label, hatch=None if alone else "xx")
+        write(axes, frame.left, 24, f"{axis}_groups, as you made them", 12, weight="bold", color=_EDGE[axis])
+        _draw_made(axes, frame, axis, listed)
         said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed) or 'none'}.")
     return finish(figure, "grid-groups", " ".join(said))
 
 
-def picture_of_buffers(dp: int, tp: int) -> Picture:
-    """For each tp position the flat buffer of both weights, and how dp cuts it."""
-    plan = plan_of(dp, tp)
-    [bucket] = plan.buckets
-    figure, axes = blank(_WIDTH, round(58 + 92 * tp))
-    title = "One buffer for each place along tp, cut by dp"
-    write(axes, _MARGIN, 24, title, 11.5, weight="bold")
-    for place in range(tp):
-        _draw_buffer(axes, plan, bucket, place, 52.0 + 92 * place)
-    return finish(figure, "grid-buffers", " ".join(say_buffer(plan, place) for place in range(tp)))
+def _draw_made(axes: Axes, frame: GridFrame, axis: str, listed: Sequence[Sequence[int]]) -> None:
+    for rank in frame.grid.ranks:
+        (x, y), mine = frame.cell(rank), [number for number, ranks in enumerate(listed) if rank in ranks]
+        alone = len(mine) == 1
+        fill, hatch = (rank_colour(rank), None) if alone else (EMPTY, "xx")
+        rectangle(axes, x + 8, y + 8, frame.wide - 16, frame.high - 16, fill, hatch=hatch)
+        told = f"group {mine[0]}" if alone else "in several" if mine else "in none"
+        label = f"rank {rank}\n{told}" if frame.wide > 90 else str(rank)
+        box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2}
+        write(axes, x + frame.wide / 2, y + frame.high / 2, label, 11, ha="center", zorder=8, bbox=box)
+    for ranks in listed:
+        spots = [frame.cell(rank) for rank in ranks if rank in frame.grid.ranks]
+        across, down = [x + frame.wide / 2 for x, _ in spots], [y + frame.high / 2 for _, y in spots]
+        axes.plot(across, down, color=_EDGE[axis], linestyle=_DASHES[axis], linewidth=4, zorder=5)
 
 
-def _draw_buffer(axes: Axes, plan: Plan, bucket: Bucket, place: int, top: float) -> None:
-    at, dp, left = plan.grid.at(place), plan.grid.size("dp"), _MARGIN + 62
-    length = bucket.length(bucket.model_layout, at)
-    scale = (_WIDTH - left - _MARGIN) / length
-    write(axes, _MARGIN, top + 32, f"tp {place}", 10, weight="bold")
-    rectangle(axes, left, top, length * scale, 32, EMPTY, hatch="xxxx")
-    for spot in bucket.buffer_slices(bucket.model_layout, at):
-        if spot.box.numel:
-            rows, columns = spot.box.shape
-            start, stop = (left + edge * scale for edge in spot.interval)
-            label = f"{spot.entry.matrix.name}'s piece, {rows} × {columns}"
-            _draw_piece(axes, (start, top, stop - start, 32), rank_colour(place), label, partial=False)
-    for position in range(dp):
-        start, width = left + position * length / dp * scale, length / dp * scale
-        rank = plan.grid.rank({"dp": position, "tp": place})
-        _draw_piece(axes, (start, top + 40, width, 26), "#ffffff", f"rank {rank}", partial=False)
-        if position:
-            axes.plot([start, start], [top - 6, top + 66], color=INK, linewidth=1.4, dashes=(3, 2), zorder=6)
+# Two calls, and everybody has heard of everybody.
 
 
-def say_buffer(plan: Plan, place: int) -> str:
-    """One buffer in words: which pieces lie where, and which rank keeps which slice."""
-    [bucket] = plan.buckets
-    at, dp = plan.grid.at(place), plan.grid.size("dp")
-    length = bucket.length(bucket.model_layout, at)
-    spots = [spot for spot in bucket.buffer_slices(bucket.model_layout, at) if spot.box.numel]
-    pieces = [f"{spot.entry.matrix.name} from {spot.interval[0]} to {spot.interval[1]}" for spot in spots]
-    if sum(spot.box.numel for spot in spots) < length:
-        pieces.append("padding elsewhere" if pieces else "padding only")
-    slices = (
-        f"rank {rank} keeps {position * length // dp} to {(position + 1) * length // dp}"
-        for position, rank in enumerate(at.group("dp"))
+def hero() -> Picture:
+    """Three grids: nobody has called, the tp groups have, and the dp groups have, too."""
+    film = film_of(_HERO)
+    figure, axes = blank(900, 262)
+    titles = ("Each knows itself", "After one call in its row", "and one in its column")
+    for number, (moment, title) in enumerate(zip((film[0], film[2], film[4]), titles, strict=True)):
+        frame = GridFrame(_HERO, 18.0 + 296 * number, 54.0, 90.0, 92.0)
+        colour = _EDGE[moment.axis] if moment.axis else INK
+        write(axes, frame.left + 4, 28, title, 12.5, weight="bold", color=colour)
+        _draw_hearing(axes, frame, moment)
+        if number:
+            write(axes, frame.left - 15, frame.top + 92, "→", 16, ha="center")
+    said = "Six tiles in a cell, one for each rank, coloured once that rank has been heard of."
+    write(axes, 22, 250, said, 11, color=QUIET)
+    alt = (
+        "A grid of ranks, two rows of three, in three moments. At first each rank knows itself alone. After "
+        "a call in every tp group, a row, each knows its row. After a call in every dp group, a column, each "
+        "knows all six."
     )
-    return f"tp {place}: a buffer of {length} numbers holds {', '.join(pieces)}; {'; '.join(slices)}."
+    return finish(figure, "grid-hero", alt)
 
 
-def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """A button for each rank and one for each cut, over the rank's groups and what it holds of a Linear."""
+def _draw_hearing(axes: Axes, frame: GridFrame, moment: CallMoment) -> None:
+    for rank in frame.grid.ranks:
+        _draw_tiles(axes, frame, rank, moment)
+    if moment.axis:
+        for ranks in sorted({frame.grid.at(rank).group(moment.axis) for rank in frame.grid.ranks}):
+            _outline(axes, frame, moment.axis, ranks)
+
+
+def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> None:
+    """One rank's cell: its number, and the whole grid in small, with those in colour of whom it has heard."""
+    (x, y), grid = frame.cell(rank), frame.grid
+    waits = rank in moment.waits
+    rectangle(axes, x + 9, y + 9, frame.wide - 18, frame.high - 18, MARKED if waits else CARD, linewidth=1.0)
+    label = str(rank) if frame.wide < 84 else f"rank {rank}"
+    label += " waits" if waits and frame.wide > 140 else " …" if waits else ""
+    write(axes, x + frame.wide / 2, y + 21, label, 11, ha="center", weight="bold", zorder=7)
+    wide, high = (frame.wide - 34) / grid.size("tp"), (frame.high - 50) / grid.size("dp")
+    corners = [
+        (x + 17 + other % grid.size("tp") * wide, y + 33 + other // grid.size("tp") * high)
+        for other in grid.ranks
+    ]
+    tiles = [Rectangle(corner, wide, high) for corner in corners]
+    fills = [rank_colour(other) if other in moment.heard[rank] else EMPTY for other in grid.ranks]
+    axes.add_collection(PatchCollection(tiles, facecolor=fills, edgecolor=INK, linewidth=0.6, zorder=2))
+
+
+def draw_moment(grid: Grid, first: Axis, skips: int, moment: int) -> Picture:
+    """One moment of the film: the groups that call, whom each rank has heard of, and who waits."""
+    now = film_of(grid, first, skips)[moment]
+    frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
+    figure, axes = blank(
+        round(min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))), round(frame.bottom + 20)
+    )
+    title, colour = _title(grid, now, moment), _EDGE[now.axis] if now.axis else INK
+    write(axes, _MARGIN, 24, title, 12.5, weight="bold", color=colour)
+    state = _state(grid, now, first, skips, moment)
+    write(axes, _MARGIN, 50, state, 11.5, color=WRONG if now.waits else QUIET)
+    _draw_hearing(axes, frame, now)
+    heard = "; ".join(f"rank {rank} has heard of {_say_heard(known)}" for rank, known in enumerate(now.heard))
+    what = f"{first} first, {'nobody skips' if skips == NOBODY else f'rank {skips} skips its {first} call'}"
+    alt = f"Moment {moment}, {what}. {title} {state} {heard}."
+    return finish(figure, f"grid-calls-{first}-{skips}-{moment}", alt)
+
+
+def _title(grid: Grid, now: CallMoment, moment: int) -> str:
+    if now.axis is None:
+        return "Nobody has called. Each rank knows itself."
+    line = "row" if now.axis == "tp" else "column"
+    number = "first" if moment < 3 else "second"
+    done = f"After the {number} call" if now.ended else f"The {number} call"
+    return f"{done}: every {now.axis} group, each a {line}."
+
+
+def _state(grid: Grid, now: CallMoment, first: Axis, skips: int, moment: int) -> str:
+    skipped = (
+        f"Rank {skips} goes straight on to its next call. " if skips != NOBODY and moment in (1, 2) else ""
+    )
+    if moment == LAST and skips != NOBODY and now.waits:
+        returned = [rank for rank in grid.ranks if rank not in now.waits]
+        return f"{say_ranks(returned).capitalize()} returned, and noticed nothing. The rest wait."
+    if moment == LAST:
+        return "Everybody has heard of everybody."
+    waiting = f"Waiting: {say_ranks(sorted(now.waits))}." if now.waits else ""
+    return f"{skipped}{waiting}"
+
+
+def _say_heard(known: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(known)))
+
+
+def play_calls(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """Both calls of every rank as a film: choose which comes first, and who skips it."""
     grid = Grid.of(dp=dp, tp=tp)
 
-    def draw(rank: int, cut: CutKind) -> Picture:
-        return draw_place(grid, UP, rank, cut)
+    def draw(order: Axis, skips: int, moment: int) -> Picture:
+        return draw_moment(grid, order, skips, moment)
 
-    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
-    cut.style.button_width = "130px"
-    return show(draw, draw_overview(grid, UP), live, rank=RankButtons(dp, tp), cut=cut)
+    order = choice("order", {"rows first": "tp", "columns first": "dp"})
+    order.style.button_width = "120px"
+    skips = choice("skips", {"nobody": NOBODY, **{f"rank {rank}": rank for rank in grid.ranks}})
+    still = draw_moment(grid, "tp", NOBODY, LAST)
+    return play(draw, LAST, still, live, interval=1200, order=order, skips=skips)
 
 
-def picture_of_kept(plan: Plan, kept: Sequence[KeptByRank]) -> Picture:
-    """The first weight and its momentum, by holder, with a letter for each distinct content of a real run."""
-    up, _, momentum = letters_of(kept)
-    held = with_letters(weight_holdings(plan), up), with_letters(momentum_holdings(plan), momentum)
-    moments = [
-        StepMoment("up: the weight", "tp cuts it, dp copies it", held[0]),
-        StepMoment("up: its momentum", "tp cuts it, dp cuts the buffer", held[1]),
-    ]
-    return figures.draw_holdings(moments, UP, "the_grid-kept")
+__all__ = ["explore", "hero", "picture_of_groups", "play_calls"]

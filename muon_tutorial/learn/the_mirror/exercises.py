@@ -1,9 +1,8 @@
-"""Exercises of lesson 09: the mirror, the way back, two bugs of the blueprint, and the quiz."""
+"""Exercises of lesson 09: the mirror, a flat matrix, the way back, a lost line, the whole step, the quiz."""
 
 from __future__ import annotations
 
 import inspect
-import linecache
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,22 +10,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Coordinate, Grid, Hop, LocalWorld, Plan, Replicate, Route, Shard
+from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Plan, Replicate, Route, Shard
 from ...engine.collective import Label, Walk
 from ...engine.travel import travel
 from ...plan.bucket import DistMeta
-from ..exercises.judge import Exercise, MistakeError, OpenAnswerError, numbers, value_of
+from ...plan.layout import Placement
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
 from . import on_ranks
-from .on_ranks import Unpack, UpdateLoop, plan_of, record_here
+from .compare import first_difference
+from .on_ranks import StepOfBucket, Unpack, plan_of, record_here
 from .recording import PHASES, say_phase
 
 GRIDS = ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3))
+STEP_GRIDS = ((2, 1), (1, 2), (3, 2))
+PAR_LINES = 13
 
-BLUEPRINT_LOOP = """def update_loop(param_groups, update):
-    for group in param_groups:
-        for param in params:
-            update(param, group)
+SPOILERS = {
+    "undoes": [r"\{1: 7, 2: 6, 3: 5\}"],
+    "silent": [r"\[4, 5, 6\]"],
+    "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
+}
+"""What would answer each prediction of the notebook."""
+
+LOST_LINE = """for group in groups:                 # before phase 2
+    params = group["params"]
+    for param in params:
+        add_to_momentum(param)
+
+for group in groups:                 # before phase 7
+    for param in params:
+        update(param, group["lr"])
 """
+
+
+def run_lost_line() -> dict[str, int]:
+    """How often the blueprint's second loop updates each matrix of two groups: up and o, and down."""
+    done: list[str] = []
+    names: dict[str, Any] = {
+        "groups": [{"params": ["up", "o"], "lr": 0.1}, {"params": ["down"], "lr": 0.3}],
+        "add_to_momentum": lambda param: None,
+        "update": lambda param, lr: done.append(param),
+    }
+    exec(LOST_LINE, names)
+    return {name: done.count(name) for name in ("up", "o", "down")}
+
+
+def found_mirror(plan: Plan) -> dict[str, Any]:
+    """Which phase undoes which, and which send nothing on this grid: read from a recorded step."""
+    recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
+    last = len(PHASES) + 1
+    loud = {sent.phase for diary in recording.diaries for sent in diary.sent}
+    silent = [phase for phase in range(1, last) if phase not in loud]
+    return {"undoes": {phase: last - phase for phase in (1, 2, 3)}, "silent": silent}
 
 
 def mirror_exercise(plan: Plan) -> Exercise:
@@ -39,9 +74,10 @@ def mirror_exercise(plan: Plan) -> Exercise:
 
     hints = (
         "Fold the picture at its dashed line: which phases come to lie on each other?",
-        "To cut a piece off what one holds needs nobody else.",
+        "Who needs help: a rank that lacks something, or one that drops something?",
     )
-    return Exercise(judge, hints, "Outward the ranks have to ask each other. On the way back they only cut.")
+    praise = "On the way out ranks ask each other. On the way back they only drop what is not theirs."
+    return Exercise(judge, hints, praise)
 
 
 def _judge_mirror(undoes: Mapping[int, int]) -> str | None:
@@ -57,8 +93,7 @@ def _judge_mirror(undoes: Mapping[int, int]) -> str | None:
 
 def _judge_silent(plan: Plan, silent: set[int]) -> str | None:
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
-    loud = {sent.phase for diary in recording.diaries for sent in diary.sent}
-    right = set(range(1, len(PHASES) + 1)) - loud
+    right = set(found_mirror(plan)["silent"])
     if extra := sorted(silent - right):
         return f"Phase {extra[0]} does send: {say_phase(recording, extra[0])}."
     if missing := sorted(right - silent):
@@ -71,9 +106,8 @@ def way_back_exercise() -> Exercise:
 
     def judge(way_back: Callable[..., Walk]) -> str | None:
         _refuse_blanks(way_back)
-        return next(
-            filter(None, (_judge_way_back(way_back, Grid.of(dp=dp, tp=tp)) for dp, tp in GRIDS)), None
-        )
+        routes = [_route(Grid.of(dp=dp, tp=tp), end) for dp, tp in GRIDS for end in (Replicate(), Owned(0))]
+        return next(filter(None, (_judge_way_back(way_back, route) for route in routes)), None)
 
     hints = (
         "Two things turn around: the order of the hops, and each hop itself.",
@@ -90,13 +124,18 @@ def _refuse_blanks(function: Any) -> None:
         raise OpenAnswerError
 
 
-def _judge_way_back(way_back: Callable[..., Walk], grid: Grid) -> str | None:
+def _route(grid: Grid, end: Placement) -> tuple[Grid, Route, bool]:
+    """Two hops, over dp and over tp; the second ends whole on all ranks, or on an owner alone."""
     rows, columns = 2 * grid.size("dp"), 3 * grid.size("tp")
     hops = (
         Hop("dp", Shard(0), Replicate(), (rows, 3)),
-        Hop("tp", Shard(1), Replicate(), (rows, columns)),
+        Hop("tp", Shard(1), end, (rows, columns)),
     )
-    route, late = Route(hops, torch.float32), []
+    return grid, Route(hops, torch.float32), isinstance(end, Replicate)
+
+
+def _judge_way_back(way_back: Callable[..., Walk], case: tuple[Grid, Route, bool]) -> str | None:
+    (grid, route, silent), asked = case, list[str]()
 
     def there_and_back(at: Coordinate) -> Walk:
         mine = torch.arange(6.0).view(2, 3) + 10 * at.rank
@@ -108,7 +147,7 @@ def _judge_way_back(way_back: Callable[..., Walk], grid: Grid) -> str | None:
 
     world, raised = LocalWorld(grid), ""
     world.observers.append(
-        lambda request, at: late.append(request.kind) if request.label.phase == "the way back" else None
+        lambda request, at: asked.append(request.kind) if request.label.phase == "the way back" else None
     )
     try:
         found = world.run([there_and_back(grid.at(rank)) for rank in grid.ranks])
@@ -117,8 +156,10 @@ def _judge_way_back(way_back: Callable[..., Walk], grid: Grid) -> str | None:
     except Exception as error:
         where, said = f"dp={grid.size('dp')}, tp={grid.size('tp')}", str(error).splitlines()[0]
         raised = f"On {where} it raised {type(error).__name__}: {said}"
-    if late:
-        return f"It asked for {late[0]}; each rank has all it needs already. Take the hop the other way."
+    if silent and asked:
+        return f"It asked for {asked[0]}; each rank has all it needs already. Take the hop the other way."
+    if set(asked) - {"scatter"}:
+        return f"From an owner it asked for {asked[0]}; the opposite of a gather is a scatter."
     if raised:
         return raised
     return next(filter(None, (_judge_return(grid.at(rank), *pair) for rank, pair in enumerate(found))), None)
@@ -134,12 +175,12 @@ def _judge_return(at: Coordinate, mine: Tensor, came: Any) -> str | None:
         )
     if not torch.equal(came, mine):
         owner = int(came.flatten()[0]) // 10
-        return f"On {at.grid}, {at} came back with numbers that rank {owner} brought. Which hop goes first?"
+        return f"On {at.grid}, {at} came back with entries that rank {owner} brought. Which hop goes first?"
     return None
 
 
 def unpack_exercise() -> Exercise:
-    """The blueprint's second bug: what lies flat in the bucket, as the matrix it is."""
+    """What lies flat in the bucket, as the matrix it is."""
 
     def judge(unpack: Unpack) -> str | None:
         _refuse_blanks(unpack)
@@ -163,38 +204,68 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
         return f"{meta.name}: give a tensor, not {came!r}."
     where = f"On {at.grid}, {at}, {meta.name}:"
     if came.ndim != 2:
-        return f"{where} {came.ndim} dimension, {came.numel()} numbers. Newton–Schulz needs rows and columns."
+        return f"{where} {came.ndim} dimension, {came.numel()} entries. Newton–Schulz needs rows and columns."
     if came.shape != meta.shape:
         return f"{where} the shape is {tuple(came.shape)}; this rank's piece is {meta.shape}."
     if not torch.equal(came, on_ranks.unpack(flat, meta)):
         first = int(came.flatten()[0])
-        return f"{where} it begins with number {first} of the bucket, not as {meta.global_range} lie there."
+        return f"{where} it begins with entry {first} of the bucket, not as {meta.global_range} lie there."
     return None
 
 
-def loop_exercise() -> Exercise:
-    """The blueprint's first bug: every parameter once, with its own group."""
+_STEP_HINTS = {
+    1: ("Phase 1 begins with job.gradients(bucket), and travels bucket.gradient.",),
+    2: ("First the mean goes through job.momentum(bucket, …). What that returns travels bucket.compute.",),
+    3: ("Each matrix: unpack(flat, meta), then travel entry.route, with job.label(3, entry).",),
+    4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
+    5: ("Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute.",),
+    6: (
+        "Is each piece written into a flat buffer of zeros, at meta.global_range, flattened?",
+        "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute.",
+    ),
+    7: ("job.apply(bucket, …) takes what phase 6 left. Its result travels bucket.parameter to job.write.",),
+}
 
-    def judge(update_loop: UpdateLoop) -> str | None:
-        _refuse_blanks(update_loop)
-        groups: list[dict] = [{"params": ["up", "o"], "lr": 0.1}, {"params": [], "lr": 0.2}]
-        groups.append({"params": ["down"], "lr": 0.3})
-        due, done = [("up", 0.1), ("o", 0.1), ("down", 0.3)], list[tuple[Any, float]]()
-        value_of(update_loop, groups, lambda param, group: done.append((param, group["lr"])))
-        return None if done == due else _say_updates(due, done)
 
-    hints = ('A group is a dictionary; its parameters are group["params"].', "Set it inside the loop.")
-    return Exercise(judge, hints, "Every parameter is updated once, with its own group's learning rate.")
+def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
+    """The whole step, judged on the notebook's grid and on others by the first difference in its messages."""
+
+    def judge(step: StepOfBucket) -> Diagnosis | None:
+        _refuse_no_walk(step, dp, tp, seed)
+        for grid in dict.fromkeys(((dp, tp), *STEP_GRIDS)):
+            difference = first_difference(step, *grid, seed)
+            if not difference.is_right:
+                return _diagnose(difference)
+        return None
+
+    praise = "On every grid that was tried, each rank asks for the same as the package's, to the bit."
+    return Exercise(judge, (), praise, Par("lines", PAR_LINES, lines_of))
 
 
-def _say_updates(due: list[tuple[str, float]], done: list[tuple[Any, float]]) -> str:
-    told = "Groups (up, o: lr 0.1), (none: lr 0.2), (down: lr 0.3):"
-    updated = [param for param, _ in done]
-    if missing := [param for param, _ in due if param not in updated]:
-        return f"{told} {missing[0]} was never updated."
-    if wrong := [pair for pair in done if pair not in due]:
-        return f"{told} {wrong[0][0]} was updated with lr {wrong[0][1]}, another group's."
-    return f"{told} updated were {', '.join(map(str, updated))}."
+def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:
+    """Raise where a step is a stub, or no generator."""
+    job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
+    walk = value_of(step, job, job.step.plan.buckets[0], job.step.at)
+    if not inspect.isgenerator(walk):
+        raise MistakeError("It asks nobody: phases that send need yield from travel(…).")
+    walk.close()
+
+
+def _diagnose(difference: Any) -> Diagnosis:
+    from .pictures import draw_difference  # pictures need no ranks, and ranks need no pictures
+
+    first = difference.first
+    stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
+    if first is None:
+        return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
+    phase = f"phase {first.phase} ({PHASES[first.phase - 1]})"
+    said = f"On {difference.grid}, {phase} is the first to differ: {first.what}{stopped}"
+    return Diagnosis(said, _STEP_HINTS[first.phase], draw_difference(difference))
+
+
+def lines_of(function: Any) -> int:
+    """How many lines of a function hold code, its first one counted."""
+    return len({line for *_, line in function.__code__.co_lines() if line})
 
 
 def quiz(plan: Plan) -> Exercise:
@@ -208,14 +279,21 @@ def quiz(plan: Plan) -> Exercise:
     why = {
         "requests": "Ask len(reports[0].diary.sent).",
         "whole": "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?",
-        "different": "Look at the line that begins with: numbers that differ.",
+        "different": "Look at the line that begins with: entries that differ.",
     }
     return numbers(expected, why)
 
 
-def all_exercises(plan: Plan) -> tuple[Exercise, Exercise, Exercise, Exercise, Exercise]:
-    """The notebook's exercises in order: mirror, way back, shape, loop, quiz."""
-    return mirror_exercise(plan), way_back_exercise(), unpack_exercise(), loop_exercise(), quiz(plan)
+def all_exercises(plan: Plan, seed: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: mirror, shape, way back, the whole step, quiz."""
+    dp, tp = plan.grid.size("dp"), plan.grid.size("tp")
+    return (
+        mirror_exercise(plan),
+        unpack_exercise(),
+        way_back_exercise(),
+        step_exercise(dp, tp, seed),
+        quiz(plan),
+    )
 
 
 def error_of(work: Callable[..., Any], *arguments: Any) -> str:
@@ -226,11 +304,3 @@ def error_of(work: Callable[..., Any], *arguments: Any) -> str:
         frame = traceback.extract_tb(error.__traceback__)[1]
         return f"{type(error).__name__}: {error}\n  in the line: {frame.line}"
     return "nothing was raised"
-
-
-def blueprint_error() -> str:
-    """What the blueprint's loop raises."""
-    linecache.cache["blueprint"] = len(BLUEPRINT_LOOP), None, BLUEPRINT_LOOP.splitlines(True), "blueprint"
-    names: dict[str, Any] = {}
-    exec(compile(BLUEPRINT_LOOP, "blueprint", "exec"), names)
-    return error_of(names["update_loop"], [{"params": []}], print)

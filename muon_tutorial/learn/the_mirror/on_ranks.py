@@ -1,11 +1,11 @@
-"""Lesson 09 on ranks: the package's phases of a step, and the moving between them, which the reader writes.
+"""Lesson 09 on ranks: the package's phases of a step, and the moves between them, which the reader writes.
 
 The gradients are real: each dp position reads other parts of the GPT's own source code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Coordinate, Grid, LocalWorld, Matrix, Muon, Plan, Route, Shard, build_mesh, zero1
+from ... import Coordinate, Grid, LocalWorld, Matrix, Plan, Route, Shard, build_mesh, zero1
 from ...engine.collective import Collective, Label, Walk
 from ...engine.travel import travel
 from ...errors import UsageError
+from ...evidence.predict import SETTINGS
 from ...plan.bucket import Bucket, BucketEntry, DistMeta
 from ...step.momentum import update_momentum
 from ...step.orthogonalize import newton_schulz_update
+from ...step.parameter_state import ParameterState
 from ...step.rank_bucket import RankBucket
 from ...step.reduce_gradients import pack_gradients
 from ...step.step import PlanStep
@@ -27,7 +29,6 @@ from ...step.write_parameters import update_parameters, write_parameters
 from ...training import gpt
 from ...training.text import batch_at, load_text
 from ...worlds.live import LiveWorld
-from ...worlds.local import LocalMesh
 from ..inputs import measure
 from .recording import PHASES, Diarist, Diary, Recording, assemble
 
@@ -36,7 +37,6 @@ BATCH = 8
 LR = 0.02
 MATRICES = {"up": ("blocks.0.mlp.up", 0), "o": ("blocks.0.attention.o", 1), "down": ("blocks.0.mlp.down", 1)}
 
-UpdateLoop = Callable[[list[dict], Callable[[Tensor, dict], None]], None]
 Unpack = Callable[[Tensor, DistMeta], Tensor]
 StepOfBucket = Callable[..., Walk]
 
@@ -70,8 +70,8 @@ def plan_of(dp: int, tp: int) -> Plan:
     return zero1(matrices, Grid.of(dp=dp, tp=tp))
 
 
-def muon_on(mesh: Any, at: Coordinate, seed: int) -> Muon:
-    """One rank's optimizer over its tp pieces, with the gradients of its own text.
+def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Parameter]]:
+    """One rank's tp pieces of the matrices, each with the gradient of the rank's own text.
 
     Raises:
         UsageError: where tp does not divide the sides that it cuts.
@@ -84,26 +84,16 @@ def muon_on(mesh: Any, at: Coordinate, seed: int) -> Muon:
         parameter = torch.nn.Parameter(weights(seed)[name][piece].clone())
         parameter.grad = local_gradients(seed, at["dp"])[name][piece].clone()
         named.append((name, parameter))
-    dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
-    return Muon(named, lr=LR, strategy="zero1", mesh=mesh, tp_dim=dims)
+    return named
 
 
-def program(mesh: LocalMesh, seed: int) -> Walk:
-    """One whole step of the package's own optimizer on one rank of a stepping world, as a generator."""
-    return muon_on(mesh, mesh.at, seed).program()
-
-
-def requests(world: LocalWorld) -> Iterator[str]:
-    """Answer one message after the other to the end; say each, with the number of its phase."""
-    while event := world.advance():
-        asked, label = event.request, event.request.label
-        number = f"phase {PHASES.index(label.phase) + 1}" if label.phase in PHASES else "before "
-        sent = 0 if asked.send is None else asked.send.numel()
-        ranks = ", ".join(map(str, event.ranks))
-        yield (
-            f"{number}  {label.phase:24} {label.subject:9} ranks {ranks:8} {asked.kind} over "
-            f"{asked.axes[0]}, {sent} numbers from each"
-        )
+def step_on(at: Coordinate, seed: int) -> PlanStep:
+    """One rank's step over the plan, with the settings of ``torch.optim.Muon`` and the lesson's lr."""
+    group = {**SETTINGS, "lr": LR}
+    states = [ParameterState(parameter, group, {}) for _, parameter in parameters_on(at, seed)]
+    step = PlanStep(plan_of(at.size("dp"), at.size("tp")), at, states)
+    step.fill_state()
+    return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +112,12 @@ class NotedPhases:
     ``diarist`` notes what is held after each, and ``kept`` is the mean gradients, flat.
     """
 
-    muon: Muon
-    step: PlanStep = field(init=False)
+    step: PlanStep
+    world: LiveWorld | None = None
     diarist: Diarist = field(init=False)
     kept: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.step = self.muon.plan_step
         self.step.present = frozenset(range(len(MATRICES)))
         self.diarist = Diarist(self.step.plan, self.step.at)
 
@@ -149,7 +138,7 @@ class NotedPhases:
         return update_momentum(self._mine(bucket), self.kept, self.step.present or ())
 
     def matrices(self, bucket: Bucket) -> list[tuple[BucketEntry, DistMeta]]:
-        """Before phase 3: the matrices this rank works on, each with its line of the master plan."""
+        """Before phase 3: the matrices this rank works on, each with its entry in the master plan."""
         rows = zip(bucket.entries, bucket.dist_meta(self.step.at), strict=True)
         return [(entry, meta) for entry, meta in rows if bucket.works_on(entry, self.step.at)]
 
@@ -160,13 +149,10 @@ class NotedPhases:
         self.diarist.note(4, entry.matrix.name, update)
         return update
 
-    def apply(self, bucket: Bucket, updates: Tensor, update_loop: UpdateLoop) -> Tensor:
-        """Before phase 7: decay and step the ranges of the parameters that the loop goes through."""
+    def apply(self, bucket: Bucket, updates: Tensor) -> Tensor:
+        """Before phase 7: decay and step this rank's ranges of the parameters; returns them, flat."""
         self.diarist.note_stored(6, bucket, updates)
-        index = {id(each.param): number for number, each in enumerate(self.step.parameters)}
-        chosen: list[int] = []
-        update_loop([self.step.parameters[0].group], lambda param, group: chosen.append(index[id(param)]))
-        return update_parameters(self._mine(bucket), updates, chosen)
+        return update_parameters(self._mine(bucket), updates, range(len(MATRICES)))
 
     def write(self, bucket: Bucket, whole: Tensor) -> None:
         """After phase 7: the new entries into the parameters."""
@@ -176,6 +162,10 @@ class NotedPhases:
     def walk(self, step: StepOfBucket) -> Walk:
         """Trace the routes with rank numbers, then walk a step; returns what came of it."""
         yield from self.diarist.trace()
+        return (yield from self.take(step))
+
+    def take(self, step: StepOfBucket) -> Walk:
+        """Walk a step, bucket by bucket; returns what came of it."""
         for bucket in self.step.plan.buckets:
             yield from step(self, bucket, self.step.at)
         after = {name: each.data.clone() for name, each in zip(MATRICES, self.step.parameters, strict=True)}
@@ -183,11 +173,10 @@ class NotedPhases:
 
     def run(self, step: StepOfBucket) -> Report:
         """The walk on real processes. Must be called by all ranks."""
-        world = self.muon.world
-        assert isinstance(world, LiveWorld)
-        world.observers.append(self.diarist.observe)
+        assert self.world is not None
+        self.world.observers.append(self.diarist.observe)
         with torch.no_grad():
-            return world.run(self.walk(step))
+            return self.world.run(self.walk(step))
 
     def _mine(self, bucket: Bucket) -> RankBucket:
         return self.step.buckets[bucket.index]
@@ -196,47 +185,33 @@ class NotedPhases:
 def job(rank: int, dp: int, tp: int, seed: int) -> NotedPhases:
     """The phases of one real rank. Must be called by all ranks."""
     torch.set_num_threads(1)
-    mesh = build_mesh({"dp": dp, "tp": tp})
-    return NotedPhases(muon_on(mesh, Grid.of(dp=dp, tp=tp).at(rank), seed))
+    world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
+    return NotedPhases(step_on(Grid.of(dp=dp, tp=tp).at(rank), seed), world)
 
 
 def unpack(flat: Tensor, meta: DistMeta) -> Tensor:
-    """The reference of the second exercise."""
+    """The reference of the exercise: a matrix out of the flat bucket, with its rows and columns."""
     return flat[slice(*meta.global_range)].view(meta.shape)
 
 
-def update_loop(param_groups: list[dict], update: Callable[[Tensor, dict], None]) -> None:
-    """The reference of the third exercise."""
-    for group in param_groups:
-        for param in group["params"]:
-            update(param, group)
-
-
-def step_of(way_back: Callable[..., Walk], unpack: Unpack, update_loop: UpdateLoop) -> StepOfBucket:
-    """A bucket's step with some of its parts replaced: what the notebook's cell says, for the checks."""
-
-    def step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
-        summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
-        flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
-        done = torch.zeros_like(flat)
-        for entry, meta in job.matrices(bucket):
-            whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
-            update = job.newton_schulz(entry, whole)
-            piece = yield from way_back(update, entry.route, at, job.label(5, entry))
-            done[slice(*meta.global_range)] = piece.flatten()
-        kept = yield from way_back(done, bucket.compute, at, job.label(6))
-        fresh = job.apply(bucket, kept, update_loop)
-        job.write(bucket, (yield from travel(fresh, bucket.parameter, at, job.label(7))))
-
-    return step
-
-
 def way_back(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
-    """The reference of the first exercise: the way back is the inverse of the route."""
+    """The reference of the exercise: the way back is the inverse of the route."""
     return travel(x, route.inverse, at, label)
 
 
-reference_step = step_of(way_back, unpack, update_loop)
+def reference_step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
+    """The seven phases of one bucket: the hard exercise's reference, and what the lesson records."""
+    summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+    flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
+    done = torch.zeros_like(flat)
+    for entry, meta in job.matrices(bucket):
+        whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
+        update = job.newton_schulz(entry, whole)
+        piece = yield from way_back(update, entry.route, at, job.label(5, entry))
+        done[slice(*meta.global_range)] = piece.flatten()
+    kept = yield from way_back(done, bucket.compute, at, job.label(6))
+    fresh = yield from travel(job.apply(bucket, kept), bucket.parameter, at, job.label(7))
+    job.write(bucket, fresh)
 
 
 def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
@@ -244,43 +219,46 @@ def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
     return job(rank, dp, tp, seed).run(reference_step).diary
 
 
-Asked = list[tuple[int, Collective]]
-"""Messages in order, each with the rank that asked."""
+@dataclass(slots=True, eq=False)
+class SteppedRun:
+    """A step in the stepping world: messages in order, each with its rank; diaries; how it broke off."""
+
+    asked: list[tuple[int, Collective]] = field(default_factory=list)
+    jobs: list[NotedPhases] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    broke: str = ""
+
+    def of_rank(self, rank: int) -> list[Collective]:
+        """The messages of one rank that belong to the seven phases, in order."""
+        return [request for who, request in self.asked if who == rank and request.label.phase in PHASES]
 
 
-def messages(step: StepOfBucket, dp: int, tp: int, seed: int) -> tuple[Asked, str, list[Report]]:
-    """A step in the stepping world: its messages in order, how it broke off if it did, what ranks report."""
-    world, asked = LocalWorld(Grid.of(dp=dp, tp=tp)), Asked()
-    jobs = [NotedPhases(muon_on(world.mesh(rank), world.grid.at(rank), seed)) for rank in world.grid.ranks]
-    world.observers += [lambda request, at: asked.append((at.rank, request))]
-    world.observers += [each.diarist.observe for each in jobs]
+def stepped(step: StepOfBucket, dp: int, tp: int, seed: int) -> SteppedRun:
+    """A step in the stepping world, with a trace of its routes before it."""
+    world, run = LocalWorld(Grid.of(dp=dp, tp=tp)), SteppedRun()
+    run.jobs = jobs_on(world.grid, seed)
+    world.observers += [lambda request, at: run.asked.append((at.rank, request))]
+    world.observers += [each.diarist.observe for each in run.jobs]
     try:
         with torch.no_grad(), measure.one_thread():
-            return asked, "", world.run([each.walk(step) for each in jobs])
+            run.reports = world.run([each.walk(step) for each in run.jobs])
     except Exception as error:
-        return asked, f"{type(error).__name__}: {error}", []
+        run.broke = f"{type(error).__name__}: {error}"
+    return run
+
+
+def jobs_on(grid: Grid, seed: int) -> list[NotedPhases]:
+    """The phases of every rank of a grid, for a stepping world."""
+    return [NotedPhases(step_on(grid.at(rank), seed)) for rank in grid.ranks]
 
 
 def record_here(dp: int, tp: int, seed: int) -> Recording:
     """The same step in one process, recorded: what real ranks have to agree with."""
-    _, _, reports = messages(reference_step, dp, tp, seed)
-    source = f"In one process, dp={dp}, tp={tp}"
-    return assemble(source, plan_of(dp, tp), [report.diary for report in reports])
+    diaries = [report.diary for report in stepped(reference_step, dp, tp, seed).reports]
+    return assemble(f"In one process, dp={dp}, tp={tp}", plan_of(dp, tp), diaries)
 
 
 def recording_of(reports: Sequence[Report], dp: int, tp: int) -> Recording:
     """The recording of a step that the reader's real ranks took."""
     source = f"Your step on {dp * tp} processes, dp={dp}, tp={tp}"
     return assemble(source, plan_of(dp, tp), [report.diary for report in reports])
-
-
-def trace(dp: int, tp: int) -> Callable[[int], Walk]:
-    """For a rank: a walk out and back with its own number in place of data, and no Newton–Schulz."""
-    plan = plan_of(dp, tp)
-
-    def walk(rank: int) -> Walk:
-        at, bucket = plan.grid.at(rank), plan.buckets[0]
-        mine = torch.full((bucket.length(bucket.storage_layout, at),), rank, dtype=bucket.compute.dtype)
-        return (yield from Diarist(plan, at).there_and_back(bucket, mine))
-
-    return walk

@@ -258,6 +258,3 @@ def say_phase(recording: Recording, phase: int) -> str:
         return "in one place, nothing is sent" if phase == AXIS else "nothing is sent"
     most = max(sum(item.numbers for item in diary.sent if item.phase == phase) for diary in recording.diaries)
     return f"{sent[0].kind} over {sent[0].axis}, up to {most:,} numbers from a rank"
-
-
-_WIDTH, _TOP, _MARGIN = 900, 182, 22

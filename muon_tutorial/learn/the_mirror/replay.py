@@ -11,14 +11,21 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from ..pictures.colours import EMPTY, INK, QUIET, rank_colour
+from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
 from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording, assemble, dumps, load, loads, say_phase
 
 __all__ = ["assemble", "dumps", "load", "loads", "say_phase"]  # the notebook and tests use them, too
 
-_WIDTH, _TOP, _MARGIN = 900, 182, 22
+_WIDTH, _TOP, _MARGIN = 900, 216, 22
+_SIZE = 11
+"""Of the smallest label."""
+_SHORT = {
+    "gradient reduce_scatter": "reduce_\nscatter",
+    "Newton–Schulz": "Newton–\nSchulz",
+    "parameter all_gather": "all_\ngather",
+}
 Frame = tuple[float, float, float, float]
 
 
@@ -26,22 +33,22 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
     """What every rank holds of a matrix after ``moment`` phases, beside the moment that mirrors it."""
     matrix = matrix or recording.busiest()
     high = max(30.0, min(84.0, 300 / recording.dp))
-    bottom, half = _TOP + recording.dp * (high + 22), _WIDTH / 2
-    figure, axes = blank(_WIDTH, round(bottom + 16))
+    bottom, half = _TOP + recording.dp * (high + 26), _WIDTH / 2
+    figure, axes = blank(_WIDTH, round(bottom + 8))
     _draw_path(axes, moment)
     for place, shown in enumerate(sorted((moment, LAST - moment))):
         left = _MARGIN + place * half
         title = ("now: " if shown == moment else "its mirror: ") + MOMENTS[shown]
-        axes.text(left, 116, title, size=10.5, weight="bold", color=INK)
-        axes.text(left, 134, say_when(shown), size=8.5, color=QUIET)
-        axes.text(left, 150, say_contents(recording, matrix, shown), size=8.5, color=QUIET)
+        write(axes, left, 134, title, 12, weight="bold")
+        write(axes, left, 154, say_when(shown), _SIZE, color=QUIET)
+        write(axes, left, 172, say_contents(recording, matrix, shown), _SIZE, color=QUIET)
         each = (half - 2 * _MARGIN) / recording.tp
         for diary in recording.diaries:
             at = recording.grid.at(diary.rank)
-            x, y = left + at["tp"] * each, _TOP + at["dp"] * (high + 22)
-            axes.text(x, y - 6, f"rank {diary.rank}", size=8, color=INK)
+            x, y = left + at["tp"] * each, _TOP + at["dp"] * (high + 26)
+            write(axes, x, y - 11, f"rank {diary.rank}", _SIZE)
             _draw_tiles(axes, recording, diary, matrix, shown, (x, y, each - 14, high))
-    axes.plot([half, half], [96, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
+    axes.plot([half, half], [120, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
     said = [_source(recording, matrix), "Now,", _say_moment(recording, matrix, moment)]
     said += ["Its mirror,", _say_moment(recording, matrix, LAST - moment)]
     return finish(figure, f"replay-{matrix}-{moment}", " ".join(said))
@@ -50,16 +57,21 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
 def _draw_path(axes: Axes, moment: int) -> None:
     """The seven phases as a way up and the same way down, with the present moment and its mirror marked."""
     step = (_WIDTH - 2 * 60) / LAST
-    places = [(60 + step * number, 66 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
+    places = [(60 + step * number, 62 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
     for number, (start, stop) in enumerate(pairwise(places), 1):
         _draw_arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
-        x, y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 13
-        name = f"{number} {PHASES[number - 1]}".replace(" ", "\n", 2).replace("\n", " ", 1)
-        write(axes, x, y, name, 7, ha="center", va="top", linespacing=1.25)
+        x, y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 12
+        write(axes, x, y, _phase_name(number), _SIZE, ha="center", va="top", linespacing=1.15)
     for number, place in enumerate(places):
-        colour = INK if number == moment else "#ffffff"
+        colour = INK if number == moment else CARD
         size = 11 if number in (moment, LAST - moment) else 5
         axes.plot(*place, "o", markersize=size, markerfacecolor=colour, color=INK)
+
+
+def _phase_name(number: int) -> str:
+    """A phase with its number, in two short lines."""
+    phase = PHASES[number - 1]
+    return f"{number} {_SHORT.get(phase, phase.replace(' ', chr(10), 1))}"
 
 
 def _draw_arrow(axes: Axes, start: tuple[float, float], stop: tuple[float, float], **look: Any) -> None:
@@ -70,7 +82,7 @@ def say_when(moment: int) -> str:
     """Between which phases a moment lies."""
     after = f"after phase {moment}" if moment else "before phase 1"
     before = f", before phase {moment + 1}" if 0 < moment < LAST else ""
-    return after + before + ("; hatched: made from the whole matrix" if AXIS <= moment < LAST else "")
+    return after + before + ("; hatched: updates" if AXIS <= moment < LAST else "")
 
 
 def say_contents(recording: Recording, matrix: str, moment: int) -> str:
@@ -91,37 +103,36 @@ def _draw_tiles(
     for name, row, column, down, across in diary.tiles[matrix][moment]:
         x, y = left + width * column / columns, top + high * row / rows
         size, fill = (width * across / columns, high * down / rows), rank_colour(name)
-        rectangle(axes, x, y, *size, fill, edgecolor="#ffffff", hatch=hatch, linewidth=0.0)
+        rectangle(axes, x, y, *size, fill, edgecolor=CARD, hatch=hatch, linewidth=0.0)
         rectangle(axes, x, y, *size, "none", linewidth=0.8)
-        if size[0] > 12 and size[1] > 9:
+        if size[0] > 12 and size[1] > 15:
             box = {"facecolor": fill, "edgecolor": "none", "pad": 0.6} if hatch else None
             middle = x + size[0] / 2, y + size[1] / 2
-            write(axes, *middle, str(name), min(9.0, size[1] / 1.6), ha="center", bbox=box)
+            write(axes, *middle, str(name), _SIZE, ha="center", bbox=box)
 
 
 def film(recording: Recording, matrix: str = "") -> Picture:
     """All moments of the step side by side, a row for each rank, with the mirror's axis between them."""
     matrix, ranks = matrix or recording.busiest(), len(recording.diaries)
     high = max(22.0, min(58.0, 380 / ranks))
-    each, left, top = (_WIDTH - 70) / (LAST + 1), 62.0, 92.0
+    each, left, top = (_WIDTH - 74) / (LAST + 1), 72.0, 110.0
     bottom, axis = top + ranks * (high + 10), left + AXIS * each - 6
     figure, axes = blank(_WIDTH, round(bottom + 30))
     for moment, title in enumerate(MOMENTS):
-        middle = left + (moment + 0.5) * each - 4
-        write(axes, middle, top - 12, title.replace(" ", "\n", 1), 7.5, ha="center", va="bottom")
+        middle = left + (moment + 0.5) * each - 6
+        write(axes, middle, top - 8, "\n".join(title.rsplit(" ", 1)), _SIZE, ha="center", va="bottom")
     for diary in recording.diaries:
         row = top + diary.rank * (high + 10)
-        write(axes, 10, row + high / 2, f"rank {diary.rank}", 8.5)
+        write(axes, 8, row + high / 2, f"rank {diary.rank}", _SIZE)
         for moment in range(LAST + 1):
             frame = (left + moment * each, row, each - 12, high)
             _draw_tiles(axes, recording, diary, matrix, moment, frame)
-    for number, phase in enumerate(PHASES, 1):
+    for number in range(1, LAST + 1):
         middle = left + number * each - 6
-        _draw_arrow(axes, (middle - 30, 24), (middle + 30, 24), mutation_scale=10)
-        name = phase.replace("gradient ", "").replace("parameter ", "")
-        write(axes, middle, 14, f"{number} {name}", 7, ha="center")
-    axes.plot([axis, axis], [34, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
-    write(axes, axis, bottom + 14, "the mirror: Newton–Schulz", 9, ha="center")
+        write(axes, middle, 22, _phase_name(number), _SIZE, ha="center", weight="bold", linespacing=1.1)
+        _draw_arrow(axes, (middle - 28, 52), (middle + 28, 52), mutation_scale=10)
+    axes.plot([axis, axis], [58, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
+    write(axes, axis, bottom + 14, "the mirror: Newton–Schulz", _SIZE, ha="center")
     said = [_source(recording, matrix), *(_say_moment(recording, matrix, m) for m in range(LAST + 1))]
     return finish(figure, f"film-{matrix}", " ".join(said))
 

@@ -1,7 +1,7 @@
-"""What notebook 01 uses: updates from one gradient of a small GPT, their pictures, and the exercises."""
+"""What notebook 01 uses: updates of a small GPT, a race of optimizers, their pictures, and the exercises."""
 
 from __future__ import annotations
 
 from ..lazy_names import names_in
 
-__getattr__, __dir__ = names_in(__name__, "updates", "exercises", "pictures")
+__getattr__, __dir__ = names_in(__name__, "updates", "exercises", "pictures", "race", "race_film")

@@ -1,87 +1,396 @@
-"""Exercises of lesson 01: write Muon with an SVD, guess the energy of directions, and the quiz."""
+"""Exercises of lesson 01: a bet, Muon by an SVD, the whole update, an update for a table, and the quiz.
+
+A wrong function is held against the ways in which people go wrong: each has its diagnosis and its hints.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import split_parameters
-from ..exercises.judge import Exercise, numbers, value_of
+from ...newton_schulz import zeropower_via_newtonschulz
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
 from ..inputs.small_gpt import TrainedGPT
-from .updates import Orthogonalize, energy_shares, half_of_energy, say_size, svd_muon
+from ..pictures.colours import MUON, WRONG
+from ..pictures.picture import Picture
+from ..pictures.spectra import Curve, draw_spectra
+from .race import Race
+from .updates import (
+    MOMENTUM,
+    SVDUpdate,
+    say_size,
+    svd_muon,
+    svd_update,
+    table_update,
+)
+
+SPOILERS = {
+    "winner": (r"\w+ is the first at",),
+    "caught": (r"catches up at step \d+",),
+    "half": (r"The loudest \d+ of \d+ carry half",),
+}
+"""What would answer the predictions of this lesson."""
+
+SHAPES = ((4, 6), (6, 4), (5, 5))
+LR, DECAY, CALLS = 0.02, 0.1, 3
+WholeStep = Callable[..., object]
 
 
-def write_muon() -> Exercise:
-    """The exercise: U Vᵀ, for wide, tall and square matrices."""
+def outcome(race: Race) -> dict[str, Any]:
+    """The answers to the bet: who wins, and when the winner has the loss that the second ends with."""
+    return {"winner": race.ranking()[0], "caught": round(race.caught_at(), -1)}
 
-    def judge(function: Orthogonalize) -> str | None:
-        generator = torch.Generator().manual_seed(0)
-        for shape in ((6, 4), (4, 6), (5, 5)):
-            G = torch.randn(shape, generator=generator)
-            U, _, Vt = torch.linalg.svd(G, full_matrices=False)
-            sizes = f"Here G is {say_size(G)}, U is {say_size(U)}, and Vt is {say_size(Vt)}."
-            if wrong := _judge_muon(G, value_of(function, G.clone(), told=f"{{}} {sizes}")):
-                return wrong
+
+def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """Muon by an SVD, the whole update, the update of a table, and the quiz."""
+    return write_update(), write_step(), write_table(), quiz(run, G)
+
+
+def gradients(shape: tuple[int, int], count: int = CALLS) -> Iterator[Tensor]:
+    """Some gradients of one shape, the same each time."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) for _ in range(count))
+
+
+def write_update() -> Exercise:
+    """The exercise: Nesterov momentum, then U Vᵀ, for wide, tall and square matrices, call after call."""
+
+    def judge(function: SVDUpdate) -> str | Diagnosis | None:
+        for shape in SHAPES:
+            mine, right, past = torch.zeros(shape), torch.zeros(shape), []
+            for call, G in enumerate(gradients(shape), 1):
+                past.append(G)
+                value = _update_of(function, G, mine)
+                wanted = svd_update(G, right)
+                if wrong := _judge_update(past, value, wanted, mine, right, call):
+                    return wrong
         return None
 
     hints = (
-        "torch.linalg.svd has taken G apart into U, S and Vt. Leave S out when you multiply them again.",
-        "Vt is Vᵀ already. Two matrices and one @ are enough.",
+        "Three lines are enough: bring the buffer up to date, look ahead, then take the SVD of that.",
+        "buffer.lerp_(G, 1 - momentum), then ahead = G.lerp(buffer, momentum), then U @ Vt of ahead.",
     )
-    return Exercise(judge, hints, "Same directions, every singular value 1. This is what Muon aims at.")
+    praise = "Same directions, every singular value 1, and momentum before it. This is what Muon aims at."
+    return Exercise(judge, hints, praise)
 
 
-def _judge_muon(G: Tensor, value: object) -> str | None:
+def _update_of(function: SVDUpdate, G: Tensor, buffer: Tensor) -> Tensor:
+    told = f"{{}} Here G is {say_size(G)}."
+    value = value_of(function, G.clone(), buffer, told=told)
     if value is None:
-        return "The function returns nothing. Is there a return?"
+        raise MistakeError("The function returns nothing. Is there a return?")
     if not isinstance(value, Tensor):
-        return f"The function must return a matrix; it returned {type(value).__name__}."
+        raise MistakeError(f"The function must return a matrix; it returned {type(value).__name__}.")
     if value.shape != G.shape:
-        return f"G is {say_size(G)}, and so must its update be. Yours is {say_size(value)}."
-    wanted = svd_muon(G)
-    if torch.allclose(value, wanted, atol=1e-4):
+        raise MistakeError(f"G is {say_size(G)}, and so must its update be. Yours is {say_size(value)}.")
+    return value
+
+
+def _judge_update(
+    past: list[Tensor], value: Tensor, wanted: Tensor, mine: Tensor, right: Tensor, call: int
+) -> str | Diagnosis | None:
+    same_buffer = torch.allclose(mine, right, atol=1e-5)
+    if torch.allclose(value, wanted, atol=1e-4) and same_buffer:
         return None
-    values = torch.linalg.svdvals(value)
-    if torch.allclose(value, -wanted, atol=1e-4):
-        return "The sign is turned round: it would climb. W - lr * update does the minus already."
-    if torch.allclose(value, G, atol=1e-4):
-        return "This is G itself, its singular values as they were."
-    if (values - 1).abs().max() > 1e-3:
-        return f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}; all of them should be 1."
-    U, _, Vt = torch.linalg.svd(G, full_matrices=False)
-    if Vt.shape[0] == Vt.shape[1] and torch.allclose(value, U @ Vt.T, atol=1e-4):
-        return "Vt is transposed already. U @ Vt.T turns it round once more."
-    return "All its singular values are 1, but its directions are not those of G."
+    for what, hints, update, buffer in _usual_updates(past):
+        if torch.allclose(value, update, atol=1e-4) and torch.allclose(mine, buffer, atol=1e-4):
+            return Diagnosis(what, hints, None if _is_flat(value) else _spectrum_of(value))
+    if not _is_flat(value):
+        values = torch.linalg.svdvals(value)
+        said = f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}; all of them should be 1."
+        return Diagnosis(said, picture=_spectrum_of(value))
+    if not same_buffer:
+        return f"After call {call} the buffer is not 0.95 × the old buffer + 0.05 × G."
+    return f"In call {call} all singular values are 1, but the directions are not those of the average."
 
 
-def guess_half(G: Tensor) -> Exercise:
-    """The prediction: how many directions carry half of the energy?"""
-    energy, right = energy_shares(G), half_of_energy(G)
+def _is_flat(value: Tensor) -> bool:
+    return bool((torch.linalg.svdvals(value) - 1).abs().max() < 1e-3)
 
-    def judge(half: object) -> str | None:
-        if not isinstance(half, int) or not 1 <= half <= len(energy):
-            return f"Give a whole number from 1 to {len(energy)}."
-        if half == right:
-            return None
-        word = "Fewer will do" if half > right else "It takes more"
-        return f"{word}: the loudest {half} carry {energy[half - 1]:.1%} of the energy."
 
-    loud = f"The loudest {right} of {len(energy)} carry {energy[right - 1]:.0%} of the energy."
-    return Exercise(judge, ("Most gradients are more one-sided than one thinks.",), loud)
+def _spectrum_of(value: Tensor) -> Picture:
+    mine = torch.linalg.svdvals(value.detach().float())
+    curves = [
+        Curve.of("yours", mine, WRONG),
+        Curve.of("wanted", torch.ones(len(mine)), MUON, "--"),
+    ]
+    return draw_spectra([("The singular values of your update", curves)], "why_muon-mine")
+
+
+def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], Tensor, Tensor]]:
+    """How people go wrong: what is said of it, hints, and the update and buffer that it gives."""
+    G, zero = past[-1], torch.zeros_like(past[-1])
+    average, total, directions = zero.clone(), zero.clone(), zero.clone()
+    for each in past:
+        average.lerp_(each, 1 - MOMENTUM)
+        total = MOMENTUM * total + each
+        directions.lerp_(svd_muon(each), 1 - MOMENTUM)
+    ahead = G.lerp(average, MOMENTUM)
+    no_lookahead = "Nesterov looks ahead: average G with the new buffer once more, and orthogonalize that."
+    yield (
+        "This is U Vᵀ of G alone: momentum is missing.",
+        ("Average G into the buffer first.",),
+        svd_muon(G),
+        zero,
+    )
+    yield (
+        "The buffer never changed.",
+        ("lerp makes a new matrix. lerp_ changes the buffer.",),
+        svd_muon(G.lerp(zero.lerp(G, 1 - MOMENTUM), MOMENTUM)),
+        zero,
+    )
+    yield "The momentum is right, but Nesterov is missing.", (no_lookahead,), svd_muon(average), average
+    yield (
+        "You climb: the sign is turned round.",
+        ("W - lr * update does the minus.",),
+        -svd_muon(ahead),
+        average,
+    )
+    yield "This is the average itself, its singular values as they were.", ("Leave S out.",), ahead, average
+    yield (
+        "The buffer is a sum of gradients, not their average: 20 times too large.",
+        ("The old buffer counts 0.95, the new gradient 1 - 0.95.",),
+        svd_muon(G + MOMENTUM * total),
+        total,
+    )
+    yield (
+        "You averaged after orthogonalizing. The average of flat updates is not flat.",
+        ("First the average, then the SVD.",),
+        svd_muon(G).lerp(directions, MOMENTUM),
+        directions,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Slip:
+    """A whole update with one thing wrong, what is said of it, and a hint."""
+
+    what: str
+    hint: str
+    step: WholeStep
+
+
+def _slipped(**slips: Any) -> WholeStep:
+    """Muon's whole update, with slips: each names a line and says how it goes wrong."""
+
+    def step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
+        G = G + DECAY * W if slips.get("decay") == "in the gradient" else G
+        if slips.get("momentum") == "sum":
+            buffer.mul_(MOMENTUM).add_(G)
+            ahead = G + MOMENTUM * buffer
+        else:
+            buffer.lerp_(G, 1 - MOMENTUM)
+            ahead = buffer if slips.get("nesterov") == "missing" else G.lerp(buffer, MOMENTUM)
+        update = zeropower_via_newtonschulz(ahead)
+        rows, columns = W.shape if slips.get("factor") != "turned" else W.shape[::-1]
+        factor = 1.0 if slips.get("factor") == "missing" else max(1, rows / columns) ** 0.5
+        decay = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * DECAY}
+        shrink = 1 - decay.get(slips.get("decay", ""), lr * DECAY)
+        sign = 1 if slips.get("sign") == "up" else -1
+        if slips.get("decay") == "late":
+            W.add_(update, alpha=sign * lr * factor).mul_(shrink)
+        else:
+            W.mul_(shrink).add_(update, alpha=sign * lr * factor)
+
+    return step
+
+
+_SLIPS = (
+    _Slip("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", _slipped(nesterov="missing")),
+    _Slip("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
+    _Slip(
+        "Weight decay is scaled by the size factor. It takes the plain lr.",
+        "W.mul_(1 - lr * weight_decay)",
+        _slipped(decay="adjusted"),
+    ),
+    _Slip(
+        "Weight decay went through the gradient. It is decoupled: it shrinks W and touches nothing else.",
+        "Leave G as it is, and multiply W by 1 - lr * weight_decay.",
+        _slipped(decay="in the gradient"),
+    ),
+    _Slip("W shrinks after the update. It should shrink before.", "Swap two lines.", _slipped(decay="late")),
+    _Slip(
+        "The size factor is missing.",
+        "Rows by columns of W, at least 1, and its root.",
+        _slipped(factor="missing"),
+    ),
+    _Slip(
+        "The size factor is upside down: rows are outputs, and they stand on top.",
+        "W.shape[0] / W.shape[1]",
+        _slipped(factor="turned"),
+    ),
+    _Slip("You climb: the sign is turned round.", "alpha=-lr * factor", _slipped(sign="up")),
+)
+
+
+def write_step() -> Exercise:
+    """The exercise: Muon's whole update, compared with torch.optim.Muon, step after step, to the bit."""
+
+    def judge(function: WholeStep) -> str | Diagnosis | None:
+        for shape in SHAPES:
+            mine, theirs = _Trained(shape), _Stock(shape)
+            for number, G in enumerate(gradients(shape), 1):
+                before = mine.W.clone(), mine.buffer.clone()
+                told = f"{{}} Here W and G are {say_size(G)}."
+                value_of(function, mine.W, G.clone(), mine.buffer, LR, told=told)
+                theirs.step(G)
+                if wrong := _judge_step(mine, theirs, before, G, number):
+                    return wrong
+        return None
+
+    hints = (
+        "Six lines: buffer, look-ahead, orthogonalize, factor, decay, add. The first two you have written.",
+        "The last two lines: W.mul_(1 - lr * weight_decay), then W.add_(update, alpha=-lr * factor).",
+    )
+    praise = "Step after step the same bits as torch.optim.Muon, for tall, wide and square matrices."
+    return Exercise(judge, hints, praise)
+
+
+class _Trained:
+    """A weight and its momentum, as the reader's function finds them."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.W = torch.randn(shape, generator=torch.Generator().manual_seed(9))
+        self.buffer = torch.zeros(shape)
+
+
+class _Stock:
+    """The same weight in the hands of ``torch.optim.Muon``."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.W = torch.nn.Parameter(_Trained(shape).W)
+        self.optimizer = torch.optim.Muon([self.W], lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
+
+    def step(self, G: Tensor) -> None:
+        self.W.grad = G.clone()
+        self.optimizer.step()
+
+    @property
+    def buffer(self) -> Tensor:
+        return self.optimizer.state[self.W]["momentum_buffer"]
+
+
+def _judge_step(
+    mine: _Trained, theirs: _Stock, before: tuple[Tensor, Tensor], G: Tensor, number: int
+) -> str | Diagnosis | None:
+    W, buffer = before
+    wanted = theirs.W.detach()
+    if torch.equal(mine.W, wanted) and torch.equal(mine.buffer, theirs.buffer):
+        return None
+    if torch.equal(mine.W, W):
+        return "W has not changed. W = … gives a new matrix the name W; W.mul_ and W.add_ change it in place."
+    if torch.equal(mine.buffer, buffer):
+        return "The buffer has not changed. buffer.lerp_ changes it in place; buffer.lerp makes a new one."
+    for slip in _SLIPS:
+        other, its_buffer = W.clone(), buffer.clone()
+        slip.step(other, G, its_buffer, LR)
+        is_this = torch.allclose(mine.W, other, atol=1e-6) and torch.allclose(mine.buffer, its_buffer)
+        if is_this and not torch.allclose(other, wanted, atol=1e-6):
+            return Diagnosis(slip.what, (slip.hint,))
+    if torch.allclose(mine.buffer, buffer * MOMENTUM + G, atol=1e-5):
+        return Diagnosis(
+            "The buffer is a sum of gradients. Newton–Schulz does not care how long its input is, so W comes "
+            "out nearly the same; torch keeps the average all the same.",
+            ("buffer.lerp_(G, 1 - momentum)",),
+        )
+    off = (mine.W - wanted).abs().max().item()
+    if off < 0.03 * LR:
+        return Diagnosis(
+            f"Right but for the last bits: off by at most {off:.0e}. Other operations round in other places.",
+            ("lerp_ and lerp for the averages, alpha= for the last line.",),
+        )
+    return f"In step {number} of a {say_size(W)} matrix, W is off by up to {off:.2g}."
+
+
+def write_table() -> Exercise:
+    """The hard exercise: no row longer than 1, and the largest promise for the loss."""
+
+    def judge(function: Callable[[Tensor], Tensor]) -> str | Diagnosis | None:
+        for G in _tables():
+            value = _update_of_table(function, G)
+            if value.isnan().any():
+                return Diagnosis("Some entries are NaN.", ("0 / 0 is NaN. Rows of zeros stay zeros.",))
+            longest = value.norm(dim=1).max().item()
+            if longest > 1.001:
+                return f"A row has length {longest:.2f}. None may be longer than 1."
+            if (left := left_on_the_table(function)) > 1:
+                return _say_left(value, G, left)
+        return None
+
+    hints = (
+        "The promise adds up over rows. So each row can be chosen alone: which one of length 1 is best?",
+        "A row's promise is largest where it points as the gradient's row does.",
+    )
+    praise = "Each row alone, and no SVD: where inputs pick rows, this takes the place of U Vᵀ."
+    par = Par("lines", 2, lines_of)
+    return Exercise(judge, hints, praise, par)
+
+
+def lines_of(function: Callable[..., object]) -> int:
+    """How many lines of a function's body do something.
+
+    >>> lines_of(table_update)
+    2
+    """
+    code = function.__code__
+    return max(1, len({line for _, _, line in code.co_lines() if line} - {code.co_firstlineno}))
+
+
+def _tables() -> list[Tensor]:
+    """Gradients of tables: some rows are loud, some quiet, some zero."""
+    generator = torch.Generator().manual_seed(4)
+    tables = [torch.randn(rows, 4, generator=generator) * torch.rand(rows, 1, generator=generator) ** 3
+              for rows in (4, 12)]  # fmt: skip
+    tables[1][3::4] = 0.0
+    return tables
+
+
+def _update_of_table(function: Callable[[Tensor], Tensor], G: Tensor) -> Tensor:
+    value = value_of(function, G.clone(), told=f"{{}} Here G is {say_size(G)}.")
+    if not isinstance(value, Tensor) or value.shape != G.shape:
+        raise MistakeError(f"G is {say_size(G)}, and so must its update be.")
+    return value
+
+
+def left_on_the_table(function: Callable[[Tensor], Tensor]) -> float:
+    """How much less an update promises than the best one, in percent, over all tables."""
+    promised = sum((G * function(G.clone())).sum().item() for G in _tables())
+    best = sum((G * table_update(G)).sum().item() for G in _tables())
+    return max(0.0, 100 * (1 - promised / best))
+
+
+def _say_left(value: Tensor, G: Tensor, left: float) -> Diagnosis:
+    said = f"It leaves {left:.0f} percent of the promise on the table."
+    if torch.allclose(value, svd_muon(G), atol=1e-3):
+        return Diagnosis(
+            f"Muon keeps rows below 1, too, but: {said}", ("Its rows are not yet as long as they may be.",)
+        )
+    if torch.allclose(value, G / G.norm(dim=1).max(), atol=1e-3):
+        return Diagnosis(
+            f"One row has length 1, the others are shorter. {said}", ("Divide each row by its own length.",)
+        )
+    return Diagnosis(said)
 
 
 def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
-    """Three numbers that the notebook has measured."""
+    """Four numbers that the notebook has measured."""
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
     expected = {
         "sum": float(len(S)),
         "times": (S[0] / S.median()).item(),
-        "left_out": sum(parameter.numel() for _, parameter in rest),
+        "factor": 2.0,
+        "left_out": float(sum(parameter.numel() for _, parameter in rest)),
     }
     why = {
         "sum": "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them.",
         "times": "Divide S[0] by S.median().",
+        "factor": "4 rows for each column, and the root of that.",
         "left_out": "Add up parameter.numel() over rest, not over hidden.",
     }
     return numbers(expected, why, within=0.01)

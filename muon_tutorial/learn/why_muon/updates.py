@@ -1,7 +1,7 @@
-"""Lesson 01: three updates from one gradient of a small GPT, the loss they save, and what energy is.
+"""Lesson 01: updates from one gradient of a small GPT, the loss they save, and Muon's whole update.
 
-All three updates are without momentum, so that they see the same gradient: SGD's is the gradient itself,
-Adam's divides each number by its running size, Muon's is orthogonalized.
+The three updates that are compared are without momentum, so that they see the same gradient: SGD's is the
+gradient itself, Adam's divides each entry by its running size, Muon's is orthogonalized.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ EXAMPLE = "blocks.1.mlp.up.weight"
 EMBEDDING = "embedding.weight"
 KINDS = {name: f"attention.{name}" for name in "qkvo"} | {"up": "mlp.up", "down": "mlp.down"}
 LOUDNESS = 1e-3
+MOMENTUM = 0.95
 Orthogonalize = Callable[[Tensor], Tensor]
+SVDUpdate = Callable[[Tensor, Tensor], Tensor]
+"""The update from a gradient and a momentum buffer, which it brings up to date."""
 
 
 def updates_of(run: TrainedGPT, name: str, orthogonalize: Orthogonalize) -> dict[str, Tensor]:
@@ -41,7 +44,7 @@ def say_run(run: TrainedGPT, steps: int, seconds: float) -> str:
     count = sum(parameter.numel() for parameter in run.model.parameters())
     rows, columns = run.gradients[EXAMPLE].shape
     return (
-        f"a GPT of {GPT_SHAPE.layers} layers and {count:,} numbers, {steps} steps "
+        f"a GPT of {GPT_SHAPE.layers} layers and {count:,} parameters, {steps} steps "
         f"on Python's own library, {seconds:.1f} s\n"
         f"one gradient of it: {EXAMPLE}, {rows} × {columns}"
     )
@@ -56,6 +59,56 @@ def svd_muon(G: Tensor) -> Tensor:
     """
     U, _, Vt = torch.linalg.svd(G, full_matrices=False)
     return U @ Vt
+
+
+def svd_update(G: Tensor, buffer: Tensor, momentum: float = MOMENTUM) -> Tensor:
+    """Muon's update by an SVD, Nesterov momentum first; ``buffer`` is brought up to date in place.
+
+    The reference of the exercise.
+    """
+    buffer.lerp_(G, 1 - momentum)
+    return svd_muon(G.lerp(buffer, momentum))
+
+
+def without_momentum(update: SVDUpdate) -> Orthogonalize:
+    """The same update where no step came before: of the gradient alone."""
+    return lambda G: update(G, torch.zeros_like(G))
+
+
+def muon_step(
+    W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float = MOMENTUM, weight_decay: float = 0.1
+) -> None:
+    """Muon's whole update of one matrix, in place: the reference of the exercise, as ``torch.optim.Muon``."""
+    buffer.lerp_(G, 1 - momentum)
+    ahead = G.lerp(buffer, momentum)
+    update = zeropower_via_newtonschulz(ahead)
+    factor = max(1, W.shape[0] / W.shape[1]) ** 0.5
+    W.mul_(1 - lr * weight_decay)
+    W.add_(update, alpha=-lr * factor)
+
+
+def say_stages(run: TrainedGPT, name: str = EXAMPLE, lr: float = 0.02, weight_decay: float = 0.1) -> str:
+    """What each line of the update does to one matrix: its loudest and quietest direction, and its RMS."""
+    W, G = dict(run.model.named_parameters())[name].detach(), run.gradients[name]
+    buffer = run.momenta[name].lerp(G, 1 - MOMENTUM)
+    ahead = G.lerp(buffer, MOMENTUM)
+    update = zeropower_via_newtonschulz(ahead).float()
+    factor = max(1, W.shape[0] / W.shape[1]) ** 0.5
+    stages = {
+        "gradient": G,
+        "momentum": buffer,
+        "Nesterov": ahead,
+        "orthogonalize": update,
+        "× size factor × lr": lr * factor * update,
+        "weight decay": lr * weight_decay * W,
+    }
+    rows = [f"{'':>18}  {'loudest':>9}  {'quietest':>9}  {'RMS entry':>9}"]
+    return "\n".join(rows + [_say_stage(stage, matrix) for stage, matrix in stages.items()])
+
+
+def _say_stage(stage: str, matrix: Tensor) -> str:
+    values, rms = torch.linalg.svdvals(matrix), matrix.square().mean().sqrt()
+    return f"{stage:>18}  {values[0]:>9.2g}  {values[-1]:>9.2g}  {rms:>9.2g}"
 
 
 def say_size(matrix: Tensor) -> str:
@@ -98,6 +151,45 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
     logits = torch.func.functional_call(run.model, weights, (run.batch.inputs,))
     after = torch.nn.functional.cross_entropy(logits.flatten(0, 1), run.batch.targets.flatten())
     return LossDrop(promised, run.loss - after.item())
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """The embedding's update, with one byte's gradient erased: by how much each other byte's row changes.
+
+    ``counts`` says how often each of these bytes was read; ``changes`` holds, for each optimizer, the change
+    of each row as a part of the row.
+    """
+
+    erased: int
+    counts: Tensor
+    changes: Mapping[str, Tensor]
+
+
+def erase_a_byte(run: TrainedGPT) -> RowChanges:
+    """Erase the gradient of the byte that was read most often, and compare the updates of all others."""
+    counts = torch.bincount(run.batch.inputs.flatten(), minlength=256)
+    G, usual = run.gradients[EMBEDDING], run.squares[EMBEDDING].sqrt() + 1e-8
+    erased = int(counts.argmax())
+    others = counts > 0
+    others[erased] = False
+    less = G.clone()
+    less[erased] = 0.0
+    updates = {
+        "SGD": (G, less),
+        "Adam": (G / usual, less / usual),
+        "Muon": (svd_muon(G), svd_muon(less)),
+    }
+    changes = {
+        who: ((full - part).norm(dim=1) / full.norm(dim=1))[others] for who, (full, part) in updates.items()
+    }
+    return RowChanges(erased, counts[others], changes)
+
+
+def table_update(G: Tensor) -> Tensor:
+    """Each row of a table's gradient, at length 1; zeros stay zeros. The reference of the hard exercise."""
+    lengths = G.norm(dim=1, keepdim=True)
+    return torch.where(lengths > 0, G / lengths, 0.0)
 
 
 def say_cost(G: Tensor, times: int = 5) -> str:

@@ -29,12 +29,13 @@ class Player(ipywidgets.HBox):
 
     value = traitlets.Int(0)
 
-    def __init__(self, label: str, last: int, interval: int = 700) -> None:
-        self.slider = slider(label, last)
-        self.button = ipywidgets.Play(value=0, min=0, max=last, step=1, interval=interval)
+    def __init__(self, label: str, last: int, interval: int = 700, first: int = 0) -> None:
+        self.slider = slider(label, last, first)
+        self.button = ipywidgets.Play(value=first, min=first, max=last, step=1, interval=interval)
         self.link = ipywidgets.jslink((self.button, "value"), (self.slider, "value"))
         super().__init__([self.button, self.slider])
         self.description = label
+        self.value = first
         ipywidgets.link((self.slider, "value"), (self, "value"))
 
     @property
@@ -51,9 +52,10 @@ def play(
     *,
     label: str = "moment",
     interval: int = 700,
+    first: int = 0,
     **controls: Any,
 ) -> Shell | Picture:
-    """A film of ``draw(moment=0 … last, …)`` under its controls; the ``still`` where no kernel runs.
+    """A film of ``draw(moment=first … last, …)`` under its controls; the ``still`` where no kernel runs.
 
     ``draw`` is given the moment by the name of ``label``, beside the other controls' values, and is called
     once for each of their combinations. ``interval`` is milliseconds from a picture to the next: leave it
@@ -61,4 +63,4 @@ def play(
     """
     # the film comes first: a page that has room for few pictures keeps the first control
     others = {name: control for name, control in controls.items() if name != label}
-    return show(functools.cache(draw), still, live, **{label: Player(label, last, interval)}, **others)
+    return show(functools.cache(draw), still, live, **{label: Player(label, last, interval, first)}, **others)

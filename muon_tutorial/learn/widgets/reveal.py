@@ -8,6 +8,7 @@ and folds it as long as nothing was typed. Nothing is scored: an exercise does t
 from __future__ import annotations
 
 import html
+import math
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class ComparedPrediction:
     predicted: Mapping[str, Any]
     found: Mapping[str, Any]
     picture: Picture | None = None
+    because: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -102,11 +104,16 @@ class ComparedPrediction:
     def _repr_html_(self) -> str:
         rows = "".join(self._row(name) for name in self.found)
         table = f"<table><tr><th></th><th>you said</th><th>the run gave</th><th></th></tr>{rows}</table>"
-        shown = table + (self.picture.html if self.picture else "")
+        shown = table + self._reason(_paragraph) + (self.picture.html if self.picture else "")
         if not self.is_open:
             return shown
         said = "You have not predicted yet. Show what the run gave"
         return f"<details><summary>{said}</summary>{shown}</details>"
+
+    def _reason(self, written: Callable[[str], str] = str) -> str:
+        """Why it came otherwise than predicted, where it did, or nothing was predicted."""
+        right = all(is_same(self.predicted.get(name, ...), found) for name, found in self.found.items())
+        return written(self.because) if self.because and not right else ""
 
     def _row(self, name: str) -> str:
         cells = (name, *self._sides(name))
@@ -116,26 +123,47 @@ class ComparedPrediction:
         mine, found = self.predicted.get(name, ...), self.found[name]
         if mine is ...:
             return "–", str(found), ""
-        return str(mine), str(found), "as you said" if mine == found else "not as you said"
+        return str(mine), str(found), "as you said" if is_same(mine, found) else "not as you said"
 
     def __repr__(self) -> str:
         rows = [f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
                 for name in self.found for mine, found, verdict in [self._sides(name)]]  # fmt: skip
         drawn = [textwrap.fill(self.picture.alt, 100)] if self.picture else []
-        return "\n".join([*rows, *drawn])
+        reason = [textwrap.fill(self._reason(), 100)] if self._reason() else []
+        return "\n".join([*rows, *reason, *drawn])
+
+
+def is_same(mine: Any, found: Any) -> bool:
+    """Whether a prediction says what was found: capitals, lists for tuples and a last digit do not count.
+
+    >>> is_same(["Gaussian", "rows"], ("gaussian", "rows")), is_same(0.7, 0.701), is_same(700, 701)
+    (True, True, False)
+    """
+    if isinstance(mine, str) and isinstance(found, str):
+        return mine.strip().casefold() == found.casefold()
+    if isinstance(mine, list | tuple) and isinstance(found, list | tuple):
+        return len(mine) == len(found) and all(is_same(a, b) for a, b in zip(mine, found, strict=True))
+    if isinstance(found, float) and isinstance(mine, int | float):
+        return math.isclose(mine, found, rel_tol=0.01)
+    return bool(mine == found)
 
 
 def compare(
-    predicted: Mapping[str, Any], found: Mapping[str, Any], picture: Picture | None = None
+    predicted: Mapping[str, Any],
+    found: Mapping[str, Any],
+    picture: Picture | None = None,
+    because: str = "",
 ) -> ComparedPrediction:
     """What was predicted, by name (``...`` where it was not), beside what a run gave.
+
+    ``because`` says why, to those who predicted otherwise.
 
     >>> compare({"messages": 3}, {"messages": 4})
     messages: you said 3, the run gave 4. not as you said
     >>> "<details>" in compare({"messages": ...}, {"messages": 4})._repr_html_()
     True
     """
-    return ComparedPrediction(predicted, found, picture)
+    return ComparedPrediction(predicted, found, picture, because)
 
 
 def _paragraph(text: str) -> str:

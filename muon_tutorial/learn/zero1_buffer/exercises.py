@@ -1,35 +1,92 @@
-"""Exercises of lesson 05: matrices that a slice boundary cuts, the local range, and the quiz."""
+"""Exercises of lesson 05: straddling matrices, the local range, bytes, all ranks' ranges, and the quiz."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
-from ..exercises.judge import Exercise, names_or_none, numbers, value_of
-from .ranges import BUCKETS, SHAPES, LocalRange, keepers, padding_of, plan_of, split_matrices
+from ..exercises.judge import Diagnosis, Exercise, Par, names_or_none, numbers, value_of
+from ..pictures.picture import Picture
+from .on_ranks import received_for_momentum
+from .pictures import draw_memories
+from .ranges import (
+    BUCKETS,
+    SHAPES,
+    AllRanges,
+    LocalRange,
+    Range,
+    all_ranges,
+    keepers,
+    padding_of,
+    plan_of,
+    split_matrices,
+)
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
 
 
-def split_exercise(plan: Plan) -> Exercise:
-    """The prediction: which matrices does a slice boundary cut?"""
+SPOILERS = {
+    "straddle": [r"\['A', 'B', 'C', 'E', 'F'\]", r"Bucket 0 of 370 entries"],
+    "padding": [r"padding\W+\w*\W+5\b", r"\b5 entries of padding"],
+    "everything": [r"everything\W+\w*\W+882\b", r"\b882\b"],
+    "straddling": [r"straddling\W+\w*\W+206\b", r"\b206\b"],
+}
+"""What would answer each prediction of the notebook."""
 
-    def judge(answer: object) -> str | None:
-        said = names_or_none(answer, SHAPES)
+
+def split_exercise(plan: Plan) -> Exercise:
+    """The prediction: which matrices does a slice boundary cut, and how much padding is there?"""
+
+    def judge(straddle: object, padding: object) -> str | None:
+        said = names_or_none(straddle, SHAPES)
         if said is None:
-            return 'Give a list of names, such as ["A", "D"].'
-        right = split_matrices(plan)
+            return 'straddle: give a list of names, such as ["A", "D"].'
+        right, real = split_matrices(plan), padding_of(plan)
         if extra := [name for name in said if name not in right]:
-            return f"{extra[0]} lies whole in the slice of rank {keepers(plan, extra[0])[0]}."
+            return f"straddle: {extra[0]} lies whole in the slice of rank {keepers(plan, extra[0])[0]}."
         if missing := [name for name in right if name not in said]:
-            return f"{missing[0]} is shared, too: ranks {keepers(plan, missing[0])} keep parts of it."
+            return f"straddle: {missing[0]} is cut, too: ranks {keepers(plan, missing[0])} keep parts of it."
+        if padding != real:
+            return f"padding: not {padding}. Each bucket is filled up by itself, until dp divides its length."
         return None
 
-    return Exercise(
-        judge,
-        ("Follow each dashed line up to the first ruler: which letters does it cut?",),
-        "Ranges do not care where a matrix ends.",
+    hints = (
+        "Fill the buckets first: a bucket takes matrices as long as it stays within its limit.",
+        "Then the length of a slice: the bucket's length, rounded up so that dp divides it, over dp.",
+        "A boundary cuts a matrix that begins before it and ends after it, not one that ends there.",
     )
+    return Exercise(judge, hints, "Boundaries do not care where a matrix ends.")
+
+
+def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
+    """The prediction: bytes that rank 0 receives, of whole buckets, and of straddling matrices."""
+    right = received_for_momentum(dp, tp, bucket)
+    entries = {name: size // 2 for name, size in right.items()}
+
+    def judge(everything: object, straddling: object) -> str | None:
+        for name, said in (("everything", everything), ("straddling", straddling)):
+            if said == right[name]:
+                continue
+            if said == entries[name]:
+                return f"{name}: these are entries. On the wire each takes 2 bytes."
+            if said == 2 * right[name]:
+                return f"{name}: that would be float32. On the wire each entry takes 2 bytes."
+            return f"{name}: not {said}. {_BYTES_WHY[name]}"
+        return None
+
+    hints = (
+        "A rank receives what it lacks: all but its own slice of every bucket, padding included.",
+        "Of a bucket, rank 0 keeps the first slice. Which matrix does its end cut, and how much lies beyond?",
+    )
+    return Exercise(judge, hints, "Only what a rank lacks has to travel.")
+
+
+_BYTES_WHY = {
+    "everything": "Of every bucket, rank 0 lacks all slices but its own.",
+    "straddling": "Find the matrices that rank 0 keeps a part of, and not the whole. How much does it lack?",
+}
 
 
 def range_exercise() -> Exercise:
@@ -76,6 +133,94 @@ def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | No
     return f"({start}, {stop}) is not the part that lies in the slice."
 
 
+PAR_LINES = 15
+TRIES = (
+    ((120, 48, 165, 35, 130, 54, 33), 4, 400),
+    ((120, 48, 165, 35, 130, 54, 33), 5, 400),
+    ((120, 48, 165, 35, 130, 54, 33), 3, 200),
+    ((7,), 4, 100),
+    ((90, 500, 20, 20, 60), 2, 100),
+    ((64, 64, 64, 64), 8, 128),
+    ((5, 5, 5, 1), 3, 10),
+)
+"""Sizes, dp and the most entries of a bucket, on which the plan of all ranks is tried."""
+
+
+def plan_exercise() -> Exercise:
+    """The exercise: bucket and ranges of every matrix on every rank, judged against the package's plan."""
+
+    def judge(function: AllRanges) -> str | Diagnosis | None:
+        for sizes, dp, most in TRIES:
+            said = value_of(function, list(sizes), dp, most)
+            if wrong := _judge_ranges(said, sizes, dp, most):
+                return wrong
+        return None
+
+    hints = (
+        "Matrices into buckets first; then for each bucket its slice length; then its matrices, by rank.",
+        "local_range(global_range, place, length) does the last part: call it for every place.",
+    )
+    par = Par("lines", PAR_LINES, _lines_of)
+    return Exercise(judge, hints, "That is dist_meta, for all ranks, without a message.", par)
+
+
+def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | Diagnosis | None:
+    case = f"sizes {list(sizes)}, dp = {dp}, at most {most} entries: "
+    right = all_ranges(sizes, dp, most)
+    if not isinstance(said, Sequence) or len(said) != dp:
+        return f"{case}give a list of {dp} lists, one a rank."
+    for rank, mine in enumerate(said):
+        if not isinstance(mine, Sequence) or len(mine) != len(sizes):
+            return f"{case}rank {rank} needs {len(sizes)} entries, one a matrix, even where it keeps nothing."
+        if odd := [index for index, got in enumerate(mine) if not _is_triple(got)]:
+            return f"{case}rank {rank}, matrix {odd[0]}: give (bucket, global_range, local_range)."
+    for field in range(3):  # a wrong bucket explains a wrong range, and not the other way round
+        for rank, (mine, plan) in enumerate(zip(said, right, strict=True)):
+            for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
+                if _as_range(got)[field] != due[field]:
+                    where = f"{case}rank {rank}, matrix {index}: "
+                    return _diagnosis(where, field, _as_range(got), due, draw_memories(said, right))
+    return None
+
+
+def _is_triple(got: Any) -> bool:
+    return (
+        isinstance(got, Sequence)
+        and len(got) == 3
+        and isinstance(got[0], int)
+        and all(isinstance(pair, Sequence) and len(pair) == 2 for pair in got[1:])
+    )
+
+
+def _as_range(got: Any) -> Range:
+    bucket, (start, stop), (first, last) = got
+    return bucket, (start, stop), (first, last)
+
+
+def _diagnosis(where: str, field: int, got: Range, due: Range, picture: Picture) -> Diagnosis:
+    """What is wrong with a range, beside the picture of all."""
+    if field == 0:
+        what = f"it lies in bucket {due[0]}, not {got[0]}."
+    elif field == 1:
+        what = f"in its bucket it lies from {due[1][0]} to {due[1][1]}, not from {got[1][0]} to {got[1][1]}."
+    else:
+        what = f"its local_range is {due[2]}, not {got[2]}."
+    return Diagnosis(where + what, (_FIELD_HINTS[field],), picture)
+
+
+_FIELD_HINTS = (
+    "A bucket is closed where the next matrix would make it larger than the limit, and not before.",
+    "global_range counts from the start of the bucket: it begins at 0 in each of them.",
+    "A slice is the bucket's length over dp, rounded up: the padding belongs to the bucket.",
+)
+
+
+def _lines_of(function: AllRanges) -> int:
+    """Lines of a function that say something."""
+    lines = inspect.getsource(function).splitlines()
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
+
+
 def quiz(plan: Plan) -> Exercise:
     """Numbers that the notebook has measured."""
     at = plan.grid.at(0)
@@ -85,13 +230,15 @@ def quiz(plan: Plan) -> Exercise:
         "buckets": len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets),
     }
     why = {
-        "kept": "Add up the last column of the plan, as rank 0 reads it.",
-        "padding": "It is written above the rulers.",
-        "buckets": f"Press the button {BUCKETS[0]} above the rulers, and count.",
+        "kept": "Add up its slices, and take off the padding that they hold.",
+        "padding": "It is written above the rulers of the first picture.",
+        "buckets": f"Press the button {BUCKETS[0]} above the rulers.",
     }
     return numbers(expected, why)
 
 
-def all_exercises(plan: Plan) -> tuple[Exercise, Exercise, Exercise]:
-    """The notebook's exercises in order: split, ranges, quiz."""
-    return split_exercise(plan), range_exercise(), quiz(plan)
+def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: straddling matrices, ranges, bytes, all ranks, quiz."""
+    split = split_exercise(plan_of(dp + 1, tp, bucket))
+    received = bytes_exercise(dp, tp, bucket)
+    return split, range_exercise(), received, plan_exercise(), quiz(plan_of(dp, tp, bucket))

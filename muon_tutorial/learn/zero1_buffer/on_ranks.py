@@ -1,20 +1,22 @@
-"""Lesson 05 on real ranks: collectives, padding and time of a step, by bucket size."""
+"""Lesson 05 on real ranks: collectives, bytes and time of a step, by bucket size; and what travels when."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 
-from ... import Ledger, LiveWorld, Muon, build_mesh, zero1
+from ... import Ledger, LiveWorld, Muon, Plan, build_mesh, zero1
+from ...evidence.predict import predict
 from ..inputs import measure
-from .ranges import padding_of
+from .ranges import padding_of, plan_of
 
 LAYERS = 4
 LAYER = ((61, 61), (61, 61), (61, 61), (61, 61), (245, 61), (61, 245))
 BYTES = (10_000, 40_000, 160_000, 640_000)
+WAYS: dict[str, Literal["all", "boundary"]] = {"everything": "all", "straddling": "boundary"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class BucketCost:
     collectives: int
     padding: int
     kept: int
+    sent: int
     seconds: float
 
 
@@ -50,6 +53,7 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
         sum(row.collectives for row in rows),
         padding_of(plan),
         sum(state["momentum_buffer"].numel() for state in muon.state.values()),
+        sum(row.ring for row in rows),
         measure.median_seconds(muon.step, steps),
     )
 
@@ -64,13 +68,26 @@ def _matrices(seed: int) -> list[tuple[str, torch.nn.Parameter]]:
     return named
 
 
-def say_buckets(costs: Sequence[Sequence[BucketCost]]) -> str:
-    """The table of bucket sizes; seconds are those of the slowest rank."""
-    lines = ["bucket, at most   buckets   collectives   padding   numbers kept   a step"]
-    for number, cost in enumerate(costs[0]):
-        slowest = max(of_rank[number].seconds for of_rank in costs)
-        lines.append(
-            f"{cost.size:9,} bytes   {cost.buckets:7}   {cost.collectives:11}   {cost.padding:7}   "
-            f"{cost.kept:12,}   {slowest * 1e3:.1f} ms"
-        )
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class PhaseBytes:
+    """Bytes of one phase of a step for one rank, in a ring: what it sends and what it receives."""
+
+    phase: str
+    collectives: int
+    sent: int
+    received: int
+
+
+def bytes_of(plan: Plan, rank: int) -> dict[str, PhaseBytes]:
+    """What a rank sends and receives in a step, by phase, from the plan alone."""
+    rows = predict(plan, plan.grid.at(rank)).rows(rank)
+    return {row.phase: PhaseBytes(row.phase, row.collectives, row.ring, row.received) for row in rows}
+
+
+def received_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
+    """Bytes that rank 0 receives so that matrices are whole: all buckets, or straddling matrices alone."""
+    found = {}
+    for name, gather in WAYS.items():
+        by_phase = bytes_of(plan_of(dp, tp, bucket, gather), 0)
+        found[name] = by_phase["dp gather"].received if "dp gather" in by_phase else 0
+    return found

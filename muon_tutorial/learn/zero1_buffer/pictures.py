@@ -1,71 +1,115 @@
-"""Pictures of lesson 05: three rulers over the same numbers, for matrices, buckets and slices."""
+"""Pictures of lesson 05: three rulers over the same entries, for matrices, buckets and slices; one entry on
+all of them; who needs what of whom; and what a rank holds at each moment of a step.
+
+A fill says which rank keeps an entry. Grey is padding, or not held.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import Rectangle
 
 from ... import Bucket, Plan
-from ..pictures.colours import EMPTY, INK, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ...plan.bucket import Interval
+from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
+from ..pictures.picture import Picture, blank, card, finish, rectangle, write
+from ..pictures.spectra import style
+from ..widgets.play import play
 from ..widgets.shell import Shell, choice, show, slider
-from .ranges import BUCKETS, length_of, padding_of, plan_of, starts_of
+from .on_ranks import BucketCost, PhaseBytes, bytes_of
+from .ranges import (
+    BUCKETS,
+    SHAPES,
+    EntryPlace,
+    kept_of,
+    length_of,
+    locate,
+    padding_of,
+    plan_of,
+    slice_length,
+    split_matrices,
+    starts_of,
+)
 
 DATA_PARALLEL = range(1, 7)
+STOPS = 12
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 24.0
-_ROWS = {"matrices": 64.0, "buckets": 134.0, "slices": 204.0}
+_ROWS = {"matrices": 0.0, "buckets": 66.0, "slices": 132.0}
 _HIGH = 40.0
 
 
-def draw_rulers(plan: Plan) -> Picture:
-    """Three rulers over the same numbers: matrices, buckets, and the slices that ranks keep."""
-    figure, axes = blank(_WIDTH, 276)
-    total = sum(length_of(plan, bucket) for bucket in plan.buckets)
-    scale = (_WIDTH - _LEFT - _RIGHT) / total
-    for name, top in _ROWS.items():
-        write(axes, 12, top + _HIGH / 2, name, 10, weight="bold")
-    write(axes, _LEFT, 30, _headline(plan), 10)
-    for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
-        _draw_bucket(axes, plan, bucket, start, scale)
-    ticks = [*starts_of(plan), total]
-    for tick in ticks:
-        write(axes, _LEFT + tick * scale, 262, str(tick), 7.5, ha="center", color=QUIET)
+def hero() -> Picture:
+    """The first picture of the lesson: three stacked rulers."""
+    return draw_rulers(plan_of(4, 1, 400), "zero1_buffer-hero")
+
+
+def draw_rulers(plan: Plan, name: str = "") -> Picture:
+    """Three rulers over the same entries: matrices, buckets, and the slices that ranks keep."""
+    figure, axes = blank(_WIDTH, 264)
+    write(axes, 12, 22, _headline(plan), 12)
+    _draw_rulers(axes, plan, 48)
     dp, first = plan.grid.size("dp"), length_of(plan, plan.buckets[0])
-    return finish(figure, f"rulers-{dp}-{len(plan.buckets)}-{first}", say_rulers(plan))
+    return finish(figure, name or f"rulers-{dp}-{len(plan.buckets)}-{first}", say_rulers(plan))
 
 
 def _headline(plan: Plan) -> str:
-    count, dp = len(plan.buckets), plan.grid.size("dp")
-    return f"bucket count {count} · dp {dp} · padding (hatched) {padding_of(plan)} numbers"
+    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), padding_of(plan)
+    return f"{count} bucket{'s' * (count > 1)} · dp {dp} · {padding} entries of padding (grey)"
 
 
-def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, start: int, scale: float) -> None:
-    length, dp = length_of(plan, bucket), plan.grid.size("dp")
-    left, used = _LEFT + start * scale, 0
-    _bar(axes, left, "buckets", length * scale, "#ffffff", f"bucket {bucket.index}", f"{bucket.index}")
+def _scale(plan: Plan) -> float:
+    """Pixels an entry."""
+    return (_WIDTH - _LEFT - _RIGHT) / sum(length_of(plan, bucket) for bucket in plan.buckets)
+
+
+def _draw_rulers(axes: Axes, plan: Plan, top: float, lit: str = "") -> None:
+    """The rulers, from a height on; ``lit`` is a matrix that is framed."""
+    for name, down in _ROWS.items():
+        write(axes, 12, top + down + _HIGH / 2, name, 11, weight="bold")
+    for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
+        _draw_bucket(axes, plan, bucket, _LEFT + start * _scale(plan), top, lit)
+
+
+def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, left: float, top: float, lit: str) -> None:
+    length, dp, scale = length_of(plan, bucket), plan.grid.size("dp"), _scale(plan)
+    rows = {name: top + down for name, down in _ROWS.items()}
+    used = 0
+    _bar(axes, left, rows["buckets"], length * scale, CARD, f"bucket {bucket.index}", f"{bucket.index}")
     for spot in bucket.buffer_slices(bucket.model_layout, plan.grid.at(0)):
-        begin, end = spot.interval
-        name = spot.entry.matrix.name
+        (begin, end), name = spot.interval, spot.entry.matrix.name
         said = f"{name} · " + " × ".join(map(str, spot.box.shape))
-        _bar(axes, left + begin * scale, "matrices", (end - begin) * scale, "#ffffff", said, name)
+        look: dict[str, Any] = {"linewidth": 2.6, "zorder": 5} if name == lit else {}
+        _bar(axes, left + begin * scale, rows["matrices"], (end - begin) * scale, CARD, said, name, **look)
         used = max(used, end)
     if used < length:
-        _bar(axes, left + used * scale, "buckets", (length - used) * scale, EMPTY, hatch="xxxx")
-    for place in range(dp):
-        rank = place * plan.grid.size("tp")
-        edge = left + place * length / dp * scale
-        _bar(axes, edge, "slices", length / dp * scale, rank_colour(place), f"rank {rank}", f"{rank}")
-        if place:
-            axes.plot([edge, edge], [_ROWS["matrices"], _ROWS["slices"]], color=INK, lw=0.9, dashes=(3, 2))
+        _bar(axes, left + used * scale, rows["buckets"], (length - used) * scale, EMPTY)
+    last = -99.0
+    for place in range(dp + 1):
+        x = left + place * length / dp * scale
+        if place < dp:
+            rank = place * plan.grid.size("tp")
+            _bar(axes, x, rows["slices"], length / dp * scale, rank_colour(rank), f"rank {rank}", f"{rank}")
+        if 0 < place < dp:
+            axes.plot([x, x], [rows["matrices"], rows["slices"]], color=INK, lw=1.1, dashes=(3, 2), zorder=7)
+        is_end = bucket is plan.buckets[-1] and place == dp  # elsewhere, the next bucket begins at 0 again
+        if is_end or (x - last > 34 and place < dp and (not place or x + 34 < left + length * scale)):
+            write(
+                axes, x, rows["slices"] + _HIGH + 14, f"{place * length // dp}", 11, ha="center", color=QUIET
+            )
+            last = x
 
 
-def _bar(axes: Axes, left: float, row: str, width: float, fill: str, *labels: str, hatch: str = "") -> None:
+def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: str, **look: Any) -> None:
     """A piece of a ruler, with the first of the labels that has room in it."""
-    top, high = _ROWS[row], _HIGH
-    rectangle(axes, left, top, width, high, fill, linewidth=1.1, hatch=hatch or None)
-    label = next((text for text in labels if width > 8 + 6.6 * len(text)), None)
+    rectangle(axes, left, top, width, _HIGH, fill, **{"linewidth": 1.1, **look})
+    label = next((text for text in labels if width > 6 + 8.6 * len(text)), None)
     if label:
         box = {"facecolor": fill, "edgecolor": "none", "pad": 1.5}
-        write(axes, left + width / 2, top + high / 2, label, 9, ha="center", zorder=6, bbox=box)
+        write(axes, left + width / 2, top + _HIGH / 2, label, 11, ha="center", zorder=8, bbox=box)
 
 
 def say_rulers(plan: Plan) -> str:
@@ -75,7 +119,7 @@ def say_rulers(plan: Plan) -> str:
         length = length_of(plan, bucket)
         metas = bucket.dist_meta(plan.grid.at(0))
         names = [f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" for meta in metas]
-        said.append(f"Bucket {bucket.index} of {length} numbers holds {', '.join(names)}.")
+        said.append(f"Bucket {bucket.index} of {length} entries holds {', '.join(names)}.")
         step = length // plan.grid.size("dp")
         slices = [f"{place}: {place * step} to {(place + 1) * step}" for place in range(length // step)]
         said.append(f"Its slices by dp position: {'; '.join(slices)}.")
@@ -91,3 +135,212 @@ def explore(plan: Plan, bucket: int, live: bool = True) -> Shell | Picture:
     sizes = {str(size): size for size in dict.fromkeys((bucket, *BUCKETS))}
     dp = slider("dp", first=1, last=max(DATA_PARALLEL), start=min(plan.grid.size("dp"), max(DATA_PARALLEL)))
     return show(draw, draw_rulers(plan), live, bucket=choice("bucket", sizes), dp=dp)
+
+
+def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
+    """One entry: in its matrix, on the three rulers, and in the memory of the rank that keeps it."""
+    ranks = plan.grid.at(0).group("dp")
+    top, memory = 236, 462
+    figure, axes = blank(_WIDTH, memory + 32 * len(ranks) + 8)
+    _draw_matrix(axes, plan, found)
+    lines = (
+        f"{found.matrix}[{found.row}, {found.column}]",
+        f"entry {found.entry} of {found.matrix}, row after row",
+        f"entry {found.in_bucket} of bucket {found.bucket}",
+        f"rank {found.rank} keeps it",
+        f"at {found.offset} of its slice",
+    )
+    for number, line in enumerate(lines):
+        weight = "bold" if number in (0, 3) else "normal"
+        write(axes, 380, 62 + 32 * number, line, 14, weight=weight)
+    _draw_rulers(axes, plan, top, found.matrix)
+    x = _LEFT + (starts_of(plan)[found.bucket] + found.in_bucket + 0.5) * _scale(plan)
+    axes.plot([x, x], [top - 12, top + _ROWS["slices"] + _HIGH], color=INK, lw=3, zorder=9)
+    axes.plot(x, top - 14, marker="v", markersize=11, color=INK, zorder=9)
+    for row, rank in enumerate(ranks):
+        _draw_memory(axes, plan, rank, memory + 32 * row, found if rank == found.rank else None)
+    name = f"zero1_buffer-entry-{found.matrix}-{found.entry}"
+    return finish(figure, name, f"{found} Its memory: {say_memory(plan, found.rank)}.")
+
+
+def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
+    """A matrix's entries, coloured by who keeps them, one of them lit."""
+    meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == found.matrix)
+    rows, columns = meta.shape
+    side = min(20.0, 190 / rows, 260 / columns)
+    spots = [(row, column) for row in range(rows) for column in range(columns)]
+    cells = [Rectangle((_LEFT + column * side, 22 + row * side), side, side) for row, column in spots]
+    step = slice_length(plan, meta.bucket_idx)
+    places = [(meta.global_range[0] + number) // step for number in range(rows * columns)]
+    fills = [rank_colour(place * plan.grid.size("tp")) for place in places]
+    axes.add_collection(PatchCollection(cells, facecolors=fills, edgecolors=CARD, linewidths=0.8))
+    x, y = _LEFT + (found.column + 0.5) * side, 22 + (found.row + 0.5) * side
+    axes.plot(x, y, marker="s", markersize=side * 0.6, color=INK, zorder=6)
+    write(axes, 12, 22 + rows * side / 2, found.matrix, 14, weight="bold")
+
+
+def _draw_memory(axes: Axes, plan: Plan, rank: int, top: float, found: EntryPlace | None) -> None:
+    """What a rank keeps: its slice of every bucket, one after the other."""
+    write(axes, 12, top + 12, f"rank {rank}", 11, weight="bold" if found else "normal")
+    x, scale = _LEFT, _scale(plan)
+    for bucket in plan.buckets:
+        wide = slice_length(plan, bucket.index) * scale
+        rectangle(axes, x, top, wide, 24, rank_colour(rank), linewidth=2.4 if found else 0.8)
+        if found and found.bucket == bucket.index:
+            spot = x + (found.offset + 0.5) * scale
+            axes.plot([spot, spot], [top - 3, top + 27], color=INK, lw=3, zorder=9)
+        x += wide + 3
+    write(axes, x + 10, top + 12, f"keeps {say_memory(plan, rank)} entries", 11, color=QUIET)
+
+
+def say_memory(plan: Plan, rank: int) -> str:
+    """How long a rank's slices are, bucket by bucket."""
+    return " + ".join(str(slice_length(plan, bucket.index)) for bucket in plan.buckets)
+
+
+def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
+    """Choose a matrix and slide, or play, through its entries."""
+
+    def draw(matrix: str, entry: int) -> Picture:
+        meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
+        rows, columns = meta.shape
+        return draw_entry(plan, locate(plan, matrix, *divmod(entry * (rows * columns - 1) // STOPS, columns)))
+
+    metas = [meta.name for meta in plan.dist_meta(plan.grid.at(0)) if meta.shape[0] * meta.shape[1] > STOPS]
+    names = choice("matrix", {name: name for name in metas})
+    names.value = "C" if "C" in metas else metas[0]
+    still = draw(names.value, STOPS // 2)
+    return play(draw, STOPS, still, live, label="entry", matrix=names)
+
+
+def draw_straddling(plan: Plan) -> Picture:
+    """Each matrix that a slice boundary cuts: how much each of its ranks has, and what each of them needs."""
+    names = split_matrices(plan)
+    figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)))
+    title = "straddling matrices: the entries that each rank keeps, and those that it needs"
+    write(axes, 12, 22, title if names else "no matrix straddles a boundary", 12, weight="bold")
+    scale = 420 / max(rows * columns for rows, columns in SHAPES.values())
+    said = []
+    for number, name in enumerate(names):
+        kept, top, x = kept_of(plan, name), 46 + 46 * number, 60.0
+        write(axes, 20, top + 16, name, 12, weight="bold")
+        whole = sum(kept.values())
+        for rank, size in kept.items():
+            rectangle(axes, x, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
+            if size * scale > 32:
+                write(axes, x + size * scale / 2, top + 16, str(size), 11, ha="center")
+            x += size * scale
+        needs = [f"rank {rank} needs {whole - size}" for rank, size in kept.items()]
+        shown = " · ".join(needs) if len(needs) <= 3 else f"{len(needs)} ranks need the rest"
+        write(axes, x + 14, top + 16, shown, 11)
+        said.append(
+            f"Of {name}, {', '.join(f'rank {r} keeps {s} and needs {whole - s}' for r, s in kept.items())}."
+        )
+    return finish(figure, f"zero1_buffer-straddling-{plan.grid.size('dp')}", " ".join([title, *said]))
+
+
+def draw_step(plan: Plan, rank: int) -> Picture:
+    """What one rank holds at each moment of a step, and what it sends between."""
+    phases = bytes_of(plan, rank)
+    place = plan.grid.at(rank)["dp"]
+    moments = (
+        ("gradient of its own batch", True, ""),
+        ("average of all gradients", False, "gradient reduce_scatter"),
+        ("momentum", False, ""),
+        ("input of Newton–Schulz", True, "dp gather"),
+        ("update", False, ""),
+        ("new weights", True, "parameter all_gather"),
+    )
+    figure, axes = blank(_WIDTH, 52 + 44 * len(moments))
+    write(
+        axes, 12, 22, f"what rank {rank} holds in a step, and what it sends to get there", 12, weight="bold"
+    )
+    said = []
+    for number, (name, is_whole, phase) in enumerate(moments):
+        top = 44 + 44 * number
+        write(axes, 12, top + 16, name, 11, weight="bold" if name == "momentum" else "normal")
+        _draw_held(axes, plan, rank, place, top, is_whole=is_whole)
+        told = _say_phase(phases.get(phase), phase) if phase else _STAYS.get(name, "")
+        write(axes, 640, top + 16, told, 11, color=INK if phase else QUIET)
+        said.append(f"{name}: {'all of it' if is_whole else 'its slices'}{f' ({told})' if told else ''}.")
+    return finish(figure, f"zero1_buffer-step-{rank}", f"Rank {rank} in a step. {' '.join(said)}")
+
+
+_STAYS = {"momentum": "never travels", "update": "cut out, sends nothing"}
+
+
+def _say_phase(found: PhaseBytes | None, phase: str) -> str:
+    kind = phase.rpartition(" ")[2].replace("gather", "all_gather").replace("all_all_", "all_")
+    return f"{kind}: {found.sent if found else 0:,} bytes"
+
+
+def _draw_held(axes: Axes, plan: Plan, rank: int, place: int, top: float, *, is_whole: bool) -> None:
+    total = sum(length_of(plan, bucket) for bucket in plan.buckets)
+    scale = 390 / total
+    for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
+        length = length_of(plan, bucket)
+        left, step = 236 + start * scale, length // plan.grid.size("dp")
+        rectangle(axes, left, top, length * scale, 32, EMPTY, linewidth=1.0)
+        begin, size = (0, length) if is_whole else (place * step, step)
+        rectangle(axes, left + begin * scale, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
+
+
+def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
+    """Collectives, padding, bytes and time of a step by bucket size; time is the slowest rank's."""
+    mine = costs[0]
+    slowest = [max(of_rank[number].seconds for of_rank in costs) * 1e3 for number in range(len(mine))]
+    panels: dict[str, Sequence[float]] = {
+        "collectives": [cost.collectives for cost in mine],
+        "entries of padding": [cost.padding for cost in mine],
+        "kilobytes sent": [cost.sent / 1e3 for cost in mine],
+        "milliseconds": slowest,
+    }
+    figure = card(_WIDTH, 236)
+    names = [f"{cost.size // 1000}" for cost in mine]
+    for number, (title, values) in enumerate(panels.items()):
+        axes = style(figure.add_subplot(1, len(panels), number + 1), title, "bucket, at most kB", "")
+        axes.title.set_fontsize(12)
+        axes.xaxis.label.set_fontsize(11)
+        axes.tick_params(labelsize=11)
+        axes.bar(names, values, color=QUIET, width=0.6)
+        for place, value in enumerate(values):
+            axes.text(place, value, f"{value:.0f}", size=11, ha="center", va="bottom", color=INK)
+        axes.set_yticks([])
+        axes.set_ylim(0, 1.18 * max([*values, 1]))
+    figure.tight_layout()
+    said = [
+        f"Buckets of at most {cost.size:,} bytes: {cost.buckets} buckets, {cost.collectives} collectives, "
+        f"{cost.padding} entries of padding, {cost.sent:,} bytes sent, {time:.1f} ms."
+        for cost, time in zip(mine, slowest, strict=True)
+    ]
+    return finish(figure, "zero1_buffer-buckets", " ".join(said))
+
+
+Ranges = Sequence[tuple[int, Interval, Interval]]
+
+
+def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
+    """What each rank keeps of which matrix: as an answer says, above as the plan says."""
+    figure, axes = blank(_WIDTH, 50 + 68 * len(right))
+    write(
+        axes, 12, 22, "each rank's slices, matrix by matrix: yours above, the plan's below", 12, weight="bold"
+    )
+    lengths: dict[int, int] = {}
+    for number, _, (_, stop) in (each for ranges in right for each in ranges):
+        lengths[number] = max(lengths.get(number, 0), stop)
+    scale = 740 / max(sum(lengths.values()), 1)
+    starts = {number: sum(list(lengths.values())[:place]) for place, number in enumerate(lengths)}
+    for rank, ranges in enumerate(right):
+        top = 44 + 68 * rank
+        write(axes, 12, top + 26, f"rank {rank}", 11)
+        for row, shown in enumerate((yours[rank] if rank < len(yours) else (), ranges)):
+            for index, (number, _, (start, stop)) in enumerate(shown):
+                first, last = (min(max(edge, 0), lengths.get(number, 0)) for edge in (start, stop))
+                if first < last:
+                    x = 96 + (starts.get(number, 0) + first) * scale
+                    wide = (last - first) * scale
+                    rectangle(axes, x, top + 28 * row, wide, 24, rank_colour(rank) if row else CARD)
+                    if wide > 16:
+                        write(axes, x + wide / 2, top + 28 * row + 12, chr(65 + index % 26), 11, ha="center")
+    said = "; ".join(f"rank {rank}: {list(ranges)}" for rank, ranges in enumerate(yours))
+    return finish(figure, "zero1_buffer-memories", f"Yours: {said}. The plan's is drawn below yours.")

@@ -1,11 +1,13 @@
-"""Lesson 05: five small matrices in buckets, and the ranges of them that each rank keeps.
+"""Lesson 05: seven small matrices in buckets, and the ranges of them that each rank keeps.
 
-Sizes are odd on purpose, so that buckets need padding and slices cut through matrices.
+Sizes are odd on purpose, so that buckets need padding, and slices cut through some matrices and not others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,19 +15,28 @@ from torch import Tensor
 from ... import Bucket, DistMeta, Grid, Matrix, Plan, Shard, zero1
 from ...plan.bucket import Interval
 
-SHAPES = {"A": (12, 10), "B": (7, 9), "C": (15, 11), "D": (8, 6), "E": (10, 13)}
+SHAPES = {"A": (12, 10), "B": (6, 8), "C": (15, 11), "D": (5, 7), "E": (10, 13), "F": (9, 6), "G": (3, 11)}
 BUCKETS = (100, 200, 400, 1000)
 ITEM = 4
 
+Range = tuple[int, Interval, Interval]
+"""A matrix as one rank reads it: its bucket, where it lies there, and where in the rank's slice."""
+AllRanges = Callable[[Sequence[int], int, int], Sequence[Sequence[Range]]]
 LocalRange = Callable[[Interval, int, int], Interval]
 
 
-def plan_of(dp: int, tp: int, bucket: int) -> Plan:
-    """The plan of the five matrices; a bucket holds at most ``bucket`` numbers, or one larger matrix."""
+def plan_of(dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = "all") -> Plan:
+    """The plan of the seven matrices; a bucket takes at most ``bucket`` entries, or one larger matrix."""
     matrices = [
         Matrix(index, name, shape, (("tp", Shard(0)),)) for index, (name, shape) in enumerate(SHAPES.items())
     ]
-    return zero1(matrices, Grid.of(dp=dp, tp=tp), bucket_bytes=bucket * ITEM)
+    return zero1(matrices, Grid.of(dp=dp, tp=tp), bucket_bytes=bucket * ITEM, gather=gather)
+
+
+def plan_of_sizes(sizes: Sequence[int], dp: int, most: int) -> Plan:
+    """The plan of flat matrices of these sizes."""
+    matrices = [Matrix(index, f"matrix {index}", (1, size)) for index, size in enumerate(sizes)]
+    return zero1(matrices, Grid.of(dp=dp, tp=1), bucket_bytes=most * ITEM)
 
 
 def starts_of(plan: Plan) -> list[int]:
@@ -39,22 +50,44 @@ def length_of(plan: Plan, bucket: Bucket) -> int:
 
 
 def padding_of(plan: Plan) -> int:
-    """Numbers in the buffers of rank 0 that belong to no matrix."""
+    """Entries in the buffers of rank 0 that belong to no matrix."""
     return sum(bucket.padding(plan.grid.at(0)) for bucket in plan.buckets)
 
 
-def say_plan(plan: Plan, rank: int) -> str:
-    """The master plan as one rank reads it, a line a matrix."""
-    lines = ["matrix  bucket  in the bucket  in the rank's slice"]
-    for meta in plan.dist_meta(plan.grid.at(rank)):
-        lines.append(
-            f"{meta.name:6}  {meta.bucket_idx:6}  {_say(meta.global_range):13}  {_say(meta.local_range)}"
+@dataclass(frozen=True, slots=True)
+class EntryPlace:
+    """Where one entry of a matrix lies: in the matrix, in its bucket, and in the slice of whom."""
+
+    matrix: str
+    row: int
+    column: int
+    entry: int
+    bucket: int
+    in_bucket: int
+    rank: int
+    offset: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.matrix}[{self.row}, {self.column}] is entry {self.entry} of {self.matrix}, "
+            f"entry {self.in_bucket} of bucket {self.bucket}: "
+            f"rank {self.rank} keeps it, at {self.offset} of its slice."
         )
-    return "\n".join(lines)
 
 
-def _say(interval: Interval) -> str:
-    return f"{interval[0]} to {interval[1]}" if interval[0] < interval[1] else "nothing"
+def locate(plan: Plan, matrix: str, row: int, column: int) -> EntryPlace:
+    """Where an entry lies; of a matrix that tp cuts, an entry of the piece at tp place 0."""
+    meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
+    entry = row * meta.shape[1] + column
+    in_bucket = meta.global_range[0] + entry
+    place, offset = divmod(in_bucket, slice_length(plan, meta.bucket_idx))
+    rank = place * plan.grid.size("tp")
+    return EntryPlace(matrix, row, column, entry, meta.bucket_idx, in_bucket, rank, offset)
+
+
+def slice_length(plan: Plan, bucket: int) -> int:
+    """Entries that each rank keeps of a bucket."""
+    return length_of(plan, plan.buckets[bucket]) // plan.grid.size("dp")
 
 
 def whole_buffer(plan: Plan, seed: int) -> list[Tensor]:
@@ -82,9 +115,7 @@ def split_matrices(plan: Plan) -> list[str]:
 
 def keepers(plan: Plan, name: str) -> list[int]:
     """The ranks that keep a part of a matrix: as in the rulers, of those at tp position 0."""
-    line = map(plan.grid.at, plan.grid.at(0).group("dp"))
-    found = ((at.rank, meta) for at in line for meta in plan.dist_meta(at) if meta.name == name)
-    return [rank for rank, meta in found if meta.local_range[0] < meta.local_range[1]]
+    return list(kept_of(plan, name))
 
 
 def local_range(global_range: Interval, place: int, length: int) -> Interval:
@@ -93,3 +124,25 @@ def local_range(global_range: Interval, place: int, length: int) -> Interval:
     first = max(global_range[0], begin) - begin
     last = min(global_range[1], begin + length) - begin
     return (first, last) if first < last else (0, 0)
+
+
+def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
+    """For each rank, the ranges of all matrices, as the package's plan has them: the exercise's reference."""
+    plan = plan_of_sizes(sizes, dp, most)
+    return [
+        [
+            (meta.bucket_idx, meta.global_range, meta.local_range)
+            for meta in plan.dist_meta(plan.grid.at(rank))
+        ]
+        for rank in range(dp)
+    ]
+
+
+def kept_of(plan: Plan, name: str) -> dict[int, int]:
+    """How many entries of a matrix each of its keepers has, by rank."""
+    found = {}
+    for rank in plan.grid.at(0).group("dp"):
+        meta = next(meta for meta in plan.dist_meta(plan.grid.at(rank)) if meta.name == name)
+        if size := meta.local_range[1] - meta.local_range[0]:
+            found[rank] = size
+    return found

@@ -1,0 +1,7 @@
+"""What notebook 10 uses: bills of a step, counted and predicted, a boundary gather, rounding, exercises."""
+
+from __future__ import annotations
+
+from ..lazy_names import names_in
+
+__getattr__, __dir__ = names_in(__name__, "on_ranks", "costs", "rounding", "exercises", "pictures")

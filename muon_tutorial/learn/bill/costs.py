@@ -1,0 +1,199 @@
+"""Lesson 10: what a step costs one rank, from the plan alone, beside what AdamW's costs.
+
+Bytes are those a rank sends where collectives run as rings. The few that agree on which gradients there are
+("gradient flags") are left out: they do not grow with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import accumulate
+
+import torch
+
+from ... import Coordinate, Grid, Matrix, Plan, Shard, owner, replicated, round_robin, zero1
+from ...evidence.formulas import ddp_adamw, rho
+from ...evidence.ledger import Ledger
+from ...evidence.memory import plan_memory
+from ...evidence.predict import predict
+from ...plan.strategies import Builder
+from ..the_mirror.on_ranks import MATRICES, weights
+
+FLAGS = "gradient flags"
+AVERAGE = "gradient all_reduce"
+STRATEGIES: Mapping[str, Builder] = {
+    "replicated": replicated,
+    "round_robin": round_robin,
+    "zero1": zero1,
+    "owner": owner,
+}
+"""The strategies of the lesson, by name."""
+BOUNDARY = "zero1, boundary"
+LAYERS, WIDTH = 4, 768
+DTYPES = {
+    "all fp32": (torch.float32, torch.float32),
+    "weights bf16": (torch.bfloat16, torch.float32),
+    "all bf16": (torch.bfloat16, torch.bfloat16),
+}
+"""Dtypes of weights and gradients, by what the widget calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBill:
+    """What a step costs one rank: bytes sent by phase, and bytes of optimizer state kept between steps."""
+
+    name: str
+    sent: Mapping[str, int]
+    state: int
+
+    @property
+    def total(self) -> int:
+        """All bytes sent."""
+        return sum(self.sent.values())
+
+
+def small_matrices() -> list[Matrix]:
+    """The three matrices of lesson 09."""
+    return [
+        Matrix(index, name, tuple(weights(0)[name].shape), (("tp", Shard(dim)),))
+        for index, (name, (_, dim)) in enumerate(MATRICES.items())
+    ]
+
+
+def gpt_matrices(
+    layers: int = LAYERS, width: int = WIDTH, dtypes: tuple[torch.dtype, torch.dtype] = DTYPES["all fp32"]
+) -> list[Matrix]:
+    """The hidden matrices of a GPT: qkv, o, up and down of every layer, cut by tp as they usually are."""
+    kinds = {"qkv": (3, 1, 0), "o": (1, 1, 1), "up": (4, 1, 0), "down": (1, 4, 1)}
+    found: list[Matrix] = []
+    for layer in range(layers):
+        for kind, (rows, columns, dim) in kinds.items():
+            shape, cut = (rows * width, columns * width), (("tp", Shard(dim)),)
+            name = f"{layer}.{kind}"
+            found.append(Matrix(len(found), name, shape, cut, dtype=dtypes[0], grad_dtype=dtypes[1]))
+    return found
+
+
+def plans_of(dp: int, tp: int) -> dict[str, Plan]:
+    """A plan of the three small matrices for each strategy, and one that gathers at boundaries alone."""
+    grid = Grid.of(dp=dp, tp=tp)
+    return {name: build(small_matrices(), grid) for name, build in builders().items()}
+
+
+def builders() -> dict[str, Builder]:
+    """The strategies, and ``zero1`` with a gather at boundaries alone."""
+    return {**STRATEGIES, BOUNDARY: partial(zero1, gather="boundary")}
+
+
+def entries_of_rank(plan: Plan) -> int:
+    """Entries of all buckets as one tp position holds them, padding included."""
+    at = plan.grid.at(0)
+    return sum(bucket.length(bucket.model_layout, at) for bucket in plan.buckets)
+
+
+def touched_entries(plan: Plan, at: Coordinate) -> int:
+    """Entries of this rank's pieces of all matrices that it orthogonalizes."""
+    return sum(
+        entry.matrix.box(at).numel
+        for bucket in plan.buckets
+        for entry in bucket.entries
+        if bucket.works_on(entry, at)
+    )
+
+
+def rows_of(ledger: Ledger, rank: int) -> dict[str, int]:
+    """What a ledger says that a rank sent, by phase; phases that sent nothing are left out."""
+    return {row.phase: row.ring for row in ledger.rows(rank) if row.ring and row.phase != FLAGS}
+
+
+def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
+    """The bill of one rank, predicted. Where gradients come averaged, their all_reduce is on it, too."""
+    at = plan.grid.at(rank)
+    sent = rows_of(predict(plan, at), rank)
+    before = int(ddp_adamw(at.size("dp"), entries_of_rank(plan), _item(plan, "gradient")))
+    if plan.expects == "averaged" and before:
+        sent = {AVERAGE: before, **sent}
+    return StepBill(name, sent, plan_memory(plan, at).momentum)
+
+
+def adamw_bill(plan: Plan, rank: int = 0) -> StepBill:
+    """The bill of ZeRO-1 AdamW with the buckets of a ``zero1`` plan: two moments for each entry kept."""
+    at = plan.grid.at(rank)
+    each = rho(at.size("dp")) * entries_of_rank(plan)
+    sent = {
+        "gradient reduce_scatter": int(each * _item(plan, "gradient")),
+        "parameter all_gather": int(each * _item(plan, "parameter")),
+    }
+    return StepBill("AdamW, ZeRO-1", sent, 2 * plan_memory(plan, at).momentum)
+
+
+def _item(plan: Plan, route: str) -> int:
+    """Bytes of an entry of gradients or parameters."""
+    return int(getattr(plan.buckets[0], route).dtype.itemsize)
+
+
+def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
+    """How many ranks run Newton–Schulz on a matrix, by strategy."""
+    index = list(MATRICES).index(name)
+    return {strategy: len(plans[strategy].workers(index)) for strategy in STRATEGIES}
+
+
+def all_bills(plans: Mapping[str, Plan], rank: int = 0) -> list[StepBill]:
+    """AdamW's bill, then each plan's."""
+    order = (BOUNDARY, "zero1", "round_robin", "replicated")
+    return [adamw_bill(plans["zero1"], rank), *(bill_of(name, plans[name], rank) for name in order)]
+
+
+@cache
+def bills_at(dp: int, tp: int, dtype: str, gather: str, megabytes: int) -> tuple[StepBill, StepBill, float]:
+    """AdamW's bill, Muon's, and how often a matrix is orthogonalized on average, for a GPT on a grid."""
+    plan = zero1(
+        gpt_matrices(dtypes=DTYPES[dtype]),
+        Grid.of(dp=dp, tp=tp),
+        gather=gather,  # type: ignore[arg-type]
+        bucket_bytes=megabytes * 1_000_000,
+    )
+    entries = [entry for bucket in plan.buckets for entry in bucket.entries]
+    runs = sum(len(entry.workers) for entry in entries) * tp / len(entries)
+    return adamw_bill(plan), bill_of("Muon, zero1", plan), runs
+
+
+def say_bills(bills: Iterable[StepBill]) -> str:
+    """Bills as a table, a line for each phase."""
+    lines = [f"{'':18} {'phase':26} {'bytes sent':>12}"]
+    for bill in bills:
+        name = bill.name
+        for phase, sent in bill.sent.items():
+            lines.append(f"{name:18} {phase:26} {sent:12,}")
+            name = ""
+        lines.append(f"{name:18} {'all':26} {bill.total:12,}   keeps {bill.state:,} bytes of state")
+    return "\n".join(lines)
+
+
+def ranges_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where matrices of these sizes lie, one after the other."""
+    ends = list(accumulate(sizes))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def holders(matrix: tuple[int, int], length: int) -> range:
+    """The dp positions whose slice of ``length`` entries holds a part of a matrix."""
+    return range(matrix[0] // length, (matrix[1] - 1) // length + 1)
+
+
+def boundary_bytes(sizes: Sequence[int], dp: int) -> int:
+    """Bytes that all dp positions receive if matrices lie in this order and only shared ones travel.
+
+    Each of k holders receives what it lacks, in bfloat16: together (k − 1) times the matrix.
+
+    >>> boundary_bytes([2, 2], dp=2), boundary_bytes([1, 2, 1], dp=2)
+    (0, 4)
+    """
+    length = -(-sum(sizes) // dp)
+    pairs = zip(sizes, ranges_of(sizes), strict=True)
+    return sum(2 * (len(holders(at, length)) - 1) * size for size, at in pairs)
+
+
+Order = Callable[[Sequence[int], int], Sequence[int]]

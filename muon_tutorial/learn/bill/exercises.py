@@ -1,0 +1,258 @@
+"""Exercises of lesson 10: who runs Newton–Schulz, a bill by hand, a boundary gather, an order of matrices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ... import Grid, Plan, zero1
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
+from .costs import (
+    Order,
+    bill_of,
+    boundary_bytes,
+    entries_of_rank,
+    gpt_matrices,
+    holders,
+    plans_of,
+    runs_of,
+    small_matrices,
+    touched_entries,
+)
+
+GRIDS = ((2, 2), (4, 1), (1, 4), (3, 2), (8, 4))
+BILL_PHASES = ("gradient reduce_scatter", "dp gather", "tp gather", "parameter all_gather")
+
+SPOILERS = {
+    "replicated": [r"replicated\s+–\s+4"],
+    "round_robin": [r"round_robin\s+–\s+2"],
+    "zero1": [r"zero1\s+–\s+4"],
+    "owner": [r"owner\s+–\s+1"],
+    "followed": [r"followed\s+–\s+hundreds"],
+}
+"""What would answer each prediction of the notebook."""
+
+Bill = Callable[[int, int, int, int], Mapping[str, int]]
+
+
+def runs_exercise(dp: int, tp: int) -> Exercise:
+    """The prediction: how many ranks run Newton–Schulz on the matrix o, by strategy."""
+    right = runs_of(plans_of(dp, tp), "o")
+    why = {
+        "replicated": "Every rank does everything.",
+        "round_robin": "One dp position owns it, and all tp ranks at that position work on it.",
+        "zero1": "Where does o lie in the bucket? Every slice that has a part of it works on it.",
+        "owner": "An owner is one rank of the whole grid.",
+    }
+
+    def judge(*runs: int) -> str | None:
+        said = zip(right, runs, strict=True)
+        return next((f"{name}: not {mine}. {why[name]}" for name, mine in said if mine != right[name]), None)
+
+    return Exercise(judge, (), "Where several ranks do the same work, nobody has to send the answer.")
+
+
+def bill(total: int, touched: int, dp: int, tp: int) -> dict[str, int]:
+    """The reference of the exercise: the bytes that a rank sends in each phase of ``zero1``."""
+    mine = total // dp
+    return {
+        "gradient reduce_scatter": 4 * (dp - 1) * mine,
+        "dp gather": 2 * (dp - 1) * mine,
+        "tp gather": 2 * (tp - 1) * touched,
+        "parameter all_gather": 4 * (dp - 1) * mine,
+    }
+
+
+_BILL_HINTS = {
+    "gradient reduce_scatter": (
+        "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is 4 bytes.",
+    ),
+    "dp gather": (
+        "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring send?",
+    ),
+    "tp gather": ("A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",),
+    "parameter all_gather": ("New weights are fp32, and every rank needs all slices.",),
+}
+
+
+def bill_exercise(dp: int, tp: int) -> Exercise:
+    """A bill by hand, judged against the plan's own on several grids, for two models."""
+
+    def judge(bill: Bill) -> Diagnosis | None:
+        for grid in dict.fromkeys(((dp, tp), *GRIDS)):
+            for matrices in (small_matrices(), gpt_matrices(2, 96)):
+                plan = zero1(matrices, Grid.of(dp=grid[0], tp=grid[1]))
+                for rank in sorted({0, plan.grid.world_size - 1}):
+                    if wrong := _judge_bill(bill, plan, rank):
+                        return wrong
+        return None
+
+    def mine(bill: Bill) -> float:
+        plan = plans_of(dp, tp)["zero1"]
+        return sum(bill(entries_of_rank(plan), touched_entries(plan, plan.grid.at(0)), dp, tp).values())
+
+    right = bill_of("zero1", plans_of(dp, tp)["zero1"]).total
+    praise = "Every phase, on every grid that was tried, is the ledger's to the byte."
+    return Exercise(judge, (), praise, Par("bytes", right, mine))
+
+
+def _judge_bill(bill: Bill, plan: Plan, rank: int) -> Diagnosis | None:
+    at = plan.grid.at(rank)
+    dp, tp = at.size("dp"), at.size("tp")
+    total, touched = entries_of_rank(plan), touched_entries(plan, at)
+    came = value_of(bill, total, touched, dp, tp)
+    if not isinstance(came, Mapping) or set(came) != set(BILL_PHASES):
+        return Diagnosis(f"Give a dictionary with the keys {', '.join(BILL_PHASES)}.")
+    if all(sent is ... for sent in came.values()):
+        raise OpenAnswerError
+    due = bill_of("zero1", plan, rank).sent
+    where = f"On {plan.grid}, rank {rank} (total {total:,}, touched {touched:,})"
+    for phase in BILL_PHASES:
+        if came[phase] is ...:
+            raise MistakeError(f"{phase} is still open.")
+        if came[phase] != due.get(phase, 0):
+            said = f"{where}, {phase}: yours {came[phase]:,} bytes, the ledger's {due.get(phase, 0):,}."
+            return Diagnosis(said, _BILL_HINTS[phase])
+    return None
+
+
+def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
+    """The reference of the exercise: entries of a matrix that a dp position sends to each other one."""
+    held = [max(0, min(matrix[1], (p + 1) * length) - max(matrix[0], p * length)) for p in range(dp)]
+    return [held[place] if held[p] and p != place else 0 for p in range(dp)]
+
+
+def sends_exercise() -> Exercise:
+    """A gather of one shared matrix: judged on matrices that one, two and more slices share."""
+    cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
+
+    def judge(sends: Callable[..., Sequence[int]]) -> str | None:
+        for matrix, length, dp in cases:
+            for place in range(dp):
+                came = value_of(sends, matrix, length, place, dp)
+                if wrong := _judge_sends(came, matrix, length, place, dp):
+                    return wrong
+        return None
+
+    hints = (
+        "How many entries does each place hold? That is local_range of lesson 05: the overlap of two ranges.",
+        "A place that holds nothing of the matrix neither sends nor receives. Nobody sends to itself.",
+    )
+    return Exercise(judge, hints, "Every holder gets what it lacks, and nobody else gets anything.")
+
+
+def _judge_sends(came: Any, matrix: tuple[int, int], length: int, place: int, dp: int) -> str | None:
+    where = f"matrix {matrix[0]} to {matrix[1]}, slices of {length}, place {place} of {dp}"
+    if not isinstance(came, Sequence) or len(came) != dp:
+        return f"For {where}: give a list of {dp} counts, one for each place. Yours is {came!r}."
+    due = sends(matrix, length, place, dp)
+    for other, (mine, right) in enumerate(zip(came, due, strict=True)):
+        if mine != right:
+            return f"For {where}: to place {other} you send {mine} entries; it needs {right} from you."
+    return None
+
+
+def order_of(sizes: Sequence[int], dp: int) -> list[int]:
+    """The reference of the hard exercise: swap two matrices wherever that makes no bill larger."""
+    draw, best = random.Random(0), list(range(len(sizes)))
+    least = boundary_bytes(sizes, dp)
+    for _ in range(3000):
+        i, j = draw.sample(best, 2)
+        tried = [j if each == i else i if each == j else each for each in best]
+        cost = boundary_bytes([sizes[each] for each in tried], dp)
+        if cost <= least:
+            best, least = tried, cost
+    return best
+
+
+def order_cases() -> list[tuple[list[int], int]]:
+    """Sizes of the matrices of three models, with the dp each is to be cut over."""
+    gpt = [matrix.numel // 1024 for matrix in gpt_matrices(3, 64)]
+    draw = random.Random(7)
+    return [(gpt, 4), ([draw.randint(5, 40) for _ in range(14)], 4), ([9, 9, 9, 5, 5, 5, 7, 7, 4], 3)]
+
+
+def order_exercise() -> Exercise:
+    """An order of the matrices in the bucket, judged by the bytes of the boundary gathers together."""
+    cases = order_cases()
+    par = sum(_cost(order_of, *case) for case in cases)
+
+    def judge(order: Order) -> Diagnosis | None:
+        for sizes, dp in cases:
+            came = value_of(order, list(sizes), dp)
+            if not isinstance(came, Sequence) or sorted(came) != list(range(len(sizes))):
+                return Diagnosis(
+                    f"For {len(sizes)} matrices: each of 0 to {len(sizes) - 1} once, not {came!r}."
+                )
+        mine, plain = (sum(_cost(each, *case) for case in cases) for each in (order, _as_they_come))
+        if 3 * mine <= plain:
+            return None
+        said = f"All boundary gathers move {mine:,} bytes; {plain:,} as they come. A third of that passes."
+        return Diagnosis(
+            said,
+            (
+                "A boundary between two matrices costs nothing. Which of them fill a slice exactly?",
+                "Let the machine look: swap two at random, and keep the swap unless boundary_bytes grows.",
+            ),
+        )
+
+    def count(order: Order) -> float:
+        return sum(_cost(order, *case) for case in cases)
+
+    return Exercise(judge, (), "Few boundaries still cut a matrix.", Par("bytes", par, count))
+
+
+def _as_they_come(sizes: Sequence[int], dp: int) -> Sequence[int]:
+    return range(len(sizes))
+
+
+def _cost(order: Order, sizes: Sequence[int], dp: int) -> int:
+    return boundary_bytes([sizes[each] for each in order(list(sizes), dp)], dp)
+
+
+def quiz(dp: int, tp: int) -> Exercise:
+    """Numbers that the notebook has measured."""
+    plans = plans_of(dp, tp)
+    expected = {
+        "saved": bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total,
+        "state": plans_state(plans["zero1"]),
+        "runs": len(plans["zero1"].workers(0)),
+    }
+    why = {
+        "saved": "Subtract the totals of two lines: zero1, and zero1, boundary.",
+        "state": "counted[0] knows: the state of zero1 on rank 0.",
+        "runs": "How many slices have a part of up? Each of them on all tp ranks.",
+    }
+    return numbers(expected, why)
+
+
+def plans_state(plan: Plan) -> int:
+    """Bytes of momentum that rank 0 keeps."""
+    return bill_of("", plan).state
+
+
+def all_exercises(dp: int, tp: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: runs, bill, boundary gather, order, quiz."""
+    return (
+        runs_exercise(dp, tp),
+        bill_exercise(dp, tp),
+        sends_exercise(),
+        order_exercise(),
+        quiz(dp, tp),
+    )
+
+
+__all__ = [
+    "SPOILERS",
+    "all_exercises",
+    "bill",
+    "bill_exercise",
+    "holders",
+    "order_exercise",
+    "order_of",
+    "quiz",
+    "runs_exercise",
+    "sends",
+    "sends_exercise",
+]

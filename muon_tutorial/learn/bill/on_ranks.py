@@ -1,0 +1,110 @@
+"""Lesson 10 on real ranks: the ledger of a step by strategy, its state, and a gather of one shared matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ... import DistMeta, Grid, Ledger, LiveWorld, Muon, build_mesh
+from ...plan.strategies import Builder
+from ..the_mirror.on_ranks import MATRICES, parameters_on, plan_of
+from .costs import builders, holders, rows_of
+
+Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one rank's ledger counted in a step, by phase, and the bytes of momentum that it keeps."""
+
+    sent: Mapping[str, int]
+    state: int
+
+
+def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, Counted]:
+    """A step of the package's Muon for each strategy, counted. Must be called by all ranks."""
+    torch.set_num_threads(1)
+    world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
+    return {name: _count(world, build, seed) for name, build in builders().items()}
+
+
+def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
+    dims, ledger = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}, Ledger()
+    muon = Muon(parameters_on(world.at, seed), strategy=build, mesh=world, tp_dim=dims)
+    world.observers.append(ledger)
+    muon.step()
+    world.observers.remove(ledger)
+    kept = sum(state["momentum_buffer"].nbytes for state in muon.state.values())
+    return Counted(rows_of(ledger, world.at.rank), kept)
+
+
+def shared_matrix(dp: int, tp: int) -> DistMeta:
+    """The entry of the matrix that most slices share."""
+    plan = plan_of(dp, tp)
+    length = plan.buckets[0].length(plan.buckets[0].storage_layout, plan.grid.at(0))
+    return max(plan.dist_meta(plan.grid.at(0)), key=lambda meta: len(holders(meta.global_range, length)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What one rank has after a gather of one matrix: bytes sent, and whether it holds the whole piece.
+
+    ``whole`` is None on a rank that does not work on the matrix.
+    """
+
+    sent: int
+    whole: bool | None
+
+
+def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
+    """Gather the shared matrix with split sizes from ``sends``. Must be called by all ranks.
+
+    ``sends(matrix, length, place, dp)`` says how many entries a dp position sends to each other one.
+    """
+    torch.set_num_threads(1)
+    world, meta, at = (
+        LiveWorld(build_mesh({"dp": dp, "tp": tp})),
+        shared_matrix(dp, tp),
+        Grid.of(dp=dp, tp=tp).at(rank),
+    )
+    whole, (start, stop) = _bucket(dp, tp, seed), meta.global_range
+    length, place = len(whole) // dp, at["dp"]
+    first, last = max(start, place * length), min(stop, (place + 1) * length)
+    mine = whole[first:last]
+    out = [list(sends(meta.global_range, length, other, dp)) for other in range(dp)]
+    receives = [row[place] for row in out]
+    packed = torch.cat([mine.new_empty(0), *(mine[:each] for each in out[place])])
+    arrived = mine.new_empty(sum(receives))
+    dist.all_to_all_single(arrived, packed, receives, out[place], group=world.mesh.get_group("dp"))
+    parts = list(arrived.split(receives))
+    parts[place] = mine
+    works = place in holders(meta.global_range, length)
+    found = torch.cat(parts) if works else mine
+    return Fetched(packed.nbytes, torch.equal(found, whole[start:stop]) if works else None)
+
+
+def _bucket(dp: int, tp: int, seed: int) -> torch.Tensor:
+    """A bucket of momentum that no rank keeps whole, in the dtype that travels."""
+    plan = plan_of(dp, tp)
+    length = plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
+    return torch.randn(length, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
+    """What one rank's ledger counted, by strategy and phase."""
+    lines = [f"{'strategy':16} {'phase':26} {'bytes sent':>12}"]
+    for name, found in counted[rank].items():
+        lines += [f"{name:16} {phase:26} {sent:12,}" for phase, sent in found.sent.items()]
+    return "\n".join(lines)
+
+
+def say_fetched(fetched: Sequence[Fetched]) -> str:
+    """What each rank sent and has, in words."""
+    return "\n".join(
+        f"rank {rank}: sent {each.sent:,} bytes, "
+        + ("does not work on it" if each.whole is None else f"holds all of it: {each.whole}")
+        for rank, each in enumerate(fetched)
+    )

@@ -1,0 +1,190 @@
+"""Pictures of lesson 10: bills as bars, a matrix on a boundary, sliders, an order of matrices.
+
+A bar's parts are numbered as the phases of lesson 09; its outline has the optimizer's colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from ... import Bucket, Grid, Matrix, replicated, round_robin, zero1
+from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.shell import Shell, choice
+from .costs import (
+    AVERAGE,
+    BOUNDARY,
+    DTYPES,
+    StepBill,
+    adamw_bill,
+    bill_of,
+    bills_at,
+    gpt_matrices,
+    holders,
+    plans_of,
+    ranges_of,
+)
+
+_WIDTH, _SIZE = 900, 11
+_NUMBER = {
+    AVERAGE: "1",
+    "gradient reduce_scatter": "1",
+    "dp gather": "2",
+    "tp gather": "3",
+    "updates all_reduce": "6",
+    "gather to owners": "2",
+    "scatter from owners": "6",
+    "parameter all_gather": "7",
+}
+_FILL = {"1": CARD, "2": MARKED, "3": EMPTY, "6": MARKED, "7": CARD}
+_LEGEND = "1 average the gradients · 2 dp gather · 3 tp gather · 6 share the updates · 7 parameter all_gather"
+DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
+
+
+def hero() -> Picture:
+    """The first picture: what one rank sends in a step of a small GPT, under AdamW and four ways of Muon."""
+    grid, matrices = Grid.of(dp=4, tp=2), gpt_matrices()
+    plans = {BOUNDARY: zero1(matrices, grid, gather="boundary"), "zero1": zero1(matrices, grid)}
+    plans |= {"round_robin": round_robin(matrices, grid), "replicated": replicated(matrices, grid)}
+    bills = [adamw_bill(plans["zero1"]), *(bill_of(name, plan) for name, plan in plans.items())]
+    title = f"Bytes that one rank sends in a step: a GPT of {_millions(matrices)}, {grid}"
+    return draw_bills(bills, title, "hero")
+
+
+def _millions(matrices: Sequence[Matrix]) -> str:
+    return f"{sum(matrix.numel for matrix in matrices) / 1e6:.0f} million entries"
+
+
+def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
+    """Bills as bars, cut into phases; the first is what the others are compared with."""
+    figure, axes = blank(_WIDTH, 78 + 46 * len(bills))
+    write(axes, 16, 20, title, 12, weight="bold")
+    most, words = max(1, *(bill.total for bill in bills)), []
+    for number, bill in enumerate(bills):
+        y = 42 + 46 * number
+        write(axes, 16, y + 16, bill.name, _SIZE)
+        _draw_bar(axes, 160, y, 560 * bill.total / most, bill, ADAMW if not number else MUON)
+        times = f"{bill.total / bills[0].total:.2f} ×" if bills[0].total else ""
+        write(axes, 160 + 560 * bill.total / most + 8, y + 16, f"{_bytes(bill.total)}   {times}", _SIZE)
+        parts = ", ".join(f"{phase} {_bytes(sent)}" for phase, sent in bill.sent.items())
+        words.append(f"{bill.name}: {_bytes(bill.total)}, {times} ({parts or 'nothing'})")
+    write(axes, 16, 56 + 46 * len(bills), _LEGEND, _SIZE, color=QUIET)
+    return finish(figure, f"bill-{name}", f"{title}. {'. '.join(words)}.")
+
+
+def _draw_bar(axes: Axes, x: float, y: float, width: float, bill: StepBill, edge: str) -> None:
+    for phase, sent in bill.sent.items():
+        wide, number = width * sent / max(1, bill.total), _NUMBER[phase]
+        rectangle(axes, x, y, wide, 32, _FILL[number], edgecolor=edge, linewidth=1.8)
+        if wide > 14:
+            write(axes, x + wide / 2, y + 16, number, 12, ha="center", weight="bold")
+        x += wide
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number:,.0f} B"
+
+
+def draw_small_bills(dp: int, tp: int, rank: int = 0) -> Picture:
+    """The bills of the three small matrices for one rank."""
+    plans = plans_of(dp, tp)
+    order = (BOUNDARY, "zero1", "round_robin", "replicated")
+    bills = [adamw_bill(plans["zero1"], rank), *(bill_of(name, plans[name], rank) for name in order)]
+    return draw_bills(bills, f"Bytes that rank {rank} sends in a step, dp={dp}, tp={tp}", f"small-{rank}")
+
+
+def draw_boundary(dp: int, tp: int) -> Picture:
+    """The bucket of the three matrices, its slices, and what the first slice's rank fetches either way."""
+    plan = plans_of(dp, tp)["zero1"]
+    [bucket] = plan.buckets
+    at = plan.grid.at(0)
+    total = bucket.length(bucket.model_layout, at)
+    length, wide = total // dp, 710 / total
+    figure, axes = blank(_WIDTH, 214)
+    rows = {"in the bucket": 16, "kept by": 66, "rank 0, all": 116, "rank 0, boundary": 166}
+    for name, y in rows.items():
+        write(axes, 12, y + 17, name, _SIZE)
+        rectangle(axes, 160, y, total * wide, 34, EMPTY, linewidth=0.8)
+    fetched = _draw_matrices(axes, rows, bucket, length, plan.grid.size("tp"))
+    for place in range(dp):
+        rank = place * plan.grid.size("tp")
+        x, each = 160 + place * length * wide, length * wide
+        rectangle(axes, x, rows["kept by"], each, 34, rank_colour(rank), linewidth=0.8)
+        write(axes, x + each / 2, rows["kept by"] + 17, f"rank {rank}", _SIZE, ha="center")
+        if place:
+            rectangle(axes, x, rows["rank 0, all"], each, 34, rank_colour(rank), linewidth=0.8)
+            axes.plot([x, x], [50, 204], color=INK, linewidth=1.4, dashes=(4, 3))
+    if dp > 1:
+        said = f"fetches {total - length:,} entries"
+        write(axes, 168 + length * wide, rows["rank 0, all"] + 17, said, _SIZE)
+    said = (
+        f"A bucket of {total:,} entries in {dp} slices. Rank 0 keeps the first {length:,}. If all is "
+        f"gathered it fetches {total - length:,} entries; at boundaries alone, {fetched:,}."
+    )
+    return finish(figure, f"boundary-{dp}-{tp}", said)
+
+
+def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int, rank: int) -> int:
+    """The matrices in their row; in the last, what rank 0 lacks of a shared one. Returns how much that is."""
+    wide, fetched = 710 / bucket.length(bucket.model_layout, Grid.of(dp=1).at(0)), 0
+    top, last = rows["in the bucket"], rows["rank 0, boundary"]
+    for entry, (start, stop) in zip(bucket.entries, ranges_of([e.size for e in bucket.entries]), strict=True):
+        shared = len(holders((start, stop), length)) > 1
+        fill, each = MARKED if shared else CARD, (stop - start) * wide
+        rectangle(axes, 160 + start * wide, top, each, 34, fill, linewidth=1.0)
+        write(axes, 160 + start * wide + each / 2, top + 17, entry.matrix.name, 12, ha="center")
+        if shared and start < length:
+            fetched += stop - length
+            lacking = (stop - length) * wide
+            rectangle(axes, 160 + length * wide, last, lacking, 34, rank_colour(rank), linewidth=0.8)
+    write(axes, 168 + (length + fetched) * wide, last + 17, f"fetches {fetched:,} entries", _SIZE)
+    return fetched
+
+
+def draw_at(dp: int, tp: int, dtype: str, gather: str, bucket: int) -> Picture:
+    """The bill of a GPT on a grid beside AdamW's, and what is more and what is less."""
+    adamw, muon, runs = bills_at(dp, tp, dtype, gather, MEGABYTES[bucket])
+    figure, axes = blank(_WIDTH, 300)
+    title = f"dp={dp}, tp={tp}, {dtype}, gather {gather}, buckets of {MEGABYTES[bucket]} MB"
+    write(axes, 16, 20, title, 12, weight="bold")
+    most = 2.0 * adamw.total
+    for number, bill in enumerate((adamw, muon)):
+        y, width = 42 + 46 * number, 600 * min(1.0, bill.total / most)
+        write(axes, 16, y + 16, bill.name, _SIZE)
+        _draw_bar(axes, 160, y, width, bill, ADAMW if not number else MUON)
+        write(axes, 160 + width + 8, y + 16, _bytes(bill.total), _SIZE)
+    write(axes, 16, 146, _LEGEND, _SIZE, color=QUIET)
+    more = (muon.total / adamw.total - 1) * 100
+    less = (muon.state / adamw.state - 1) * 100
+    cards = {"bytes sent": f"{more:+.0f} %", "state kept": f"{less:+.0f} %", "ranks a matrix": f"{runs:.1f}"}
+    for number, (name, value) in enumerate(cards.items()):
+        rectangle(axes, 16 + number * 290, 176, 276, 104, CARD, edgecolor=QUIET, linewidth=1.0)
+        write(axes, 32 + number * 290, 200, name, 12, color=QUIET)
+        write(axes, 32 + number * 290, 244, value, 26, weight="bold")
+    said = (
+        f"{title}. AdamW sends {_bytes(adamw.total)}, Muon {_bytes(muon.total)}: {more:+.0f} %. "
+        f"State: {less:+.0f} %. On average {runs:.1f} ranks orthogonalize a matrix."
+    )
+    return finish(figure, f"at-{dp}-{tp}-{bucket}", said)
+
+
+def explore_bills(live: bool = True) -> Shell | Picture:
+    """Play through bucket sizes with buttons for dp, tp, dtypes and gather: a bill beside AdamW's."""
+
+    def draw(bucket: int, dp: int, tp: int, dtype: str, gather: str) -> Picture:
+        return draw_at(dp, tp, dtype, gather, bucket)
+
+    return play(
+        draw,
+        len(MEGABYTES) - 1,
+        draw_at(4, 2, "all fp32", "all", 1),
+        live,
+        label="bucket",
+        dp=choice("dp", {str(size): size for size in DPS}),
+        tp=choice("tp", {str(size): size for size in TPS}),
+        dtype=choice("dtypes", {name: name for name in DTYPES}),
+        gather=choice("gather", {"all": "all", "boundary": "boundary"}),
+    )

@@ -1,0 +1,131 @@
+"""Lesson 10: why two runs that add in different orders part, and how far off a sum can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...step.momentum import momentum_update
+from ...training.check import Sums, gradient_error
+from ..the_mirror.compare import different_bits, step_alone
+from ..the_mirror.on_ranks import MATRICES, local_gradients
+
+Matrices = Mapping[str, Tensor]
+
+
+def _largest_change(one: Matrices, other: Matrices) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in MATRICES)
+
+
+@dataclass(frozen=True, slots=True)
+class SumError:
+    """Mean gradients beside the exact ones: how many are rounded, and how far."""
+
+    rounded: int
+    count: int
+    largest: float
+    of_bound: float
+
+
+def sum_error(gradients: Matrices, seed: int, dp: int) -> SumError:
+    """How far the gradients that were summed over dp are from the exact mean, taken in float64."""
+    sums = _exact_sums(seed, dp)
+    errors = torch.cat([(gradients[n].double() - sums[n].total / dp).abs().flatten() for n in MATRICES])
+    of_bound = max(gradient_error(gradients[name], sums[name], dp) for name in MATRICES)
+    return SumError(int((errors > 0).sum()), errors.numel(), float(errors.max()), of_bound)
+
+
+def exact_gradients(seed: int, dp: int) -> dict[str, Tensor]:
+    """The mean gradients taken in float64 and rounded once."""
+    return {name: (sums.total / dp).float() for name, sums in _exact_sums(seed, dp).items()}
+
+
+def _exact_sums(seed: int, dp: int) -> dict[str, Sums]:
+    places = [local_gradients(seed, place) for place in range(dp)]
+    parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
+    return {name: Sums(each.sum(0), each.abs().sum(0)) for name, each in parts.items()}
+
+
+def mean_of(seed: int, texts: int) -> dict[str, Tensor]:
+    """The mean gradients of several texts, added one after the other in fp32."""
+    parts = [local_gradients(seed, place) for place in range(texts)]
+    return {name: torch.stack([part[name] for part in parts]).sum(0) / texts for name in MATRICES}
+
+
+def say_sum(seed: int, texts: int) -> str:
+    """The error of a sum in fp32 and its bound, in words."""
+    error = sum_error(mean_of(seed, texts), seed, texts)
+    return (
+        f"entries         {error.count}, of which not the exact mean: {error.rounded}\n"
+        f"largest error   {error.largest:.1e}; in parts of its bound: {error.of_bound:.3f}"
+    )
+
+
+def say_orders(seed: int, texts: int, orders: int = 20) -> str:
+    """Gradients of several texts, added in several orders in fp32: how often do the results differ?"""
+    parts = [local_gradients(seed, place) for place in range(texts)]
+    draw = torch.Generator().manual_seed(seed)
+    ways = [torch.randperm(texts, generator=draw).tolist() for _ in range(orders)]
+    means = [{name: sum(parts[i][name] for i in way) / texts for name in MATRICES} for way in ways]
+    first, *others = ((mean, step_alone(mean, seed)) for mean in means)
+    moved, weights_moved = (
+        sum(different_bits(other[which], first[which]) > 0 for other in others) for which in (0, 1)
+    )
+    return (
+        f"orders tried beside the first       {orders - 1}\n"
+        f"of them with other gradients        {moved}\n"
+        f"of them with other weights as well  {weights_moved}"
+    )
+
+
+def nudged(gradients: Matrices, name: str = "o") -> dict[str, Tensor]:
+    """The same gradients, but for the entry of one matrix that is nearest to a rounding edge of bfloat16.
+
+    That one is moved by as few fp32 steps as take it over the edge.
+    """
+    grad = gradients[name].clone()
+    low = _first_input(grad).view(torch.int32) & 0xFFFF
+    place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())
+    number, before = grad.view(-1)[place], _first_input(grad).bfloat16()[place].clone()
+    while _first_input(grad).bfloat16()[place] == before:
+        number.copy_(torch.nextafter(number, number * 2))
+    return {**gradients, name: grad}
+
+
+def _first_input(grad: Tensor) -> Tensor:
+    """What Newton–Schulz is given of a first gradient, flat, before it is rounded."""
+    return momentum_update(torch.zeros_like(grad), grad, 0.95, True).flatten()
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """One gradient entry moved over a rounding edge: by how much, and how many weights followed, how far."""
+
+    by: float
+    weights: int
+    entries: int
+    weight_by: float
+
+    @property
+    def size(self) -> str:
+        """How many weights followed, as one of the answers of the prediction."""
+        return "none" if not self.weights else "one" if self.weights == 1 else "hundreds"
+
+    def __str__(self) -> str:
+        return (
+            f"gradient entries that differ   1, by {self.by:.1e}\n"
+            f"weights that differ            {self.weights} of {self.entries} of o, by at most "
+            f"{self.weight_by:.1e}"
+        )
+
+
+def nudge(seed: int, texts: int) -> Nudge:
+    """Move one entry of the gradient of o over a rounding edge, and take a step with each."""
+    gradients = mean_of(seed, texts)
+    other = nudged(gradients)
+    one, two = step_alone(gradients, seed), step_alone(other, seed)
+    moved, weight = _largest_change(gradients, other), _largest_change(one, two)
+    return Nudge(moved, different_bits(one, two), gradients["o"].numel(), weight)

@@ -1,0 +1,331 @@
+"""Exercises of lesson 07: shapes of pieces, a pass through both layers, who holds an entry, a fused weight.
+
+What is said of a wrong answer names the first wrong piece, entry or head.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
+from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from . import qkv
+from .on_ranks import (
+    DIM,
+    DOWN,
+    KINDS,
+    UP,
+    CutKind,
+    LayersRun,
+    ShapeOf,
+    cut,
+    local_shape,
+    plan_of,
+    run_layers,
+    slice_length,
+    who_holds,
+)
+from .pictures import draw_fused
+
+SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
+PARTS = (1, 2, 3, 4, 5, 8)
+GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
+FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
+"""Heads and tp of the fused weights that are tried."""
+TP_OF_PAR = 3
+SPOILERS = {
+    "same_bits": [r"same_bits\W+False", r"the same bits: False"],
+    "torn": [r"\btorn\W+4\b"],
+}
+"""What would answer each prediction of the notebook."""
+Holders = Callable[[int, int, int, int, int], Any]
+Shard = Callable[[Tensor, int, int, int], Any]
+Join = Callable[[Sequence[Tensor], int], Any]
+
+
+def pieces_exercise(tp: int) -> Exercise:
+    """The guess: the shapes of the last piece of ``up``, cut each way."""
+
+    def judge(column_parallel: object, row_parallel: object) -> str | None:
+        for kind, said in zip(KINDS, (column_parallel, row_parallel), strict=True):
+            right = local_shape(UP, kind, tp - 1, tp)
+            if not _is_pair(said):
+                return f"{kind}_parallel: give a pair (rows, columns)."
+            if tuple(said) != right:  # type: ignore[arg-type]
+                return f"{kind}_parallel: {_why_not_last(tuple(said), kind, tp)}"  # type: ignore[arg-type]
+        return None
+
+    hints = ("Set the buttons to the last rank, and count. Each square has one entry's height and width.",)
+    return Exercise(judge, hints, "Cut one dimension, keep the other. The last piece may be a sliver.")
+
+
+def _why_not_last(said: tuple[int, int], kind: CutKind, tp: int) -> str:
+    dim, other = DIM[kind], KINDS[1 - DIM[kind]]
+    if said == local_shape(UP, other, tp - 1, tp):
+        return f"{said} is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
+    if said[1 - dim] != UP[1 - dim]:
+        return f"dimension {1 - dim} stays whole, {UP[1 - dim]}."
+    if said == local_shape(UP, kind, 0, tp):
+        return f"{said} is the first piece. The last gets what is left."
+    return f"{said} is not what is left of {UP[dim]} when each of the others has {-(-UP[dim] // tp)}."
+
+
+def shapes_exercise() -> Exercise:
+    """The exercise: local shapes, column parallel and row parallel, of sizes that tp does not divide."""
+
+    def judge(function: ShapeOf) -> str | None:
+        for shape, tp in ((shape, tp) for tp in PARTS for shape in SHAPES):
+            for kind in KINDS:
+                case = f"A weight of {shape}, {kind} parallel, tp {tp}"
+                said = [
+                    value_of(function, shape, kind, tp_rank, tp, told=f"{case}, tp_rank {tp_rank}: {{}}")
+                    for tp_rank in range(tp)
+                ]
+                if wrong := _judge_shapes(said, shape, kind, tp):
+                    return f"{case}: {wrong}"
+        return None
+
+    hints = (
+        "Column parallel cuts dimension 0, out; row parallel cuts dimension 1, in. The other stays whole.",
+        "The length of a run is n / tp, rounded up: -(-n // tp).",
+        "What is left for tp_rank is n - step * tp_rank; never less than 0, never more than step.",
+    )
+    return Exercise(judge, hints, "As torch.chunk cuts, for those that get less, or nothing, too.")
+
+
+def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:
+    right = [local_shape(shape, kind, tp_rank, tp) for tp_rank in range(tp)]
+    for tp_rank, (one, expected) in enumerate(zip(said, right, strict=True)):
+        if not _is_pair(one):
+            return f"give a pair (rows, columns) of whole numbers for tp_rank {tp_rank}, not {one!r}."
+        if tuple(one) != expected:
+            pieces = [(int(piece[0]), int(piece[1])) for piece in said if _is_pair(piece)]
+            return (
+                f"tp_rank {tp_rank} holds {expected}, not {tuple(one)}. {_why_not(pieces, shape, kind, tp)}"
+            )
+    return None
+
+
+def _is_pair(said: object) -> bool:
+    """Whether it is a pair of whole numbers. 4.0 is none: the lesson cuts with them."""
+    pair = isinstance(said, (tuple, list)) and len(said) == 2
+    return pair and all(hasattr(value, "__index__") for value in said)  # type: ignore[attr-defined]
+
+
+def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutKind, tp: int) -> str:
+    dim, length = DIM[kind], shape[DIM[kind]]
+    other, sides = KINDS[1 - dim], ("out", "in")
+    held = [piece[dim] for piece in said]
+    if any(piece[1 - dim] != shape[1 - dim] for piece in said):
+        swapped = all(piece == local_shape(shape, other, tp_rank, tp) for tp_rank, piece in enumerate(said))
+        what = f"That is {other} parallel" if swapped else f"Dimension {1 - dim} stays whole"
+        return f"{what}: {kind} parallel cuts dimension {dim}, {sides[dim]}."
+    if all(piece == length for piece in held):
+        return "That is the whole weight. tp cuts it."
+    if min(held) < 0:
+        return "A length is never below 0: once all is given away, the others hold nothing."
+    if sum(held) != length:
+        fault = "Round up" if sum(held) < length else "A rank cannot hold more than is left"
+        return f"Your pieces hold {sum(held)} of {length} together. {fault}."
+    return f"Together yours hold all, but in runs of {held}; torch.chunk fills one after another."
+
+
+def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
+    """The exercise: a pass through a column parallel and a row parallel layer, on real ranks."""
+    play = partial(run_layers, dp=dp, tp=tp, backend=backend)
+    hints = (
+        "hidden = torch.relu(x @ up.T) needs no message: these hidden features are finished.",
+        "hidden @ down.T sums over your hidden features only. Who has the other parts of the sum?",
+        "dist.all_reduce(y, group=tp_group) adds in place.",
+    )
+    praise = "Two cuts, one message: every rank of a row has the whole output."
+    return Exercise(judge_on_ranks(play, judge_layers, say_failure), hints, praise)
+
+
+def judge_layers(run: LayersRun) -> str | None:
+    """What is wrong with the outputs of a run on whole numbers, or None."""
+    for rank, output in enumerate(run.outputs):
+        right = run.given.alone(rank // run.tp)
+        if not isinstance(output, Tensor) or output.shape != right.shape:
+            came = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            return f"Rank {rank} returned {came}; y has the shape {tuple(right.shape)}."
+        if not torch.equal(output, right):
+            return f"Rank {rank}: {_why_not_y(run, rank, output)}"
+    return None
+
+
+def _why_not_y(run: LayersRun, rank: int, output: Tensor) -> str:
+    given, tp = run.given, run.tp
+    x = given.batches[rank // tp]
+    up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
+    known = {
+        "this is its own part of every sum. The parts of its tp group are missing.": torch.relu(x @ up.T)
+        @ down.T,
+        "this is the output without relu.": x @ given.up.T @ given.down.T,
+        "the relu comes after the sum. It belongs on the hidden features.": torch.relu(
+            x @ given.up.T @ given.down.T
+        ),
+        "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group.": sum(
+            (given.alone(dp_rank) for dp_rank in range(run.dp)), torch.zeros(())
+        ),
+    }
+    found = next((why for why, wrong in known.items() if torch.equal(output, wrong)), None)
+    return found or "the output is not that of one process with the whole weights."
+
+
+def holders_exercise(dp: int, tp: int) -> Exercise:
+    """The exercise: for any entry of ``up``, who holds its weight, and who keeps its momentum."""
+    grids = dict.fromkeys([(dp, tp), *GRIDS])
+
+    def judge(function: Holders) -> str | None:
+        for sizes in grids:
+            length = slice_length(*sizes)
+            for row, column in itertools.product(range(UP[0]), range(UP[1])):
+                case = f"up[{row}, {column}] on a grid of dp {sizes[0]}, tp {sizes[1]}, length {length}: {{}}"
+                said = value_of(function, row, column, *sizes, length, told=case)
+                if wrong := _judge_holders(said, row, column, sizes):
+                    return case.format(wrong)
+        return None
+
+    hints = (
+        "The first pieces have -(-10 // tp) rows. So tp_rank, my_row = divmod(row, …).",
+        "The piece lies row by row: the entry is number my_row * 8 + column of the buffer.",
+        "Slice n // length is kept by the rank with that dp coordinate, in the same column of the grid.",
+    )
+    return Exercise(judge, hints, "Any entry, any grid: you know where it is.")
+
+
+def _judge_holders(said: object, row: int, column: int, sizes: tuple[int, int]) -> str | None:
+    right, keeper = who_holds(row, column, *sizes, slice_length(*sizes))
+    if not (isinstance(said, (tuple, list)) and len(said) == 2):
+        return "return a pair: the list of ranks that hold the weight, and the rank that keeps the momentum."
+    weight, momentum = said
+    if not isinstance(weight, (list, tuple, set, range)) or sorted(weight) != right:
+        return (
+            f"the weight is on {right}, a column of the grid, not on {weight}. {_why_not_on(weight, right)}"
+        )
+    if momentum != keeper:
+        other = (
+            f"rank {momentum} keeps another slice"
+            if momentum in right
+            else f"rank {momentum} has not even the weight"
+        )
+        return f"the momentum is on rank {keeper}, not {momentum}: {other}."
+    return None
+
+
+def _why_not_on(said: object, right: Sequence[int]) -> str:
+    if isinstance(said, (list, tuple, set, range)) and set(said) < set(right):
+        return "dp copies the weight."
+    return "Which tp coordinate has this row? The first pieces are rounded up."
+
+
+def qkv_exercise() -> Exercise:
+    """The hard exercise: cut a fused weight so that every head is whole, and the inverse that restores it."""
+
+    def judge(shard: Shard, join: Join) -> str | Diagnosis | None:
+        for heads, tp in FUSED:
+            if found := judge_fused(shard, join, heads, tp):
+                return found
+        return None
+
+    hints = (
+        "Deal out heads, not rows: torch.arange(heads).tensor_split(tp)[tp_rank] says which are yours.",
+        "W.reshape(3, heads, -1, W.shape[1]) has q, k and v first, then heads; pick yours with [:, mine].",
+        "To join: split each piece in three again, then all q parts, all k parts, all v parts.",
+    )
+    praise = "Every head is whole on one rank, and the inverse gives every bit back."
+    best = 3 * qkv.HEAD_DIM * qkv.WIDTH * -(-qkv.HEADS // TP_OF_PAR)
+    return Exercise(judge, hints, praise, Par("entries on the busiest rank", best, busiest))
+
+
+def busiest(shard: Shard, join: Join) -> int:
+    """The most entries that a rank gets of the lesson's fused weight."""
+    whole = qkv.fused_weight(0)
+    return max(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR).numel() for tp_rank in range(TP_OF_PAR))
+
+
+def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosis | None:
+    """What is wrong with a cut of one fused weight, and with its inverse; None where nothing is."""
+    case = f"{heads} heads, tp {tp}: {{}}"
+    whole = torch.arange(3 * heads * qkv.HEAD_DIM * qkv.WIDTH).float().reshape(-1, qkv.WIDTH)
+    pieces = [value_of(shard, whole.clone(), heads, tp_rank, tp, told=case) for tp_rank in range(tp)]
+    fused = qkv.FusedWeight(heads, qkv.HEAD_DIM, tuple(_rows_of(piece, whole, case) for piece in pieces))
+    if wrong := next(_judge_rows(fused), None):
+        return Diagnosis(case.format(wrong), picture=draw_fused(fused, f"{heads} heads, tp = {tp}: your cut"))
+    back = value_of(join, [piece.clone() for piece in pieces], heads, told=case)
+    if not isinstance(back, Tensor) or back.shape != whole.shape:
+        came = tuple(back.shape) if isinstance(back, Tensor) else type(back).__name__
+        return case.format(f"join_qkv returns {came}, not {tuple(whole.shape)}.")
+    if not torch.equal(back, whole):
+        row = int((back != whole).any(1).nonzero()[0])
+        return case.format(f"joined again, row {row} is not what it was: {fused.name(row)} belongs there.")
+    return None
+
+
+def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
+    """The rows of the fused weight that a piece holds, by number.
+
+    Raises:
+        MistakeError: it is no tensor of whole rows.
+    """
+    if not isinstance(piece, Tensor) or piece.dim() != 2 or piece.shape[1] != whole.shape[1]:
+        came = tuple(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
+        raise MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))
+    numbers_of_rows = [int(row[0]) // whole.shape[1] for row in piece]
+    if not torch.equal(piece, whole[numbers_of_rows]):
+        raise MistakeError(
+            case.format("a piece has rows that are not rows of W. Cut, and calculate nothing.")
+        )
+    return tuple(numbers_of_rows)
+
+
+def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
+    for row in range(fused.rows):
+        count = sum(rows.count(row) for rows in fused.held)
+        if count != 1:
+            there = f"{count} ranks" if count else "no rank"
+            yield f"{fused.name(row)} is on {there}; it belongs on one."
+    for head in fused.torn():
+        ranks = " and ".join(map(str, fused.ranks_of(head)))
+        yield f"head {head} is torn between ranks {ranks}. Give away whole heads, of q, k and v alike."
+    third = fused.heads * fused.size
+    for tp_rank, rows in enumerate(fused.held):
+        of_part = [[row % third for row in rows if row // third == part] for part in range(3)]
+        in_order = [part * third + row for part in range(3) for row in of_part[part]]
+        if list(rows) != in_order or of_part != [of_part[0]] * 3:
+            yield f"rank {tp_rank}'s piece is not q above k above v, with the same heads in the same order."
+
+
+def quiz(dp: int, tp: int) -> Exercise:
+    """Numbers that the notebook has measured."""
+    plan = plan_of(dp, tp)
+    expected = {
+        "columns": local_shape(DOWN, "row", tp - 1, tp)[1],
+        "kept": sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0))),
+        "torn": qkv.count_torn(4),
+    }
+    why = {
+        "columns": f"Ask shape_of({DOWN}, 'row', tp - 1, tp)[1].",
+        "kept": "Ask kept[0].entries, or add up rank 0's line.",
+        "torn": "Slide tp to 4, or ask lesson.count_torn(4).",
+    }
+    return numbers(expected, why)
+
+
+def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: pieces, shapes, layers, holders, qkv, quiz."""
+    return (
+        pieces_exercise(tp),
+        shapes_exercise(),
+        layers_exercise(dp, tp, backend),
+        holders_exercise(dp, tp),
+        qkv_exercise(),
+        quiz(dp, tp),
+    )

@@ -1,0 +1,226 @@
+"""Lesson 07 on real ranks: pieces of two weights, a forward pass through both, training, and what is kept.
+
+The weights have sizes that most tp do not divide. Each dp coordinate has data of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import Grid, Matrix, Plan, Shard, build_mesh, zero1
+from ...launching.launch import launch
+from ..pictures.holdings import name_contents
+
+CutKind = Literal["column", "row"]
+ShapeOf = Callable[[tuple[int, int], str, int, int], Any]
+Layers = Callable[[Tensor, Tensor, Tensor, Any], Any]
+KINDS: tuple[CutKind, CutKind] = ("column", "row")
+DIM: dict[CutKind, int] = {"column": 0, "row": 1}
+UP, DOWN = (10, 8), (6, 10)
+BATCH = 4
+PATIENCE = 10.0
+"""Seconds that a rank waits for others in an answer that hangs."""
+
+
+def local_shape(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> tuple[int, int]:
+    """The shape of the piece of a Linear's weight that one tp coordinate holds.
+
+    >>> [local_shape((10, 8), "column", tp_rank, 3) for tp_rank in range(3)]
+    [(4, 8), (4, 8), (2, 8)]
+    """
+    lengths = list(shape)
+    dim: int = DIM[kind]  # type: ignore[index]
+    lengths[dim] = Shard(dim).run(shape[dim], tp_rank, tp)[1]
+    return lengths[0], lengths[1]
+
+
+def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
+    """A copy of what one tp coordinate holds of a weight, by the lengths that ``shape_of`` says."""
+    dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
+    lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(tp_rank + 1)]
+    return weight.narrow(dim, sum(lengths[:tp_rank]), lengths[tp_rank]).clone()
+
+
+# Through both layers: column parallel, then row parallel.
+
+
+@dataclass(frozen=True, slots=True)
+class LinearNumbers:
+    """What a run works on: a batch for each dp coordinate, and the whole weights of two Linears."""
+
+    batches: tuple[Tensor, ...]
+    up: Tensor
+    down: Tensor
+
+    def alone(self, dp_rank: int) -> Tensor:
+        """The output for one batch, (BATCH, out), with the whole weights in one process."""
+        return torch.relu(self.batches[dp_rank] @ self.up.T) @ self.down.T
+
+
+def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> LinearNumbers:
+    """Data and weights: ordinary random numbers, or small whole ones, whose sums need no rounding."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        if kind == "whole":
+            return torch.randint(-3, 4, shape, generator=generator).float()
+        return torch.randn(shape, generator=generator)
+
+    up, down = draw(*UP), draw(*DOWN)
+    return LinearNumbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
+
+
+def both_layers(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
+    """The reference: this rank's pieces of both layers, and one all_reduce. All of the tp group must call."""
+    hidden = torch.relu(x @ up.T)  # (batch, my hidden features): whole sums
+    y = hidden @ down.T  # (batch, out): a part of every sum
+    dist.all_reduce(y, group=tp_group)
+    return y
+
+
+@dataclass(frozen=True, slots=True)
+class LayersRun:
+    """What every rank returned of ``both_layers``, beside what it worked on."""
+
+    dp: int
+    tp: int
+    given: LinearNumbers
+    outputs: tuple[Any, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the function was a stub still."""
+        return all(output is ... for output in self.outputs)
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The output of each rank, and that of one process for the same batch."""
+        return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
+
+    def same_output(self) -> bool:
+        """Whether all outputs are those of one process, but for rounding."""
+        return all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in self.pairs())
+
+    def same_bits(self) -> bool:
+        """Whether all outputs are those of one process, to the bit."""
+        return all(torch.equal(one, other) for one, other in self.pairs())
+
+
+def run_layers(
+    function: Layers,
+    dp: int,
+    tp: int,
+    kind: Literal["whole", "ordinary"] = "whole",
+    seed: int = 0,
+    backend: str = "gloo",
+    shape_of: ShapeOf = local_shape,
+) -> LayersRun:
+    """Call ``function(x, my piece of up, my piece of down, tp group)`` on every rank of a grid."""
+    given = make_numbers(kind, dp, seed)
+    outputs = launch(
+        call_layers, dp * tp, args=(function, given, dp, tp, shape_of), backend=backend, timeout=PATIENCE
+    )
+    return LayersRun(dp, tp, given, tuple(outputs))
+
+
+def call_layers(
+    rank: int, function: Layers, given: LinearNumbers, dp: int, tp: int, shape_of: ShapeOf
+) -> Any:
+    """One rank's part: cut both weights, and call the function with the pieces."""
+    tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
+    up = cut(given.up, "column", rank % tp, tp, shape_of)
+    down = cut(given.down, "row", rank % tp, tp, shape_of)
+    return function(given.batches[rank // tp].clone(), up, down, tp_group)
+
+
+def say_layers(run: LayersRun, kind: str) -> str:
+    """Whether the ranks' outputs are those of one process, in a line."""
+    return f"{kind + ' numbers':17} the same output: {run.same_output()!s:6} the same bits: {run.same_bits()}"
+
+
+# Training: what is kept.
+
+
+def my_parameters(rank: int, tp: int, seed: int, shape_of: ShapeOf = local_shape) -> list[torch.nn.Parameter]:
+    """This rank's pieces of both weights, each saying how it was cut."""
+    whole, tp_rank = make_numbers("ordinary", 0, seed), rank % tp
+    parameters = []
+    for weight, kind in zip((whole.up, whole.down), KINDS, strict=True):
+        parameter: Any = torch.nn.Parameter(cut(weight, kind, tp_rank, tp, shape_of))
+        parameter.partition_dim = DIM[kind]
+        parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
+        parameters.append(parameter)
+    return parameters
+
+
+def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
+    """The gradients of one step: those of a dp coordinate, whose data nobody else has."""
+    whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
+    for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
+        parameter.grad = cut(gradient, kind, rank % tp, tp)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptByRank:
+    """What one rank keeps after training: its pieces of the weights, and of their momentum."""
+
+    weights: tuple[Tensor, ...]
+    momentum: tuple[Tensor, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many entries of momentum it keeps."""
+        return sum(part.numel() for part in self.momentum)
+
+
+def kept_by(muon: Any) -> KeptByRank:
+    """What the optimizer of this rank keeps."""
+    parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
+    momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
+    return KeptByRank(tuple(parameter.detach() for parameter in parameters), momentum)
+
+
+def plan_of(dp: int, tp: int) -> Plan:
+    """The plan of the two weights, in one bucket."""
+    matrices = [
+        Matrix(0, "up", UP, (("tp", Shard(DIM["column"])),)),
+        Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),)),
+    ]
+    return zero1(matrices, Grid.of(dp=dp, tp=tp))
+
+
+def slice_length(dp: int, tp: int) -> int:
+    """How many entries of its tp coordinate's buffer each rank keeps, padding included.
+
+    >>> slice_length(2, 3)
+    28
+    """
+    [bucket] = plan_of(dp, tp).buckets
+    return bucket.length(bucket.model_layout, plan_of(dp, tp).grid.at(0)) // dp
+
+
+def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[list[int], int]:
+    """The reference: the ranks that hold the weight ``up[row, column]``, and the one that keeps its momentum.
+
+    ``length`` is that of each rank's slice of the buffer, in which the piece of ``up`` comes first.
+
+    >>> who_holds(7, 2, 2, 3, 28)
+    ([1, 4], 1)
+    """
+    most = -(-UP[0] // tp)  # rows of the first piece
+    tp_rank, my_row = divmod(row, most)
+    dp_rank = (my_row * UP[1] + column) // length
+    return [other * tp + tp_rank for other in range(dp)], dp_rank * tp + tp_rank
+
+
+def letters_of(kept: Sequence[KeptByRank]) -> tuple[list[str], list[str], list[str]]:
+    """A letter for each rank's piece of the first weight, of the second, and for all of its momentum."""
+    pieces = [mine.weights[number] for number in (0, 1) for mine in kept]
+    momentum = [torch.cat([part.flatten() for part in mine.momentum]) for mine in kept]
+    letters, ranks = name_contents([*pieces, *momentum]), len(kept)
+    return letters[:ranks], letters[ranks : 2 * ranks], letters[2 * ranks :]

@@ -1,0 +1,380 @@
+"""Pictures of lesson 07: a Linear cut both ways, the buffers that dp cuts, and a fused weight under tp.
+
+A fill is a rank. A hatch is a coordinate along tp, whoever stands there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from ... import Box, Grid, Plan, Replicate, Shard
+from ...plan.layout import shard_box
+from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, WRONG, rank_colour, tp_hatch
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.rank_buttons import RankButtons
+from ..widgets.shell import Shell, choice, show
+from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of
+from .qkv import HEADS, PARTS, FusedWeight, cut_fused, rows_as_one, rows_of_each
+
+Frame = tuple[float, float, float, float]
+_WIDTH, _MARGIN = 880, 24.0
+_UNIT, _SPACE = 20.0, 66.0
+_CUTS: dict[CutKind, str] = {
+    "column": "Column parallel cuts the rows of W: its out features.",
+    "row": "Row parallel cuts the columns of W: its in features.",
+}
+_MOST_TP = 6
+"""How far the film of the fused weight goes."""
+
+
+# A Linear, y = x Wᵀ, cut one way.
+
+
+@dataclass(frozen=True, slots=True)
+class LinearOperand:
+    """One matrix of ``y = x Wᵀ``: its name, its shape, and the dimension that tp cuts, or None.
+
+    ``partial`` says that every tp coordinate has a part of every sum.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    dim: int | None
+    partial: bool = False
+
+    def box(self, tp_rank: int, tp: int) -> Box:
+        """What one tp coordinate holds of it."""
+        return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), tp_rank, tp)
+
+    def say(self, tp_rank: int, tp: int) -> str:
+        """What one tp coordinate holds of it, in words."""
+        if self.dim is None or tp == 1:
+            return f"{'a part of every sum in' if self.partial and tp > 1 else 'all of'} {self.name}"
+        box, what = self.box(tp_rank, tp), ("row", "column")[self.dim]
+        start, length = box.offset[self.dim], box.shape[self.dim]
+        run = f"{what}s {start} to {start + length - 1}" if length > 1 else f"{what} {start}"
+        return f"{run if length else 'nothing'} of {self.name}"
+
+
+def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, LinearOperand, LinearOperand]:
+    """The input, weight and output of a Linear with a weight of ``shape`` (out, in), as tp cuts them."""
+    out, into = shape
+    x, y = (None, 1) if kind == "column" else (1, None)
+    return (
+        LinearOperand("x", (BATCH, into), x),
+        LinearOperand("W", shape, DIM[kind]),
+        LinearOperand("y", (BATCH, out), y, partial=kind == "row"),
+    )
+
+
+def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
+    """A button for each rank and one for each cut, over what the rank holds of a Linear."""
+    grid = Grid.of(dp=dp, tp=tp)
+
+    def draw(rank: int, cut: CutKind) -> Picture:
+        return draw_linear(grid, UP, rank, cut)
+
+    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
+    cut.style.button_width = "130px"
+    return show(functools.cache(draw), draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
+
+
+def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
+    """What one rank holds of a Linear that is cut one way, in its colour."""
+    figure, axes = blank(_WIDTH, 366)
+    _draw_cut(axes, grid, shape, rank, kind, 24.0)
+    lines = _held_lines(grid, shape, rank, kind)
+    for number, line in enumerate(lines):
+        write(axes, _MARGIN, 318 + 24 * number, line, 11.5)
+    return finish(figure, f"cuts-{rank}-{kind}", " ".join([_CUTS[kind], *lines]))
+
+
+def draw_both_cuts(grid: Grid, shape: tuple[int, int], rank: int) -> Picture:
+    """One rank's part of a Linear, cut each way, one below the other."""
+    figure, axes = blank(_WIDTH, 620)
+    for number, kind in enumerate(KINDS):
+        _draw_cut(axes, grid, shape, rank, kind, 24.0 + 304 * number)
+    said = [" ".join([_CUTS[kind], *_held_lines(grid, shape, rank, kind)]) for kind in KINDS]
+    return finish(figure, f"cuts-both-{rank}", " ".join(said))
+
+
+def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> list[str]:
+    at = grid.at(rank)
+    x, w, y = (operand.say(at["tp"], at.size("tp")) for operand in operands(shape, kind))
+    same = ", ".join(map(str, at.group("dp")))
+    return [f"Rank {rank} holds {w}, as do all in its dp group: {same}.", f"It takes {x}, and makes {y}."]
+
+
+def _draw_cut(axes: Axes, grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind, top: float) -> None:
+    """``y = x Wᵀ`` with every piece hatched and labelled, and one rank's in its colour."""
+    write(axes, _MARGIN, top, _CUTS[kind], 12.5, weight="bold")
+    write(axes, _WIDTH - _MARGIN, top, f"in colour: rank {rank}", 11.5, ha="right", color=QUIET)
+    left, at = _MARGIN + 16, grid.at(rank)
+    for operand in operands(shape, kind):
+        _draw_operand(axes, operand, at["tp"], at.size("tp"), rank, (left, top + 58))
+        left += operand.shape[1] * _UNIT + _SPACE + (24 if operand.name == "W" else 0)
+
+
+def _draw_operand(
+    axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: int, corner: tuple[float, float]
+) -> None:
+    (left, top), (rows, columns) = corner, operand.shape
+    size = (columns * _UNIT, rows * _UNIT)
+    write(axes, left, top - 30, f"{operand.name}   {rows} × {columns}", 12, weight="bold")
+    rectangle(axes, left, top, *size, CARD, linewidth=1.4)
+    if operand.dim is None:
+        label = "a part of\nevery sum" if operand.partial and tp > 1 else "all of it"
+        rectangle(axes, left, top, *size, rank_colour(rank), linewidth=1.4)
+        write(axes, left + size[0] / 2, top + size[1] / 2, label, 11.5, ha="center", linespacing=1.3)
+        return
+    for tp_rank in range(tp):
+        box = operand.box(tp_rank, tp)
+        if box.numel:
+            x, y = left + box.offset[1] * _UNIT, top + box.offset[0] * _UNIT
+            frame = (x, y, box.shape[1] * _UNIT, box.shape[0] * _UNIT)
+            fill = rank_colour(rank) if tp_rank == mine else EMPTY
+            rectangle(axes, *frame, fill, linewidth=1.2, hatch=tp_hatch(tp_rank) or None)
+            _label_piece(axes, operand.dim, frame, tp_rank, bold=tp_rank == mine)
+
+
+def _label_piece(axes: Axes, dim: int, frame: Frame, tp_rank: int, bold: bool) -> None:
+    """The coordinate of a piece, beside it, where even a sliver has room: right of rows, above columns."""
+    x, y, width, height = frame
+    weight = "bold" if bold else "normal"
+    if dim == 0:
+        write(axes, x + width + 5, y + height / 2, f"tp {tp_rank}", 11, weight=weight)
+    else:
+        label = f"tp {tp_rank}" if width > 38 else str(tp_rank)
+        write(axes, x + width / 2, y - 9, label, 11, ha="center", weight=weight)
+
+
+# Weights that dp copies, and buffers that it cuts.
+
+
+def hero() -> Picture:
+    """Who holds which entries on a grid of two by three: copies of the weight, slices of the buffers."""
+    return draw_holders(plan_of(2, 3), "cuts-hero")
+
+
+def picture_of_kept(dp: int, tp: int, kept: Sequence[KeptByRank]) -> Picture:
+    """The same with a letter for each distinct content of a real run."""
+    weights, _, momentum = letters_of(kept)
+    return draw_holders(plan_of(dp, tp), "cuts-kept", weights, momentum)
+
+
+def draw_holders(plan: Plan, name: str, weights: Sequence[str] = (), momentum: Sequence[str] = ()) -> Picture:
+    """The first weight, a copy for each dp coordinate, beside the buffers of both weights' momentum."""
+    tp = plan.grid.size("tp")
+    figure, axes = blank(_WIDTH, round(max(322, 72 + 80 * tp)))
+    write(axes, _MARGIN, 24, "The weight up: tp cuts it, dp copies it", 12.5, weight="bold")
+    _draw_copies(axes, plan.grid, weights)
+    write(axes, 452, 24, "The momentum: dp cuts the buffer", 12.5, weight="bold")
+    for tp_rank in range(tp):
+        _draw_buffer(axes, plan, tp_rank, (452, 52.0 + 80 * tp_rank, 404, 56), momentum)
+    held = [_say_weight(plan.grid, rank, weights) for rank in plan.grid.ranks]
+    said = " ".join(say_buffer(plan, tp_rank, momentum) for tp_rank in range(tp))
+    return finish(figure, name, f"The weight up, {UP[0]} × {UP[1]}: {'; '.join(held)}. {said}")
+
+
+def _draw_copies(axes: Axes, grid: Grid, letters: Sequence[str]) -> None:
+    dp, tp = grid.size("dp"), grid.size("tp")
+    operand = LinearOperand("W", UP, 0)
+    step, unit = min(196.0, 392 / dp), 24.0
+    width = step - min(28.0, step / 6)
+    for rank in grid.ranks:
+        at = grid.at(rank)
+        box, left = operand.box(at["tp"], tp), _MARGIN + step * at["dp"]
+        if at["tp"] == 0:
+            write(axes, left, 50, f"dp {at['dp']}", 11, color=QUIET)
+        if box.numel:
+            frame = (left, 64 + unit * box.offset[0], width, unit * box.shape[0])
+            rectangle(axes, *frame, rank_colour(rank), linewidth=1.2)
+            label = _label(rank, letters, width)
+            write(axes, left + width / 2, frame[1] + frame[3] / 2, label, 11.5, ha="center")
+
+
+def picture_of_buffers(dp: int, tp: int) -> Picture:
+    """For each tp coordinate the flat buffer of both weights' pieces, and how dp cuts it."""
+    plan = plan_of(dp, tp)
+    figure, axes = blank(_WIDTH, round(48 + 84 * tp))
+    write(axes, _MARGIN, 24, "One buffer for each tp coordinate, and dp cuts each", 12.5, weight="bold")
+    for tp_rank in range(tp):
+        _draw_buffer(axes, plan, tp_rank, (_MARGIN, 48.0 + 84 * tp_rank, _WIDTH - 2 * _MARGIN, 60))
+    return finish(figure, "cuts-buffers", " ".join(say_buffer(plan, tp_rank) for tp_rank in range(tp)))
+
+
+def _draw_buffer(axes: Axes, plan: Plan, tp_rank: int, frame: Frame, letters: Sequence[str] = ()) -> None:
+    """Above, the pieces that lie in a buffer; below, the slices into which dp cuts it."""
+    [bucket] = plan.buckets
+    at, dp = plan.grid.at(tp_rank), plan.grid.size("dp")
+    left, top, width, height = frame[0] + 44, frame[1], frame[2] - 44, frame[3] / 2
+    length = bucket.length(bucket.model_layout, at)
+    scale = width / length
+    write(axes, frame[0], top + height, f"tp {tp_rank}", 11.5, weight="bold")
+    rectangle(axes, left, top, width, height, EMPTY)
+    if at["tp"] == plan.grid.size("tp") - 1 and _has_padding(plan, tp_rank):
+        write(axes, left, top - 9, "grey: padding", 11, color=QUIET)
+    for spot in bucket.buffer_slices(bucket.model_layout, at):
+        if spot.box.numel:
+            rows, columns = spot.box.shape
+            start, stop = (left + edge * scale for edge in spot.interval)
+            rectangle(axes, start, top, stop - start, height, CARD)
+            name = spot.entry.matrix.name
+            label = f"{name} {rows} × {columns}" if stop - start > 92 else name
+            write(axes, (start + stop) / 2, top + height / 2, label, 11, ha="center")
+    for position in range(dp):
+        rank = plan.grid.rank({"dp": position, "tp": tp_rank})
+        part = width / dp
+        rectangle(axes, left + position * part, top + height, part, height, rank_colour(rank))
+        label = _label(rank, letters, part)
+        write(axes, left + (position + 0.5) * part, top + 1.5 * height, label, 11, ha="center")
+
+
+def _label(rank: int, letters: Sequence[str], width: float) -> str:
+    """A rank, and the letter of what it holds, as many words as fit."""
+    words = f"rank {rank}" if width > (90 if letters else 60) else str(rank)
+    if not letters:
+        return words
+    return f"{words} · {letters[rank]}" if width > 60 else f"{words}·{letters[rank]}"
+
+
+def _has_padding(plan: Plan, tp_rank: int) -> bool:
+    [bucket] = plan.buckets
+    spots = bucket.buffer_slices(bucket.model_layout, plan.grid.at(tp_rank))
+    return sum(spot.box.numel for spot in spots) < bucket.length(bucket.model_layout, plan.grid.at(tp_rank))
+
+
+def _say_weight(grid: Grid, rank: int, letters: Sequence[str]) -> str:
+    held = LinearOperand("up", UP, 0).say(grid.at(rank)["tp"], grid.size("tp"))
+    return f"rank {rank} holds {held}{f' (bytes {letters[rank]})' if letters else ''}"
+
+
+def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
+    """One buffer in words: which pieces lie where, and which rank keeps which slice."""
+    [bucket] = plan.buckets
+    at, dp = plan.grid.at(tp_rank), plan.grid.size("dp")
+    length = bucket.length(bucket.model_layout, at)
+    spots = [spot for spot in bucket.buffer_slices(bucket.model_layout, at) if spot.box.numel]
+    pieces = [f"{spot.entry.matrix.name} from {spot.interval[0]} to {spot.interval[1]}" for spot in spots]
+    if sum(spot.box.numel for spot in spots) < length:
+        pieces.append("padding elsewhere" if pieces else "padding only")
+    slices = (
+        f"rank {rank} keeps {position * length // dp} to {(position + 1) * length // dp}"
+        f"{f' (bytes {letters[rank]})' if letters else ''}"
+        for position, rank in enumerate(at.group("dp"))
+    )
+    return f"tp {tp_rank}: a buffer of {length} entries holds {', '.join(pieces)}; {'; '.join(slices)}."
+
+
+# A fused weight.
+
+
+def slide_qkv(live: bool = True) -> Shell | Picture:
+    """Slide tp over a fused weight that is cut as one, beside one in which q, k and v are each cut."""
+    return play(draw_tp, _MOST_TP, draw_tp(2), live, label="tp", interval=1500, first=1)
+
+
+def draw_tp(tp: int) -> Picture:
+    """Both cuts of the fused weight at one tp."""
+    panels = (("cut as one", rows_as_one), ("q, k and v each cut", rows_of_each))
+    figure, axes = blank(_WIDTH, 442)
+    said = []
+    for number, (title, rows_of) in enumerate(panels):
+        fused = cut_fused(rows_of, tp)
+        _draw_fused(axes, fused, f"tp = {tp}, {title}", _MARGIN + 436 * number)
+        said.append(_say_fused(fused, f"tp = {tp}, {title}"))
+    return finish(figure, f"cuts-qkv-{tp}", " ".join(said))
+
+
+def draw_fused(fused: FusedWeight, title: str) -> Picture:
+    """A fused weight as somebody cut it, with its heads: whole, or torn."""
+    figure, axes = blank(460, 442)
+    _draw_fused(axes, fused, title, _MARGIN)
+    return finish(figure, "cuts-qkv-yours", _say_fused(fused, title))
+
+
+def _draw_fused(axes: Axes, fused: FusedWeight, title: str, left: float) -> None:
+    write(axes, left, 24, title, 12.5, weight="bold")
+    torn = fused.torn()
+    verdict = f"{len(torn)} of {fused.heads} heads torn" if torn else "every head is whole"
+    write(axes, left, 48, verdict, 12, color=WRONG if torn else RIGHT, weight="bold")
+    unit = 356 / fused.rows
+    _draw_heads_of_weight(axes, fused, left, unit)
+    _draw_runs(axes, fused, left, unit)
+    for head in range(fused.heads):
+        _draw_head(axes, fused, head, (left + 206, 70 + 356 / fused.heads * head))
+
+
+def _fill(tp_rank: int) -> str:
+    return EMPTY if tp_rank < 0 else rank_colour(tp_rank)
+
+
+def _draw_heads_of_weight(axes: Axes, fused: FusedWeight, left: float, unit: float) -> None:
+    """The edges of q, k and v, and of their heads, and the names of q, k and v."""
+    for number, name in enumerate(PARTS):
+        top, height = 70 + unit * number * fused.rows / 3, unit * fused.rows / 3
+        rectangle(axes, left + 26, top, 96, height, "none", linewidth=2.2, zorder=6)
+        write(axes, left + 6, top + height / 2, name, 13, weight="bold")
+        for head in range(1, fused.heads):
+            y = top + unit * head * fused.size
+            axes.plot([left + 26, left + 122], [y, y], color=INK, linewidth=0.9, dashes=(4, 2), zorder=6)
+
+
+def _draw_runs(axes: Axes, fused: FusedWeight, left: float, unit: float) -> None:
+    """The rows of the weight in the colours of those that hold them, and the rank beside each run."""
+    for holder, start, length in _runs([fused.holder(row) for row in range(fused.rows)]):
+        top, height = 70 + unit * start, unit * length
+        rectangle(axes, left + 26, top, 96, height, _fill(holder), linewidth=0.6)
+        label = f"rank {holder}" if holder >= 0 else "nobody"
+        write(axes, left + 128, top + height / 2, label, 11)
+
+
+def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Who holds, where a run of it starts, and how long it is.
+
+    >>> _runs([0, 0, 1])
+    [(0, 0, 2), (1, 2, 1)]
+    """
+    runs, start = [], 0
+    for holder, group in itertools.groupby(holders):
+        runs.append((holder, start, length := len(list(group))))
+        start += length
+    return runs
+
+
+def _draw_head(axes: Axes, fused: FusedWeight, head: int, corner: tuple[float, float]) -> None:
+    """One head: its q, its k and its v in the colours of those that hold their rows."""
+    left, top = corner
+    ranks = fused.ranks_of(head)
+    is_torn = len(ranks) > 1
+    write(axes, left, top + 12, f"head {head}", 11.5, weight="bold")
+    mark = "✗ torn" if is_torn else "✓ whole"
+    write(axes, left + 64, top + 12, mark, 11.5, color=WRONG if is_torn else RIGHT, weight="bold")
+    high = min(30.0, 356 / fused.heads - 40)
+    for part, name in enumerate(PARTS):
+        holders = fused.holders(part, head)
+        for holder, start, length in _runs(holders):
+            down, height = (high * number / len(holders) for number in (start, length))
+            rectangle(axes, left + 56 * part, top + 28 + down, 46, height, _fill(holder), linewidth=0.6)
+        edge = WRONG if is_torn else RIGHT
+        rectangle(axes, left + 56 * part, top + 28, 46, high, "none", edgecolor=edge, linewidth=1.8, zorder=6)
+        write(axes, left + 56 * part + 23, top + 28 + high / 2, name, 11.5, ha="center", zorder=7)
+
+
+def _say_fused(fused: FusedWeight, title: str) -> str:
+    torn = fused.torn()
+    heads = (
+        f"head {head} is {'torn between' if head in torn else 'whole on'} "
+        f"rank{'s' if head in torn else ''} {', '.join(map(str, fused.ranks_of(head)))}"
+        for head in range(fused.heads)
+    )
+    return f"{title}: {len(torn)} of {fused.heads} heads torn; {'; '.join(heads)}."
+
+
+__all__ = ["HEADS", "explore", "hero", "picture_of_buffers", "picture_of_kept", "slide_qkv"]

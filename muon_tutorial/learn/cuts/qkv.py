@@ -1,0 +1,103 @@
+"""Lesson 07: q, k and v in one weight, and what becomes of its heads when tp cuts it. Rows as plain numbers.
+
+The weight has q above k above v; each has a run of rows for every head. A head is whole where its rows of all
+three are on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import Shard
+
+HEADS, HEAD_DIM, WIDTH = 4, 3, 8
+PARTS = ("q", "k", "v")
+RowsOf = Callable[[int, int, int, int], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeight:
+    """The rows of a fused weight, by number, and for each tp coordinate those that it holds."""
+
+    heads: int
+    size: int
+    held: tuple[tuple[int, ...], ...]
+
+    @property
+    def rows(self) -> int:
+        """All rows: of q, k and v together."""
+        return 3 * self.heads * self.size
+
+    def holders(self, part: int, head: int) -> list[int]:
+        """Who holds the rows of one head of q (0), k (1) or v (2), one tp coordinate a row; -1 for nobody."""
+        start = (part * self.heads + head) * self.size
+        return [self.holder(row) for row in range(start, start + self.size)]
+
+    def holder(self, row: int) -> int:
+        """The first tp coordinate that holds a row; -1 where nobody does."""
+        return next((tp_rank for tp_rank, rows in enumerate(self.held) if row in rows), -1)
+
+    def ranks_of(self, head: int) -> list[int]:
+        """The tp coordinates among which the rows of one head lie."""
+        return sorted({holder for part in range(3) for holder in self.holders(part, head)})
+
+    def torn(self) -> list[int]:
+        """The heads whose rows are not all in one place."""
+        return [head for head in range(self.heads) if len(self.ranks_of(head)) > 1]
+
+    def name(self, row: int) -> str:
+        """A row in words.
+
+        >>> cut_fused(rows_as_one, 2).name(13)
+        'row 1 of k'
+        """
+        part, row = divmod(row, self.heads * self.size)
+        return f"row {row} of {PARTS[part]}"
+
+
+def rows_as_one(tp_rank: int, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> list[int]:
+    """The rows of one tp coordinate when the fused weight is cut as any other."""
+    start, length = Shard(0).run(3 * heads * size, tp_rank, tp)
+    return list(range(start, start + length))
+
+
+def rows_of_each(tp_rank: int, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> list[int]:
+    """The rows of one tp coordinate when q, k and v are each cut."""
+    start, length = Shard(0).run(heads * size, tp_rank, tp)
+    return [part * heads * size + row for part in range(3) for row in range(start, start + length)]
+
+
+def cut_fused(rows_of: RowsOf, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> FusedWeight:
+    """A fused weight, cut over ``tp``."""
+    return FusedWeight(heads, size, tuple(tuple(rows_of(part, tp, heads, size)) for part in range(tp)))
+
+
+def count_torn(tp: int) -> int:
+    """How many heads are torn when the fused weight is cut as one.
+
+    >>> count_torn(1), count_torn(2)
+    (0, 4)
+    """
+    return len(cut_fused(rows_as_one, tp).torn())
+
+
+def fused_weight(seed: int, heads: int = HEADS) -> Tensor:
+    """A fused weight of random numbers, (3 · heads · HEAD_DIM, WIDTH)."""
+    return torch.randn(3 * heads * HEAD_DIM, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def shard_qkv(W: Tensor, heads: int, tp_rank: int, tp: int) -> Tensor:
+    """The reference: whole heads of q, of k and of v for one tp coordinate, one above the other."""
+    mine = torch.arange(heads).tensor_split(tp)[tp_rank]
+    by_head = W.reshape(3, heads, -1, W.shape[1])  # q, k and v × heads × rows × in
+    return by_head[:, mine].reshape(-1, W.shape[1])
+
+
+def join_qkv(pieces: Sequence[Tensor], heads: int) -> Tensor:
+    """The inverse of ``shard_qkv``: the whole weight from the pieces of all tp coordinates, in order."""
+    parts = [piece.tensor_split(3) for piece in pieces]
+    return torch.cat([part[number] for number in range(3) for part in parts])

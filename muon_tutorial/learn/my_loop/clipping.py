@@ -1,0 +1,197 @@
+"""The hard exercise of lesson 13: clip gradients that lie on a mesh of two axes, by the norm of the whole.
+
+Real ranks hold four gradients, cut along both axes, along one, and along none. What is judged is the factor
+by which each rank has shortened each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import Placement
+
+from ... import build_mesh
+from ...launching.launch import launch
+from ...worlds.live import gather_objects
+from ..exercises.judge import Diagnosis, Exercise, Par
+from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from .port import MAX_NORM
+
+Clip = Callable[[list[DTensor], float], Any]
+CASES: dict[str, float] = {"long": 8 * MAX_NORM, "short": MAX_NORM / 2}
+"""The norm of all gradients together, in both cases that are tried."""
+LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
+    ((24, 16), (Shard(0), Shard(1))),
+    ((24, 8), (Shard(0), Replicate())),
+    ((16, 16), (Replicate(), Shard(1))),
+    ((48,), (Replicate(), Replicate())),
+)
+"""Shape and placements of each gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipReport:
+    """What one rank's part became: for each case, the factors of its gradients; and how it got there.
+
+    ``alone``, ``copies`` and ``added`` are the norms that some wrong ways would have found in the long case:
+    of the rank's own part; with every copy counted; of norms added instead of squares.
+    """
+
+    is_open: bool
+    factors: dict[str, tuple[float, ...]]
+    calls: int = 0
+    alone: float = 0.0
+    copies: float = 0.0
+    added: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRun:
+    """All ranks' reports."""
+
+    reports: tuple[ClipReport, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the function was a stub still."""
+        return any(report.is_open for report in self.reports)
+
+
+def run_clip(function: Clip, ranks: int, backend: str = "gloo") -> ClipRun:
+    """Clip both cases on real ranks, on a mesh of two axes where their number allows one."""
+    reports = launch(try_clip, ranks, args=(function, ranks), backend=backend, output="quiet", timeout=20.0)
+    return ClipRun(tuple(reports))
+
+
+def try_clip(rank: int, function: Clip, ranks: int) -> ClipReport:
+    """One rank's part. All ranks must call."""
+    second = 2 if ranks % 2 == 0 else 1
+    mesh = build_mesh({"dp": ranks // second, "tp": second})
+    factors, calls = {}, 0
+    for case, norm in CASES.items():
+        gradients = gradients_of(norm, mesh)
+        before = [gradient.to_local().clone() for gradient in gradients]
+        with CommDebugMode() as seen:
+            if function(gradients, MAX_NORM) is ...:
+                return ClipReport(True, {})
+        calls = max(calls, seen.get_total_counts())
+        after = [gradient.to_local() for gradient in gradients]
+        factors[case] = tuple(_factor(*pair) for pair in zip(before, after, strict=True))
+    parts = [_squares(gradient.to_local()) for gradient in gradients_of(CASES["long"], mesh)]
+    everybody = gather_objects(parts)
+    copies = math.sqrt(sum(map(sum, everybody)))
+    added = sum(math.sqrt(sum(each)) for each in everybody)
+    return ClipReport(False, factors, calls, math.sqrt(sum(parts)), copies, added)
+
+
+def gradients_of(norm: float, mesh: DeviceMesh) -> list[DTensor]:
+    """The gradients, of this norm together, each laid out in its way. The same on all ranks."""
+    generator = torch.Generator().manual_seed(0)
+    wholes = [torch.randn(shape, generator=generator) for shape, _ in LAID_OUT]
+    scale = norm / math.sqrt(sum(map(_squares, wholes)))
+    return [
+        distribute_tensor(whole * scale, mesh, placements, src_data_rank=None)
+        for whole, (_, placements) in zip(wholes, LAID_OUT, strict=True)
+    ]
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+def _factor(before: Tensor, after: Tensor) -> float:
+    """What a part was multiplied with; NaN where it is no multiple of what it was."""
+    factor = float((before * after).sum() / before.square().sum())
+    return factor if torch.allclose(after, before * factor, rtol=1e-3, atol=1e-7) else math.nan
+
+
+def clip(gradients: Sequence[DTensor], limit: float) -> None:
+    """Shorten gradients in place, by one factor, to ``limit`` together. All ranks of their mesh must call."""
+    total = torch.zeros(())
+    for gradient in gradients:
+        placed = enumerate(gradient.placements)
+        copies = math.prod(gradient.device_mesh.size(axis) for axis, how in placed if how.is_replicate())
+        total += gradient.to_local().square().sum() / copies
+    torch.distributed.all_reduce(total)
+    factor = (limit / total.sqrt()).clamp(max=1)
+    for gradient in gradients:
+        gradient.to_local().mul_(factor)
+
+
+def check_clip(ranks: int, backend: str = "gloo") -> Exercise:
+    """The exercise: clip by the norm of the whole, whatever is cut along which axis, and by one factor."""
+    seen: dict[str, int] = {}
+
+    def play(function: Any) -> ClipRun:
+        run = run_clip(function, ranks, backend)
+        seen["calls"] = max(report.calls for report in run.reports)
+        return run
+
+    praise = "Every rank used the same factor, and the whole gradient has the norm that is allowed."
+    par = Par("collectives", 1, lambda function: seen["calls"])
+    return Exercise(judge_on_ranks(play, judge_clip, say_failure), praise=praise, par=par)
+
+
+_LOCAL = "gradient.to_local() is this rank's part. What you do to it in place is done to the gradient."
+_SUM = "Squares of norms add. Sum them over ranks by dist.all_reduce, then take the root."
+
+
+def judge_clip(run: ClipRun) -> str | Diagnosis | None:
+    """What is wrong with a run of a clip, told by the first thing that is."""
+    first, *others = run.reports
+    long, short = first.factors["long"], first.factors["short"]
+    due = MAX_NORM / CASES["long"]
+    if any(math.isnan(factor) for factor in (*long, *short)):
+        return Diagnosis("A gradient is no multiple of what it was.", ("One factor for all entries.", _LOCAL))
+    if all(math.isclose(factor, 1) for factor in long):
+        return Diagnosis("The gradients are as long as before.", ("Change them in place: mul_.", _LOCAL))
+    if max(long) > 1.001 * min(long):
+        said = f"The gradients of rank 0 were multiplied with {_say(long)}: each by a factor of its own."
+        return Diagnosis(said, ("The norm is that of all gradients together, as one long vector.", _SUM))
+    for rank, other in enumerate(others, 1):
+        if not math.isclose(other.factors["long"][0], long[0], rel_tol=1e-3):
+            said = f"Rank 0 multiplied with {long[0]:.4f}, rank {rank} with {other.factors['long'][0]:.4f}."
+            return Diagnosis(f"{said} {_why_apart(first, long[0])}", (_SUM,))
+    if not math.isclose(long[0], due, rel_tol=1e-3):
+        return _wrong_factor(first, long[0], due)
+    if max(short) > 1.001:
+        return Diagnosis("A gradient that was short enough was lengthened.", ("The factor is at most 1.",))
+    if min(short) < 0.999:
+        return Diagnosis("A gradient that was short enough was shortened.", ("Compare with limit first.",))
+    return None
+
+
+def _why_apart(report: ClipReport, factor: float) -> str:
+    if math.isclose(factor, MAX_NORM / report.alone, rel_tol=1e-3):
+        return "Each used the norm of its own part."
+    return "Now the copies of a gradient are no longer the same."
+
+
+def _wrong_factor(report: ClipReport, factor: float, due: float) -> Diagnosis:
+    said = (
+        f"All multiplied with {factor:.4f}, and the norm of the whole gradient is {factor / due:.2f} × limit."
+    )
+    if math.isclose(factor, MAX_NORM / report.copies, rel_tol=1e-3):
+        hints = (
+            "Some entries lie on several ranks, and the sum has counted every copy.",
+            "Along an axis where a placement is_replicate(), device_mesh.size(axis) ranks hold the same.",
+            "Divide a gradient's squares by its number of copies before the all_reduce.",
+        )
+        return Diagnosis(said, hints)
+    if math.isclose(factor, MAX_NORM / report.added, rel_tol=1e-3):
+        return Diagnosis(said, ("Norms do not add.", _SUM))
+    if math.isclose(factor, MAX_NORM / CASES["long"] ** 2, rel_tol=1e-3):
+        return Diagnosis(said, ("That is the square of the norm: a root is missing.",))
+    return Diagnosis(said, (_SUM, "Which entries are counted more than once, or not at all?"))
+
+
+def _say(factors: Sequence[float]) -> str:
+    return ", ".join(f"{factor:.4f}" for factor in factors)

@@ -1,0 +1,18 @@
+"""What notebook 11 uses: a config's three functions on real ranks, their traps, film, timeline, exercises."""
+
+from __future__ import annotations
+
+from ..lazy_names import names_in
+
+__getattr__, __dir__ = names_in(
+    __name__,
+    "three_functions",
+    "on_ranks",
+    "transfers",
+    "traps",
+    "windows",
+    "shared_work",
+    "exercises",
+    "journey",
+    "pictures",
+)

@@ -1,0 +1,464 @@
+"""Exercises of lesson 11: who gets a tensor, the three functions, shared work, replicas apart, the quiz."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import PlanMismatchError, RankFailedError
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
+from ..exercises.on_real_ranks import say_failure
+from . import pictures
+from .on_ranks import (
+    PATIENCE,
+    Call,
+    CallNote,
+    FunctionsRun,
+    RankTrial,
+    ReplicasRun,
+    are_owners,
+    bad_rows,
+    run_functions,
+    run_replicas,
+    shapes_of,
+)
+from .shared_work import MixedModel, as_the_package
+from .three_functions import ThreeFunctions, rows_of
+from .windows import WindowRun
+
+__all__ = ["SPOILERS", "all_exercises", "guess", "quiz"]
+
+SPOILERS = {
+    "rows": [r"\[3, 3, 3, 0\]"],
+    "got": [r"\[None, None, None, 'tensor'\]"],
+}
+"""What would answer each prediction of the notebook."""
+
+ALL_CALL = "Only the owner gets the matrix, yet everybody calls"
+
+
+def guess(ranks: int) -> Exercise:
+    """The prediction: the rows of each rank, and what ``gather_fn`` returns on each. The last one owns."""
+    rows = rows_of(bad_rows(ranks), ranks)
+
+    def judge(mine: object, got: object) -> str | None:
+        if not isinstance(mine, list | tuple) or len(mine) != ranks:
+            return f"rows: give a list with a number for each of {ranks} ranks."
+        if list(mine) != rows:
+            return _why_not_rows(list(mine), rows)
+        if not isinstance(got, list | tuple) or len(got) != ranks:
+            return f"got: give a list with 'tensor' or None for each of {ranks} ranks."
+        if [value is not None for value in got] != [False] * (ranks - 1) + [True]:
+            return "got: how many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
+        return None
+
+    hints = (
+        f"torch rounds {rows[0]} up from {bad_rows(ranks)} / {ranks}; the last ranks take what is left.",
+    )
+    return Exercise(judge, hints, "Whoever holds nothing can own the matrix, and must call in either case.")
+
+
+def _why_not_rows(mine: list[Any], rows: list[int]) -> str:
+    if not all(isinstance(number, int) for number in mine) or sum(mine) != sum(rows):
+        return f"rows: together they have to be {sum(rows)}."
+    if max(mine) - min(mine) <= 1:
+        return (
+            "rows: fair, but torch does not deal rows out one by one. It makes runs of one length, and stops."
+        )
+    return "rows: torch.chunk gives every rank a run of the same length, for as long as there are rows."
+
+
+def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
+    """The exercise: an ``assign_fn`` for the ranks of a group."""
+
+    def judge(assign: Callable) -> str | Diagnosis | None:
+        return _judge_run(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
+
+    hints = (
+        "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters.",
+    )
+    return Exercise(judge, hints, "All ranks of a group name the same owners, by their global numbers.")
+
+
+def check_gather(
+    dp: int, tp: int, seed: int, before: Exercise, backend: str = "gloo", timeout: float = PATIENCE
+) -> Exercise:
+    """The exercise: a ``gather_fn`` for uneven and empty shards."""
+
+    def judge(gather: Callable) -> str | Diagnosis | None:
+        functions = replace(_written(before), gather=gather)
+        return _judge_run(dp, tp, seed, functions, "gather", backend, timeout)
+
+    hints = (
+        "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, and zero is one.",
+        "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
+        "send is mine.numel() for the owner, 0 for all others. take is all zeros but on the owner.",
+    )
+    return Exercise(judge, hints, "Each owner has the whole matrix, to the bit; everybody else has None.")
+
+
+def check_redistribute(
+    dp: int,
+    tp: int,
+    seed: int,
+    before: tuple[Exercise, Exercise],
+    backend: str = "gloo",
+    timeout: float = PATIENCE,
+) -> Exercise:
+    """The exercise: a ``redistribute_fn``, and then all three inside ``Muon``, beside the single process."""
+    runs: list[FunctionsRun] = []
+
+    def judge(redistribute: Callable) -> str | Diagnosis | None:
+        gather = before[1].accepted
+        functions = replace(_written(before[0]), redistribute=redistribute)
+        functions = functions if gather is ... else replace(functions, gather=gather)
+        return _judge_run(dp, tp, seed, functions, "step", backend, timeout, runs)
+
+    def count(redistribute: Callable) -> float:
+        return bytes_back(runs[-1])
+
+    hints = (
+        "The way back is the way out with the two lists exchanged.",
+        "Off the owner the update is None: make an empty tensor, and call all the same.",
+        "state['local_shape'] says what shape this rank's part has.",
+    )
+    praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
+    return Exercise(judge, hints, praise, Par("bytes on the way back", par_bytes(dp, tp), count))
+
+
+def par_bytes(dp: int, tp: int) -> int:
+    """Bytes on the way back with owners in turn: every row that its owner does not hold travels once."""
+    lacking = (
+        (shape[0] - rows_of(shape[0], dp)[index % dp]) * shape[1] for index, shape in enumerate(shapes_of(dp))
+    )
+    return tp * 2 * sum(lacking)
+
+
+def bytes_back(run: FunctionsRun) -> int:
+    """Bytes that ``redistribute`` handed from rank to rank, in the trial of each matrix."""
+    notes = (note for trial in run.trials for note in trial.notes)
+    return sum(note.nbytes for note in notes if note.call == "redistribute")
+
+
+def _written(assigned: Exercise) -> ThreeFunctions:
+    """The reader's ``assign``, if it has passed, among the reference's functions."""
+    return ThreeFunctions() if assigned.accepted is ... else ThreeFunctions(assigned.accepted)
+
+
+def _judge_run(
+    dp: int,
+    tp: int,
+    seed: int,
+    functions: ThreeFunctions,
+    until: Call,
+    backend: str,
+    timeout: float,
+    runs: list[FunctionsRun] | None = None,
+) -> str | Diagnosis | None:
+    for function in (functions.assign, functions.gather, functions.redistribute):
+        if not callable(function):
+            raise MistakeError("Give a function.")
+    try:
+        run = run_functions(dp, tp, seed, functions, until, backend, timeout)
+    except RankFailedError as error:
+        hint = "Gloo ends a process where sizes differ: what one rank sends, the other has to take."
+        return Diagnosis(say_failure(error), (hint,))
+    if run.is_open:
+        raise OpenAnswerError
+    if runs is not None:
+        runs.append(run)
+    return explain_functions(run, timeout)
+
+
+def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
+    """What is wrong with a run of the three functions, told by the first call that is."""
+    judges = (_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), _wrong_steps(run))
+    return next(chain.from_iterable(judges), None)
+
+
+def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
+    count = len(shapes_of(run.dp))
+    for rank, trial in enumerate(run.trials):
+        if trial.notes[0].error:
+            yield f"assign raised on rank {rank}: {trial.notes[0].error}"
+        if not isinstance(trial.owners, dict) or set(trial.owners) != set(range(count)):
+            yield f"assign must return a dict with an owner for each of the parameters 0 to {count - 1}."
+        if not are_owners(trial.owners, trial.group, count):
+            yield _strange_owner(rank, trial)
+    yield from _unlike_owners(run, count)
+
+
+def _unlike_owners(run: FunctionsRun, count: int) -> Iterator[str | Diagnosis]:
+    for rank, trial in enumerate(run.trials):
+        other = run.trials[trial.group[0]]
+        if trial.owners != other.owners:
+            what = f"Ranks {trial.group[0]} and {rank} share parameters, and name different owners"
+            yield Diagnosis(
+                f"{what}: {other.owners} and {trial.owners}.", ("Who am I does not matter to assign.",)
+            )
+    for trial in run.trials:
+        if len(set(trial.owners.values())) < min(len(trial.group), count):
+            shared = ", ".join(map(str, trial.group))
+            yield f"Ranks {shared} share the work, but only {set(trial.owners.values())} of them get any."
+
+
+def _strange_owner(rank: int, trial: RankTrial) -> Diagnosis:
+    index, owner = next((i, o) for i, o in trial.owners.items() if type(o) is not int or o not in trial.group)
+    holders = ", ".join(map(str, trial.group))
+    what = f"On rank {rank}, parameter {index} goes to {owner!r}, but ranks {holders} share it."
+    if owner in range(len(trial.group)):
+        what += f" {owner} is a place in that group; an owner is named by its global rank."
+    return Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",))
+
+
+def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
+    """A call that raised or waited in vain on some rank."""
+    last = {rank: trial.notes[-1] for rank, trial in enumerate(run.trials)}
+    failed = {rank: note for rank, note in last.items() if note.error}
+    if not failed:
+        return
+    loud = {rank: note for rank, note in failed.items() if not note.waited}
+    rank, note = next(iter((loud or failed).items()))
+    if not loud:
+        silent = [each for each in run.trials[rank].group if not last[each].talked and not last[each].error]
+        if silent:
+            yield _absent(rank, note, silent, timeout)
+        what = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s in vain."
+        yield Diagnosis(what, ("Do all ranks of the group make the same calls, in the same order?",))
+    if note.call == "step":
+        yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
+    shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
+    what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
+    yield Diagnosis(f"{what}: {note.error}", _hints_for(note))
+
+
+def _absent(rank: int, note: CallNote, silent: Sequence[int], timeout: float) -> Diagnosis:
+    those = ", ".join(map(str, silent))
+    what = (
+        f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s for rank {those}, "
+        f"which had returned without calling anybody. {ALL_CALL}."
+    )
+    return Diagnosis(what, ("Ask for dist.get_rank() == owner after the collective, not before.",))
+
+
+def _hints_for(note: CallNote) -> tuple[str, ...]:
+    if "not part of group" in note.error:
+        return ("src and dst of torch's collectives are global ranks, whatever the group.",)
+    if "size" in note.error or "split" in note.error or "shape" in note.error:
+        return ("Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is.",)
+    return ("Which matrix is it, and how many rows does this rank hold of it?",)
+
+
+def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
+    for place, note in enumerate(run.trials[0].notes):
+        for rank, trial in enumerate(run.trials):
+            if place < len(trial.notes) and note.call == "gather":
+                yield from _wrong_full(run, rank, trial, trial.notes[place])
+            elif place < len(trial.notes) and note.call == "redistribute":
+                yield from _wrong_part(run, rank, trial, trial.notes[place])
+
+
+def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: CallNote) -> Iterator[str | Diagnosis]:
+    """What is wrong with a whole matrix, or with the None of somebody else."""
+    due, where = run.momentum(rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
+    if trial.owners[note.index] != rank:
+        if note.value is not None:
+            yield Diagnosis(f"{where} it is not the owner, and is to return None.", (f"{ALL_CALL}.",))
+        return
+    if not isinstance(note.value, Tensor):
+        yield f"{where} the owner is to return the whole matrix; it returned {note.value or 'None'}."
+    elif note.value.shape != due.shape:
+        yield Diagnosis(f"{where} {_wrong_shape(note.value, due, run.dp)}", _SHAPE_HINTS)
+    elif not note.value.equal(due):
+        lengths = rows_of(len(due), run.dp)
+        yield Diagnosis(
+            f"{where} {_say_rows(source_rows(note.value, due))}",
+            (
+                "Ranks of the group in order, and of each its rows in order.",
+                "No row twice, and none left out.",
+            ),
+            pictures.draw_rows(source_rows(note.value, due), lengths, trial.group, note.index),
+        )
+
+
+_SHAPE_HINTS = (
+    "Padding has to be taken off before Newton–Schulz sees it: zero rows change the update.",
+    "state['shapes'][state['param_idx']] is the whole shape.",
+)
+
+
+def _wrong_shape(value: Tensor, due: Tensor, ranks: int) -> str:
+    said = f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(value.shape)}."
+    if value.ndim == 2 and len(value) == max(rows_of(len(due), ranks)) * ranks > len(due):
+        return f"{said} That is with padding."
+    if value.ndim == 2 and len(value) in rows_of(len(due), ranks):
+        return f"{said} That is one rank's rows."
+    return said
+
+
+def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: CallNote) -> Iterator[str | Diagnosis]:
+    """What is wrong with a rank's part of the update."""
+    whole, where = run.update(rank, note.index), f"redistribute, matrix {note.index}, rank {rank}:"
+    lengths, place = rows_of(len(whole), run.dp), trial.group.index(rank)
+    begin = sum(lengths[:place])
+    due = whole[begin : begin + lengths[place]]
+    if not isinstance(note.value, Tensor):
+        yield Diagnosis(
+            f"{where} everybody gets its part; it returned {note.value or 'None'}.", (f"{ALL_CALL}.",)
+        )
+    elif note.value.shape != due.shape:
+        yield f"{where} its part has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
+    elif not note.value.equal(due):
+        found = source_rows(note.value, whole)
+        what = f"{where} due are rows {begin} to {begin + len(due) - 1} of the update, and it has {found}."
+        yield Diagnosis(
+            what.replace("None", "no row of it"), ("Each rank's run starts where the last one's ends.",)
+        )
+
+
+def source_rows(value: Tensor, whole: Tensor) -> list[int | None]:
+    """Which row of the whole matrix stands in each row of another; None where none does."""
+    same = [(row == whole).all(1).nonzero().flatten().tolist() for row in value]
+    return [rows[0] if rows else None for rows in same]
+
+
+def _say_rows(found: Sequence[int | None]) -> str:
+    if all(row is None for row in found):
+        return "the shape is right, and no row is one of the matrix."
+    place, row = next((place, row) for place, row in enumerate(found) if row != place)
+    there = "no row of it, as if nobody had filled it" if row is None else f"row {row}"
+    return f"where row {place} of the matrix belongs stands {there}."
+
+
+def _wrong_steps(run: FunctionsRun) -> Iterator[str]:
+    for rank, trial in enumerate(run.trials):
+        if trial.differs is not None:
+            yield f"Each call was right, and after some steps matrix {trial.differs} differs on rank {rank}."
+
+
+def check_shared_work(model: MixedModel) -> Exercise:
+    """The exercise: an ``assign_fn`` for matrices that not everybody may own, scored by its makespan."""
+    par = model.makespan(as_the_package(model))
+
+    def judge(assign: Callable) -> str | Diagnosis | None:
+        answers = [value_of(assign, model.params_at(rank), dict(model.state)) for rank in model.ranks]
+        for rank, owners in enumerate(answers):
+            if (wrong := _not_allowed(model, owners)) is not None:
+                return wrong
+            if owners != answers[0]:
+                what = f"Ranks 0 and {rank} name different owners. What differs between them is the shards."
+                return Diagnosis(
+                    what, ("Take the work from state['shapes'], which is the same on all ranks.",)
+                )
+        mine = model.makespan(answers[0])
+        if mine <= par * (1 + 1e-9):
+            return None
+        busiest = model.loads(answers[0]).index(mine)
+        what = f"The busiest rank, {busiest}, has {mine:.1f} GFLOP; par is {par:.1f}."
+        return Diagnosis(what, (), pictures.draw_loads(model, answers[0]))
+
+    hints = (
+        "The costliest first, each to the holder who has the least work so far.",
+        "Count work with lesson.cost_of(shape), not rows: a square matrix is dearer than its rows say.",
+        "min(state['holders'][index], key=…) picks among those who may.",
+    )
+
+    def count(assign: Callable) -> float:
+        return round(model.makespan(assign(model.params_at(0), dict(model.state))), 1)
+
+    praise = "Nobody owns what it does not hold, and the work is spread."
+    return Exercise(judge, hints, praise, Par("GFLOP on the busiest rank", round(par, 1), count))
+
+
+def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
+    count = len(model.matrices)
+    if not isinstance(owners, dict) or set(owners) != set(range(count)):
+        return f"Return a dict with an owner for each of the parameters 0 to {count - 1}."
+    for index, owner in owners.items():
+        matrix = model.matrices[index]
+        if owner not in matrix.holders:
+            who = ", ".join(map(str, matrix.holders))
+            what = f"{matrix.name} (parameter {index}) goes to {owner!r}; only ranks {who} hold rows of it."
+            return Diagnosis(what, ("state['holders'][index] lists who may own it.",))
+    return None
+
+
+def check_replicas(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
+    """The exercise: a config for HSDP that hands no byte from replica to replica."""
+    runs: list[ReplicasRun] = []
+
+    def judge(make: Callable) -> str | Diagnosis | None:
+        if not callable(make):
+            raise MistakeError("Give a function of the mesh.")
+        try:
+            run = run_replicas(dp, tp, seed, make, backend, timeout)
+        except RankFailedError as error:
+            return _explain_replicas_failure(error)
+        if any(report.is_open for report in run.reports):
+            raise OpenAnswerError
+        runs.append(run)
+        return explain_replicas(run)
+
+    def count(make: Callable) -> float:
+        return runs[-1].crossing
+
+    hints = (
+        "mesh.get_group('shard') is the group of this rank's replica. Owners come from there.",
+        "Your three functions work on plain tensors: hand them momentum.to_local(), and the shape they need.",
+        "Replicas choose different owners. state['agree_group'] says among whom they have to agree.",
+    )
+    praise = "Every replica orthogonalizes for itself, to the same bits, and the slow links stay idle."
+    return Exercise(judge, hints, praise, Par("bytes between replicas", 0, count))
+
+
+def _explain_replicas_failure(error: RankFailedError) -> Diagnosis:
+    if isinstance(error.original, PlanMismatchError):
+        what = "Muon compared the owners of all ranks, and the replicas have chosen different ones"
+        return Diagnosis(
+            f"{what}: {error.original}", ("state['agree_group'] names the ranks that have to agree.",)
+        )
+    return Diagnosis(say_failure(error))
+
+
+def explain_replicas(run: ReplicasRun) -> str | Diagnosis | None:
+    """What is wrong with a config for HSDP, told by the first thing that is."""
+    for rank, report in enumerate(run.reports):
+        if report.trouble:
+            return f"Your function {report.trouble}."
+        if not report.same:
+            return f"On rank {rank} the parameters are not the single process' after some steps."
+    if run.crossing:
+        what = f"The bits are right, and {run.crossing:,} bytes went from one replica to another."
+        hints = (
+            "Every rank of a replica's group is in that replica. Who are the owners, and who is called?",
+        )
+        return Diagnosis(what, hints, pictures.draw_transfers(run))
+    for rank, report in enumerate(run.reports):
+        if len(set(report.owners)) < min(run.shards, len(report.owners)):
+            return f"Nothing crosses, but on rank {rank}'s replica only {set(report.owners)} own matrices."
+    return None
+
+
+def quiz(rows: Sequence[int], windows: Sequence[WindowRun]) -> Exercise:
+    """Three numbers that the notebook has measured."""
+    expected = {"fewest": min(rows), "at_once": windows[0].at_once, "step": 2}
+    why = {
+        "fewest": "min(found.rows).",
+        "at_once": "Ask windows[0].at_once.",
+        "step": "Read the trap with the gradient again: the first step was near enough.",
+    }
+    return numbers(expected, why)
+
+
+def all_exercises(
+    dp: int, tp: int, seed: int, backend: str
+) -> tuple[Exercise, Exercise, Exercise, Exercise, Exercise]:
+    """The lesson's exercises on ranks: the prediction, the three functions, and replicas apart."""
+    assigned = check_assign(dp, tp, seed, backend)
+    gathered = check_gather(dp, tp, seed, assigned, backend)
+    given_back = check_redistribute(dp, tp, seed, (assigned, gathered), backend)
+    return guess(dp * tp), assigned, gathered, given_back, check_replicas(dp, tp, seed, backend)

@@ -1,0 +1,427 @@
+"""Lesson 11 on real ranks: a reader's three functions, call by call and in ``Muon``, and a config for HSDP.
+
+What a run returns says what happened; judging is for others. Between calls the ranks tell each other how they
+fared, on a group of their own: where one of them waits in vain, all stop, and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ... import DistributedConfig, Muon, build_mesh, zeropower_via_newtonschulz
+from ...launching.echo import in_one_line, is_echo
+from ...launching.launch import launch
+from ...worlds.live import gather_objects
+from . import three_functions
+from .three_functions import ThreeFunctions, rows_of
+from .transfers import Transfer, TransferNotes
+
+PATIENCE = 6.0
+STEPS = 3
+LR = 0.02
+Call = Literal["assign", "gather", "redistribute", "step"]
+
+
+def shapes_of(ranks: int) -> list[tuple[int, int]]:
+    """Matrices that cut badly over so many ranks: uneven, a single row, even, and one row too many."""
+    return [(2 * ranks + 1, 6), (1, 8), (4 * ranks, 4), (ranks + 1, 10)]
+
+
+def whole_matrix(shape: tuple[int, int], *numbers: int) -> Tensor:
+    """Random float32 of that shape; the same for the same numbers, on every rank."""
+    seed = sum(number * 1009**place for place, number in enumerate(numbers))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
+    """The rows of a whole matrix that one position holds."""
+    return tensor.split(rows_of(len(tensor), ranks))[position].clone()
+
+
+@dataclass(frozen=True, slots=True)
+class CallNote:
+    """One call of a reader's function, as its rank saw it.
+
+    ``value`` is what it returned, ``error`` what it raised, ``waited`` whether that was for another rank's
+    sake, ``talked`` whether it called any other rank, and ``nbytes`` what it handed to others.
+    """
+
+    call: Call
+    index: int
+    value: Any = None
+    error: str = ""
+    waited: bool = False
+    talked: bool = False
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrial:
+    """What one rank made of the three functions. ``group`` is global ranks.
+
+    ``differs`` is the first parameter that is not the single process' after all steps, None without one.
+    """
+
+    group: tuple[int, ...]
+    owners: Any
+    notes: tuple[CallNote, ...]
+    differs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionsRun:
+    """The three functions, as all ranks played them."""
+
+    dp: int
+    tp: int
+    seed: int
+    trials: tuple[RankTrial, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one of the functions was a stub still."""
+        values = [note.value for trial in self.trials for note in trial.notes]
+        return any(value is ... for value in (*values, *(trial.owners for trial in self.trials)))
+
+    def momentum(self, rank: int, index: int) -> Tensor:
+        """The whole matrix that the ranks of a rank's group hold between them."""
+        return momentum_of(shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
+
+    def update(self, rank: int, index: int) -> Tensor:
+        """The update that was handed to the owner of a rank's group."""
+        return update_of(shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
+
+
+def momentum_of(shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
+    """What is gathered in the trial call: bfloat16, as the optimizer hands it over."""
+    return whole_matrix(shape, index, place, seed, 7).bfloat16()
+
+
+def update_of(shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
+    """What is handed back in the trial call."""
+    return whole_matrix(shape, index, place, seed, 8).bfloat16()
+
+
+def run_functions(
+    dp: int,
+    tp: int,
+    seed: int,
+    functions: ThreeFunctions,
+    until: Call,
+    backend: str = "gloo",
+    timeout: float = PATIENCE,
+) -> FunctionsRun:
+    """Try three functions on real ranks, phase by phase, up to and with ``until``."""
+    arguments = (dp, tp, seed, functions, until, timeout)
+    trials = launch(
+        try_functions, dp * tp, args=arguments, backend=backend, output="quiet", timeout=5 * timeout
+    )
+    return FunctionsRun(dp, tp, seed, tuple(trials))
+
+
+class _TogetherError(Exception):
+    """A call went wrong on some rank: all stop."""
+
+
+def try_functions(
+    rank: int, dp: int, tp: int, seed: int, functions: ThreeFunctions, until: Call, timeout: float
+) -> RankTrial:
+    """One rank's part: each function by itself, then three steps of ``Muon``."""
+    group = build_mesh({"dp": dp, "tp": tp}, timeout=timeout).get_group("dp")
+    control = dist.new_group(timeout=timedelta(seconds=4 * timeout))
+    trial = _Trial(rank, dp, tp, seed, functions, group, control)
+    try:
+        trial.ask_for_owners()
+        if until in ("gather", "redistribute", "step"):
+            trial.try_each(until != "gather")
+        if until == "step":
+            trial.take_steps()
+    except _TogetherError:
+        pass
+    return RankTrial(trial.ranks, trial.owners, tuple(trial.notes), trial.differs)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One rank on its way through the calls."""
+
+    rank: int
+    dp: int
+    tp: int
+    seed: int
+    functions: ThreeFunctions
+    group: dist.ProcessGroup
+    control: dist.ProcessGroup
+    owners: Any = None
+    notes: list[CallNote] = field(default_factory=list)
+    differs: int | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks that share parameters with this one."""
+        return tuple(dist.get_process_group_ranks(self.group))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the functions are told by the reader's config."""
+        return {"group": self.group, "shapes": shapes_of(self.dp)}
+
+    def whole(self, index: int, *more: int) -> Tensor:
+        """A parameter, or its gradient in some step, as its group holds it between its ranks."""
+        return whole_matrix(shapes_of(self.dp)[index], index, self.rank % self.tp, self.seed, *more)
+
+    def mine(self, tensor: Tensor) -> Tensor:
+        """This rank's rows."""
+        return rows_at(tensor, self.rank // self.tp, self.dp)
+
+    def ask_for_owners(self) -> None:
+        """Ask ``assign``, and go on if all ranks have an answer that one can work with."""
+        params = [self.mine(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
+        self.owners = self.call("assign", 0, partial(self.functions.assign, params, self.state))
+        everybody = gather_objects(self.owners, self.control)
+        sound = are_owners(self.owners, self.ranks, len(params))
+        self.go_on_if(sound and all(everybody[rank] == self.owners for rank in self.ranks))
+
+    def try_each(self, and_back: bool) -> None:
+        """Gather each matrix, and hand an update back."""
+        place = self.rank % self.tp
+        for index, shape in enumerate(shapes_of(self.dp)):
+            mine, owner = self.mine(momentum_of(shape, self.seed, place, index)), self.owners[index]
+            known = {"param_idx": index, "local_shape": tuple(mine.shape), "full_shape": None}
+            state = {**self.state, **known, "dtype": torch.float32}
+            self.call("gather", index, partial(self.functions.gather, mine, owner, dict(state)))
+            if and_back:
+                update = update_of(shape, self.seed, place, index) if self.rank == owner else None
+                back = partial(self.functions.redistribute, update, owner, dict(state))
+                part = self.call("redistribute", index, back)
+                self.go_on_if(isinstance(part, Tensor) and part.shape == mine.shape)
+
+    def take_steps(self) -> None:
+        """Some steps of ``Muon`` beside the single process' steps."""
+        mine = self.functions
+        state = {**self.state, "agree_group": self.group}
+        config = DistributedConfig(mine.assign, mine.gather, mine.redistribute, state)
+        wholes = [torch.nn.Parameter(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
+        params = [torch.nn.Parameter(self.mine(whole.detach())) for whole in wholes]
+        alone, muon = Muon(wholes, lr=LR), Muon(params, lr=LR, distributed_config=config)
+        for step in range(STEPS):
+            for index, (whole, param) in enumerate(zip(wholes, params, strict=True)):
+                whole.grad = self.whole(index, 1 + step)
+                param.grad = self.mine(whole.grad)
+            alone.step()
+            self.call("step", step, muon.step)
+        pairs = zip(wholes, params, strict=True)
+        same = [torch.equal(self.mine(whole.detach()), param) for whole, param in pairs]
+        self.differs = None if all(same) else same.index(False)
+
+    def call(self, call: Call, index: int, act: Callable[[], Any]) -> Any:
+        """Make a call, and hear from all ranks how it went."""
+        value, error, waited, noting = None, "", False, TransferNotes()
+        try:
+            with nullcontext() if call == "step" else noting:
+                value = act()
+                if hasattr(value, "wait") and not isinstance(value, Tensor):
+                    value = value.wait()
+        except Exception as raised:
+            error, waited = f"{type(raised).__name__}: {in_one_line(str(raised))}", is_echo(raised)
+        if not isinstance(value, Tensor | dict | type(None)) and value is not ...:
+            value = f"a {type(value).__name__}"
+        nbytes = sum(each.nbytes for each in noting.sent)
+        self.notes.append(CallNote(call, index, value, error, waited, noting.calls > 0, nbytes))
+        self.go_on_if(not error and value is not ...)
+        return value
+
+    def go_on_if(self, fine: bool) -> None:
+        """Stop on all ranks together, where one of them is not fine."""
+        if not all(gather_objects(fine, self.control)):
+            raise _TogetherError
+
+
+def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
+    """Whether an answer of ``assign`` can be worked with."""
+    return (
+        isinstance(owners, dict)
+        and set(owners) == set(range(count))
+        and all(type(owner) is int and owner in ranks for owner in owners.values())
+    )
+
+
+def run_loop(step: Callable[..., object], ranks: int, seed: int, backend: str = "gloo") -> list[bool]:
+    """Whether ``step(params, momenta, owners, config, lr)`` gives each rank one process' bits."""
+    return launch(_loop_by_hand, ranks, args=(step, seed), backend=backend, output="quiet")
+
+
+def _loop_by_hand(rank: int, step: Callable[..., object], seed: int) -> bool:
+    ranks, functions = dist.get_world_size(), ThreeFunctions()
+    wholes = [whole_matrix(shape, index, seed).bfloat16() for index, shape in enumerate(shapes_of(ranks))]
+    momenta = [rows_at(whole, rank, ranks) for whole in wholes]
+    params = [torch.zeros(momentum.shape) for momentum in momenta]
+    state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks)}
+    config = DistributedConfig(functions.assign, functions.gather, functions.redistribute, state)
+    step(params, momenta, functions.assign(params, state), config, LR)
+    due = [rows_at(-LR * zeropower_via_newtonschulz(whole), rank, ranks).float() for whole in wholes]
+    return all(torch.equal(*pair) for pair in zip(params, due, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerOfNothing:
+    """A matrix whose owner holds no row, or few: the rows of each rank, and what each got from gather."""
+
+    rows: list[int]
+    got: list[str | None]
+    called: list[bool]
+
+
+def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> OwnerOfNothing:
+    """One matrix over all ranks; the last rank is its owner."""
+    reports = launch(_gather_at_last, dp * tp, args=(seed,), backend=backend, output="quiet")
+    rows, got, called = zip(*reports, strict=True)
+    return OwnerOfNothing(list(rows), list(got), list(called))
+
+
+def bad_rows(ranks: int) -> int:
+    """How many rows that matrix has."""
+    return 2 * ranks + 1
+
+
+def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None, bool]:
+    ranks = dist.get_world_size()
+    shape = (bad_rows(ranks), 6)
+    mine = rows_at(whole_matrix(shape, seed), rank, ranks)
+    state = {"group": dist.group.WORLD, "shapes": [shape], "param_idx": 0, "local_shape": tuple(mine.shape)}
+    with TransferNotes() as noting:
+        full = three_functions.gather(mine, ranks - 1, state)
+    return len(mine), None if full is None else "tensor", noting.calls > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasReport:
+    """What one rank found of a config for HSDP: what was wrong with it, or how it went."""
+
+    trouble: str = ""
+    is_open: bool = False
+    owners: tuple[int, ...] = ()
+    same: bool = False
+    sent: tuple[Transfer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasRun:
+    """A config for HSDP, as all ranks played it: ``replicas`` of ``shards`` ranks each."""
+
+    replicas: int
+    shards: int
+    reports: tuple[ReplicasReport, ...]
+
+    @property
+    def sent(self) -> list[Transfer]:
+        """All that was handed from rank to rank inside the config's functions."""
+        return [each for report in self.reports for each in report.sent]
+
+    def replica_of(self, rank: int) -> int:
+        """The replica that a rank belongs to."""
+        return rank // self.shards
+
+    @property
+    def crossing(self) -> int:
+        """Bytes that went from one replica to another."""
+        pairs = ((self.replica_of(each.sender), self.replica_of(each.receiver), each) for each in self.sent)
+        return sum(each.nbytes for here, there, each in pairs if here != there)
+
+    @property
+    def within(self) -> int:
+        """Bytes that stayed within a replica."""
+        return sum(each.nbytes for each in self.sent) - self.crossing
+
+    @property
+    def newton_schulzes(self) -> int:
+        """How many matrices were orthogonalized in a step, on all ranks together."""
+        return sum(report.owners.count(rank) for rank, report in enumerate(self.reports))
+
+
+def say_replicas(mine: ReplicasRun, helper: ReplicasRun) -> str:
+    """What a config without crossing costs, beside a helper's."""
+    rows = {
+        "bytes between replicas": (mine.crossing, helper.crossing),
+        "bytes within replicas": (mine.within, helper.within),
+        "Newton–Schulz, all ranks, a step": (mine.newton_schulzes, helper.newton_schulzes),
+    }
+    lines = [f"{name:<34}{ours:>10,}{theirs:>10,}" for name, (ours, theirs) in rows.items()]
+    return "\n".join([f"{f'{STEPS} steps':<34}{'yours':>10}{'helper':>10}", *lines])
+
+
+MakeConfig = Callable[[DeviceMesh], Any]
+
+
+def run_replicas(
+    dp: int, tp: int, seed: int, make: MakeConfig, backend: str = "gloo", timeout: float = PATIENCE
+) -> ReplicasRun:
+    """Try a config on ``tp`` replicas of ``dp`` ranks, with DTensors as HSDP leaves them."""
+    arguments = (dp, tp, seed, make)
+    reports = launch(try_replicas, dp * tp, args=arguments, backend=backend, output="quiet", timeout=timeout)
+    return ReplicasRun(tp, dp, tuple(reports))
+
+
+def try_replicas(rank: int, dp: int, tp: int, seed: int, make: MakeConfig) -> ReplicasReport:
+    """One rank's part: some steps, beside the single process."""
+    mesh = build_mesh({"replicate": tp, "shard": dp})
+    config = make(mesh)
+    if config is ...:
+        return ReplicasReport(is_open=True)
+    if not isinstance(config, DistributedConfig):
+        return ReplicasReport(f"returned a {type(config).__name__}, not a DistributedConfig")
+    noting, owners = TransferNotes(), []
+
+    def noted(function: Callable) -> Callable:
+        def call(*given: Any) -> Any:
+            with noting:
+                answer = function(*given)
+                return answer.wait() if hasattr(answer, "wait") and not isinstance(answer, Tensor) else answer
+
+        return call
+
+    def assign(params: list[Tensor], state: dict) -> Any:
+        answer = config.assign_fn(params, state)
+        owners.append(answer)
+        return answer
+
+    watched = replace(
+        config,
+        assign_fn=assign,
+        gather_fn=noted(config.gather_fn),
+        redistribute_fn=noted(config.redistribute_fn),
+    )
+    shapes = shapes_of(dp)
+    wholes = [torch.nn.Parameter(whole_matrix(shape, index, seed)) for index, shape in enumerate(shapes)]
+    params = [torch.nn.Parameter(_as_hsdp(whole.detach(), mesh)) for whole in wholes]
+    alone, muon = Muon(wholes, lr=LR), Muon(params, lr=LR, distributed_config=watched)
+    for step in range(STEPS):
+        for index, (whole, param) in enumerate(zip(wholes, params, strict=True)):
+            whole.grad = whole_matrix(shapes[index], index, seed, 1 + step)
+            param.grad = _as_hsdp(whole.grad, mesh)
+        alone.step()
+        muon.step()
+    mine = [param.detach().to_local() for param in params]  # type: ignore[attr-defined]
+    due = [rows_at(whole.detach(), rank % dp, dp) for whole in wholes]
+    same = all(torch.equal(*pair) for pair in zip(mine, due, strict=True))
+    chosen = tuple(owners[0].values()) if owners and isinstance(owners[0], dict) else ()
+    return ReplicasReport(owners=chosen, same=same, sent=tuple(noting.sent))
+
+
+def _as_hsdp(whole: Tensor, mesh: DeviceMesh) -> DTensor:
+    mine = rows_at(whole, mesh.get_local_rank("shard"), mesh["shard"].size())
+    placements = [Replicate(), Shard(0)]
+    return DTensor.from_local(
+        mine, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )

@@ -1,0 +1,140 @@
+"""Lesson 11: a model of dense matrices and experts, who may own which, and the busiest rank's work.
+
+The experts of a group exist on its ranks alone. Nothing is run: ``assign_fn`` is asked once a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...newton_schulz import DEFAULT_STEPS
+from ...plan.assign import longest_first, newton_schulz_cost
+from .three_functions import rows_of
+
+DENSE, EXPERTS = 5, 3
+WIDTH = 512
+
+
+def cost_of(shape: tuple[int, int]) -> float:
+    """The work of one Newton–Schulz, all five iterations, in GFLOP.
+
+    >>> cost_of((1024, 512)) / cost_of((512, 512))
+    1.6666666666666667
+    """
+    return DEFAULT_STEPS * newton_schulz_cost(shape) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMatrix:
+    """A matrix of the model, and the ranks that hold its rows between them."""
+
+    name: str
+    shape: tuple[int, int]
+    holders: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedModel:
+    """Dense matrices, cut over all ranks, and experts, each cut over the ranks of its group."""
+
+    dp: int
+    tp: int
+    matrices: tuple[SharedMatrix, ...]
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.dp * self.tp)
+
+    @property
+    def state(self) -> dict[str, list]:
+        """What ``assign_fn`` is told: full shapes, and who holds each matrix, by index."""
+        return {
+            "shapes": [matrix.shape for matrix in self.matrices],
+            "holders": [list(matrix.holders) for matrix in self.matrices],
+        }
+
+    def params_at(self, rank: int) -> list[Tensor]:
+        """What one rank holds: its rows of each matrix, none of a matrix that others hold. Without data."""
+        return [
+            torch.empty(self._rows_at(each, rank), each.shape[1], device="meta") for each in self.matrices
+        ]
+
+    @staticmethod
+    def _rows_at(matrix: SharedMatrix, rank: int) -> int:
+        if rank not in matrix.holders:
+            return 0
+        return rows_of(matrix.shape[0], len(matrix.holders))[matrix.holders.index(rank)]
+
+    def loads(self, owners: dict[int, int]) -> list[float]:
+        """Each rank's work, in GFLOP."""
+        work = dict.fromkeys(self.ranks, 0.0)
+        for index, rank in owners.items():
+            work[rank] += cost_of(self.matrices[index].shape)
+        return list(work.values())
+
+    def makespan(self, owners: dict[int, int]) -> float:
+        """The work of the busiest rank, in GFLOP."""
+        return max(self.loads(owners))
+
+
+def mixed_model(dp: int, tp: int) -> MixedModel:
+    """A model for ``tp`` groups of ``dp`` ranks: group 0 has the fewest and the smallest experts."""
+    ranks = tuple(range(dp * tp))
+    made = [
+        SharedMatrix(f"dense{number}", (WIDTH * (1 + number % 4), WIDTH), ranks)
+        for number in range(DENSE * tp)
+    ]
+    for group in range(tp):
+        holders = tuple(rank for rank in ranks if rank % tp == group)
+        shape = (WIDTH * (2 + group), WIDTH)
+        made += [SharedMatrix(f"expert{group}.{number}", shape, holders) for number in range(EXPERTS + group)]
+    return MixedModel(dp, tp, tuple(made))
+
+
+def in_turn(model: MixedModel) -> dict[int, int]:
+    """Matrix ``i`` to the ``i``-th of its holders, and around again."""
+    return {i: each.holders[i % len(each.holders)] for i, each in enumerate(model.matrices)}
+
+
+def as_the_package(model: MixedModel) -> dict[int, int]:
+    """The owners that the package's helpers choose: longest first, one set of holders after the other."""
+    owners: dict[int, int] = {}
+    loads = dict.fromkeys(model.ranks, 0)
+    for holders in dict.fromkeys(matrix.holders for matrix in model.matrices):
+        indices = [i for i, matrix in enumerate(model.matrices) if matrix.holders == holders]
+        costs = [newton_schulz_cost(model.matrices[i].shape) for i in indices]
+        places = longest_first(costs, [loads[rank] for rank in holders])
+        for index, cost, place in zip(indices, costs, places, strict=True):
+            owners[index] = holders[place]
+            loads[holders[place]] += cost
+    return owners
+
+
+def say_model(model: MixedModel) -> str:
+    """The model, a line for matrices alike."""
+    alike: dict[tuple[tuple[int, int], tuple[int, ...]], list[str]] = {}
+    for matrix in model.matrices:
+        alike.setdefault((matrix.shape, matrix.holders), []).append(matrix.name)
+    lines = [f"{'matrices':<34}{'shape':>12}{'GFLOP each':>12}   may be owned by"]
+    for (shape, holders), names in alike.items():
+        who = "any rank" if len(holders) == len(model.ranks) else f"ranks {', '.join(map(str, holders))}"
+        said = ", ".join(names) if len(names) < 4 else f"{names[0]} … {names[-1]} ({len(names)})"
+        sides = f"{shape[0]} × {shape[1]}"
+        lines.append(f"{said:<34}{sides:>12}{cost_of(shape):>12.2f}   {who}")
+    return "\n".join(lines)
+
+
+def longest_first_joint(params: Sequence[Tensor], state: dict[str, list]) -> dict[int, int]:
+    """The exercise's reference: the costliest first, each to the least busy rank that holds it."""
+    busy: dict[int, float] = {}
+    owners: dict[int, int] = {}
+    for index in sorted(range(len(params)), key=lambda i: -cost_of(state["shapes"][i])):
+        owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0.0))
+        owners[index] = owner
+        busy[owner] = busy.get(owner, 0.0) + cost_of(state["shapes"][index])
+    return owners

@@ -1,0 +1,137 @@
+"""Which rank hands how many bytes to which, seen from outside, whichever collective a function calls.
+
+A collective counts as what its definition says: of a gather, each rank's piece goes to the root; of a
+broadcast, the whole goes from the root to everybody. How a backend forwards it is not seen. Knows the
+dispatcher's operators, and nothing of what they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that one rank hands to another. Ranks are global."""
+
+    sender: int
+    receiver: int
+    nbytes: int
+
+
+@dataclass(eq=False)
+class TransferNotes(TorchDispatchMode):
+    """Notes what this rank sends while it is entered, and how many calls it made, receiving ones too."""
+
+    sent: list[Transfer] = field(default_factory=list)
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # let DTensor turn it into what its ranks do, and see that
+        if func.namespace in ("c10d", "_c10d_functional") and func._opname not in _QUIET:
+            self.calls += 1
+            self.sent += _sent(func._opname, args)
+        return func(*args, **(kwargs or {}))
+
+
+_QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
+
+
+def _sent(name: str, args: Sequence[Any]) -> list[Transfer]:
+    group = _group_in(args)
+    me, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
+    position = ranks.index(me)
+    sizes = _SIZES.get(name.removesuffix("_").lstrip("_"), _to_all)(args, position, len(ranks))
+    pairs = zip(ranks, sizes, strict=True)
+    return [Transfer(me, rank, nbytes) for rank, nbytes in pairs if rank != me and nbytes]
+
+
+def _group_in(args: Sequence[Any]) -> dist.ProcessGroup:
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            return dist.ProcessGroup.unbox(value)
+    name: Any = next(value for value in reversed(args) if isinstance(value, str))
+    return _resolve_process_group(name)
+
+
+def _bytes(tensors: Any) -> int:
+    if isinstance(tensors, Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_bytes(each) for each in tensors)
+
+
+def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    """What goes whole to everybody: the second tensor where there is one, as all_gather has it."""
+    tensors = args[1] if isinstance(args[1], (Tensor, list)) else args[0]
+    return [_bytes(tensors)] * ranks
+
+
+def _to_root(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    mine = _bytes(args[1] if isinstance(args[1], list) else args[0])
+    return [mine * (rank == args[3]) for rank in range(ranks)]
+
+
+def _from_root(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return [_bytes(args[0]) * (position == args[2])] * ranks
+
+
+def _scattered(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return [_bytes(each) for each in args[1][0]] if position == args[3] else [0] * ranks
+
+
+def _to_one(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return [_bytes(args[0]) * (rank == args[2]) for rank in range(ranks)]
+
+
+def _to_none(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return [0] * ranks
+
+
+def _split(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return _in_rows(args[1], args[4], ranks)
+
+
+def _split_functional(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return _in_rows(args[0], args[2], ranks)
+
+
+def _in_rows(whole: Tensor, splits: Sequence[int], ranks: int) -> Iterable[int]:
+    row = _bytes(whole) // max(1, len(whole))
+    return [rows * row for rows in splits] if splits else [_bytes(whole) // ranks] * ranks
+
+
+def _listed(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    return [_bytes(each) for each in args[1]]
+
+
+_SIZES: dict[str, Callable[[Sequence[Any], int, int], Iterable[int]]] = {
+    "gather": _to_root,
+    "reduce": _to_root,
+    "broadcast": _from_root,
+    "scatter": _scattered,
+    "send": _to_one,
+    "recv": _to_none,
+    "recv_any_source": _to_none,
+    "alltoall_base": _split,
+    "alltoall": _listed,
+    "all_to_all_single": _split_functional,
+}
+"""Bytes for each rank of the group; what is not listed goes whole to everybody."""
+
+
+def bytes_between(sent: Iterable[Transfer], group_of: Callable[[int], int]) -> int:
+    """Bytes that leave the sender's group; ``group_of`` says which group a rank is in."""
+    return sum(each.nbytes for each in sent if group_of(each.sender) != group_of(each.receiver))

@@ -1,0 +1,199 @@
+"""Heat maps of lesson 08: where an update acts, in the gradient's own directions, beside its spectrum.
+
+A square of a heat map stands for 4 × 4 entries of Uᵀ · update · V; the darker, the larger.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.transforms import Bbox, BboxTransformTo
+from torch import Tensor
+
+from ..pictures.colours import CARD, INK, MUON, OTHER, QUIET, RIGHT, WRONG
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.shell import Shell, choice
+from .cuts import (
+    CUTS,
+    DIMS,
+    SHAPE,
+    Comparison,
+    compare,
+    in_directions,
+    matrices,
+    patches,
+    pieces_alone,
+    shares,
+)
+
+POOL, SQUARE, SHADES = 4, 8.0, 16
+"""Entries along a side of one square, its pixels, and how many greys there are."""
+HARMLESS = 0.25
+"""The distance, after the best rescaling, below which an update counts as nearly right."""
+
+
+@functools.cache
+def alone(matrix: str, cut: str, tp: int) -> tuple[Comparison, Tensor]:
+    """The update of shards alone beside UVᵀ, and in the directions of the whole matrix."""
+    whole = matrices()[matrix]
+    update = pieces_alone(whole, DIMS[cut], tp)
+    return compare(update, whole), in_directions(update, whole)
+
+
+def is_harmless(matrix: str, cut: str, tp: int) -> bool:
+    """Whether the shards' update is nearly UVᵀ, at the best learning rate."""
+    return alone(matrix, cut, tp)[0].at_best < HARMLESS
+
+
+def hero() -> Picture:
+    """The first picture: the whole gradient, and the same cut by columns; a diagonal that smears."""
+    cuts = (1, 2, 4)
+    figure, axes = blank(880, 74 + 166 * len(cuts) + 40)
+    write(axes, 20, 22, "Where does the update act?", 14, weight="bold")
+    write(axes, 20, 48, "down: output directions of the gradient · across: input directions", 12, color=QUIET)
+    write(axes, 580, 48, "singular values of the update", 12, color=QUIET)
+    said = []
+    for row, tp in enumerate(cuts):
+        result, turned = alone("real", "columns", tp)
+        who = f"cut into {tp}, each shard alone" if tp > 1 else "the whole matrix"
+        words = f"{who}: {_say_astray(turned)}"
+        top = 74 + 166 * row
+        write(axes, 20, top + 12, words, 12.5, weight="bold", color=WRONG if tp > 1 else RIGHT)
+        _draw_heat(axes, turned, 20, top + 28)
+        flat = [value / result.values[0] for value in result.values]
+        _draw_values(axes, flat, 1.25, (580, top + 28), OTHER if tp > 1 else MUON)
+        write(axes, 592, top + 136, "flat", 12.5)
+        said.append(words)
+    _draw_sides(axes, 20, 74 + 166 * len(cuts) + 4)
+    alt = "Uᵀ · update · V of a real gradient, 64 × 256, cut by columns."
+    return finish(figure, "shards_alone-hero", f"{alt} {'; '.join(said)}. Every spectrum is flat.")
+
+
+def _say_astray(turned: Tensor) -> str:
+    """How much of an update's energy is off the diagonal, in words."""
+    astray = 1 - shares(turned).diagonal
+    return "nothing off the diagonal" if astray < 1e-9 else f"{astray:.0%} off the diagonal"
+
+
+def _draw_sides(axes: Axes, left: float, y: float) -> None:
+    """What the columns of a heat map are, below it."""
+    middle, right = (left + SQUARE * side / POOL for side in SHAPE)
+    for start, stop, words in (
+        (left, middle, "its inputs"),
+        (middle, right, "inputs where the gradient is zero"),
+    ):
+        axes.plot([start + 3, stop - 3], [y, y], color=INK, linewidth=1.4)
+        write(axes, start + 4, y + 16, words, 12)
+
+
+def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: float = SQUARE) -> None:
+    """The squares, all of one shade as one shape; white is left out."""
+    shades = _shades(turned)
+    runs: dict[int, list[Path]] = {}
+    for shade, row, column, down, across in patches(shades.tolist()):
+        corner = left + column * square, top + row * square
+        box = Bbox.from_bounds(*corner, across * square, down * square)
+        runs.setdefault(int(shade), []).append(Path.unit_rectangle().transformed(BboxTransformTo(box)))
+    for shade, boxes in sorted(runs.items()):
+        if shade:
+            shape = Path.make_compound_path(*boxes)
+            axes.add_patch(PathPatch(shape, facecolor=INK, alpha=shade / SHADES, linewidth=0, zorder=3))
+    height, width = (side * square for side in shades.shape)
+    rectangle(axes, left, top, width, height, "none", linewidth=1.2, edgecolor=QUIET, zorder=4)
+
+
+def _shades(turned: Tensor) -> Tensor:
+    """0 to ``SHADES`` for each square: the root of its size, so that what is faint is still seen."""
+    rows, columns = (side // POOL for side in turned.shape)
+    sizes = (turned**2).view(rows, POOL, columns, POOL).sum((1, 3)).sqrt() / POOL**0.5
+    return ((sizes / 2).clamp(max=1).sqrt() * SHADES).round().int()
+
+
+def _draw_values(
+    axes: Axes, values: Sequence[float], most: float, corner: tuple[float, float], colour: str
+) -> None:
+    """A spectrum in a frame, the largest value first, from 0 to ``most``."""
+    (left, top), width, height = corner, 280, SQUARE * SHAPE[0] / POOL
+    rectangle(axes, left, top, width, height, CARD, linewidth=1.2, edgecolor=QUIET)
+    across = [left + (place + 0.5) * width / len(values) for place in range(len(values))]
+    axes.plot(
+        across, [top + height * (1 - value / most) for value in values], color=colour, linewidth=3, zorder=3
+    )
+
+
+def draw_alone(halvings: int, cut: str, matrix: str) -> Picture:
+    """One frame of the film: a matrix cut into 2 ** ``halvings`` shards, each orthogonalized alone."""
+    tp = 2**halvings
+    how = f"cut by {cut} into {tp}" if halvings else f"before it is cut by {cut}"
+    who = f"{matrix} matrix, {how}"
+    return _draw_update(who, *alone(matrix, cut, tp), "shards_alone-film")
+
+
+def draw_update(title: str, update: Tensor, matrix: Tensor, name: str) -> Picture:
+    """Where any update of a matrix acts, in the matrix's own directions, beside its spectrum."""
+    return _draw_update(title, compare(update, matrix), in_directions(update, matrix), name)
+
+
+def _draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Picture:
+    found, most = shares(turned), max(3.0, 1.05 * result.values[0])
+    figure, axes = blank(880, 294)
+    said = f"{title}: cosine {result.cosine:.2f}"
+    write(axes, 20, 24, said, 14, weight="bold")
+    _draw_heat(axes, turned, 20, 48)
+    _draw_sides(axes, 20, 184)
+    _draw_values(axes, result.values, most, (580, 48), OTHER)
+    level = 48 + SQUARE * SHAPE[0] / POOL * (1 - 1 / most)
+    axes.plot([580, 860], [level, level], color=MUON, linewidth=1.4)
+    write(axes, 572, level, "1", 12, ha="right", color=QUIET)
+    write(axes, 580, 200, _say_values(result), 12)
+    lines = (
+        f"energy: {found}",
+        f"distance to UVᵀ {result.distance:.2f}; after the best rescaling {result.at_best:.2f}",
+    )
+    for number, line in enumerate(lines):
+        write(axes, 20, 238 + 28 * number, line, 12.5)
+    return finish(figure, name, f"{said}. {_say_values(result)}; {'; '.join(lines)}.")
+
+
+def _say_values(result: Comparison) -> str:
+    low, high = result.values[-1], result.values[0]
+    if high - low < 1e-6:
+        return f"singular values all {high:.2f}"
+    return f"singular values {high:.2f} to {low:.2f}"
+
+
+def explore(tp: int, live: bool = True) -> Shell | Picture:
+    """The film: cut in half, and again; with buttons for the cut and the matrix."""
+    kinds = {name: name for name in matrices()}
+    cuts = {name: name for name in DIMS}
+    return play(
+        draw_alone,
+        len(CUTS) - 1,
+        draw_all(tp),
+        live,
+        label="halvings",
+        interval=1200,
+        cut=choice("cut by", cuts),
+        matrix=choice("matrix", kinds),
+    )
+
+
+def draw_all(tp: int) -> Picture:
+    """Every matrix and both cuts at once: what the film shows without a kernel."""
+    figure, axes = blank(880, 56 + 150 * len(matrices()))
+    write(axes, 20, 24, f"Cut into {tp}, each shard alone", 14, weight="bold")
+    said = []
+    for row, matrix in enumerate(matrices()):
+        for column, cut in enumerate(DIMS):
+            result, turned = alone(matrix, cut, tp)
+            left, top = 20 + 432 * column, 44 + 150 * row
+            words = f"{matrix}, by {cut}: cosine {result.cosine:.2f}"
+            write(axes, left, top + 14, words, 12.5, weight="bold")
+            _draw_heat(axes, turned, left, top + 30, 6.4)
+            said.append(f"{words}, {_say_values(result)}, {_say_astray(turned)}")
+    return finish(figure, "shards_alone-all", f"Cut into {tp}, each shard alone. {'; '.join(said)}.")

@@ -1,0 +1,124 @@
+"""The hard exercise of lesson 08: each rank's columns of the whole UVᵀ, within a budget of bytes.
+
+Inside ``counting``, ``dist.all_reduce`` and ``dist.all_gather`` count what a rank sends on a ring; other
+collectives are refused, so that none goes uncounted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...launching.launch import launch
+from .cuts import SHAPE, matrices, my_piece
+from .on_ranks import tp_group
+
+Update = Callable[[Tensor, Any], Any]
+JUDGED = ("real", "power law")
+_REFUSED = (
+    *("all_gather_into_tensor", "all_gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("broadcast", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "isend"),
+    "batch_isend_irecv",
+)
+
+
+@dataclass(slots=True)
+class SentBytes:
+    """How many bytes this rank has sent, as a ring sends them."""
+
+    count: float = 0.0
+
+
+@contextmanager
+def counting() -> Iterator[SentBytes]:
+    """Count what this process sends inside."""
+    sent = SentBytes()
+    patched: dict[str, Any] = {name: functools.partial(_refuse, name) for name in _REFUSED}
+    patched["all_reduce"] = _counted(sent, dist.all_reduce, lambda ranks: 2 * (ranks - 1) / ranks)
+    patched["all_gather"] = _counted(sent, dist.all_gather, lambda ranks: ranks - 1, place=1)
+    with patch.multiple(dist, **patched):
+        yield sent
+
+
+def _refuse(name: str, *given: Any, **named: Any) -> None:
+    raise ValueError(f"dist.{name} is not counted here: use dist.all_reduce or dist.all_gather")
+
+
+def _counted(
+    sent: SentBytes, original: Callable[..., Any], times: Callable[[int], float], place: int = 0
+) -> Callable[..., Any]:
+    """The collective, counted: ``times`` the bytes of its argument at ``place``."""
+
+    @functools.wraps(original)
+    def call(*given: Any, group: Any = None, **named: Any) -> Any:
+        if len(given) <= place:
+            raise ValueError(
+                f"give dist.{original.__name__} its tensors without their names, then group=group"
+            )
+        sent.count += given[place].nbytes * times(dist.get_world_size(group))
+        return original(*given, group=group, **named)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalRun:
+    """By rank and matrix, what the function returned and how many bytes the rank sent meanwhile."""
+
+    tp: int
+    results: tuple[dict[str, tuple[Any, float]], ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the function was a stub still."""
+        return all(result is ... for mine in self.results for result, _ in mine.values())
+
+    @property
+    def sent(self) -> float:
+        """The bytes that the busiest rank sent for one matrix."""
+        return max(count for mine in self.results for _, count in mine.values())
+
+
+def budget(tp: int) -> float:
+    """Bytes that a rank sends in an all_reduce of a 64 × 64 matrix in float32."""
+    return 2 * (tp - 1) / tp * SHAPE[0] ** 2 * 4
+
+
+def say_budget(tp: int) -> str:
+    """What a gather of the whole costs a rank, and the budget."""
+    gathered = (tp - 1) * SHAPE[0] * SHAPE[1] // tp * 4
+    return f"a gather sends   {gathered:,} bytes a rank\nyour budget      {budget(tp):,.0f} bytes a rank"
+
+
+def run_survival(function: Update, dp: int, tp: int, backend: str = "gloo") -> SurvivalRun:
+    """Play ``function(shard, tp group)`` on real ranks, for each judged matrix in float32, cut by columns."""
+    results = launch(
+        play_survival, dp * tp, args=(function, dp, tp), backend=backend, output="quiet", timeout=10.0
+    )
+    return SurvivalRun(tp, tuple(results))
+
+
+def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tuple[Any, float]]:
+    """One rank's part. All ranks must call."""
+    group, found = tp_group(dp, tp), {}
+    for name in JUDGED:
+        shard = my_piece(matrices()[name].float(), 1, rank % tp, tp)
+        with counting() as sent:
+            found[name] = function(shard, group), sent.count
+    return found
+
+
+def surviving_update(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's columns of the whole UVᵀ, (GGᵀ)^(-1/2) G. All ranks of the group must call."""
+    gram = shard @ shard.T
+    dist.all_reduce(gram, group=group)
+    values, directions = torch.linalg.eigh(gram)
+    return directions @ torch.diag(values.rsqrt()) @ directions.T @ shard

@@ -1,0 +1,321 @@
+"""Lesson 09: you are the network. A step in the stepping world, answered in whatever order you like.
+
+A rank runs until it needs others. Its group can be answered once all members ask. Which of the ready groups
+goes first is free, and the weights at the end are the same bits each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ipywidgets
+import torch
+import traitlets
+from matplotlib.axes import Axes
+
+from ... import Grid, LocalWorld
+from ..inputs import measure
+from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, QUIET, TP_GROUP, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.shell import Shell, show
+from .on_ranks import NotedPhases, jobs_on, reference_step
+from .recording import PHASES
+
+Group = tuple[int, ...]
+_WIDTH, _SIZE, _SHOWN = 900, 11, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One collective that the network has answered, or could: its group, axis, phase and matrix."""
+
+    group: Group
+    axis: str
+    phase: int
+    subject: str
+
+    def __str__(self) -> str:
+        of = f" of {self.subject}" if self.subject else ""
+        return f"{self.phase} {PHASES[self.phase - 1]}{of}: ranks {', '.join(map(str, self.group))}"
+
+
+@dataclass(slots=True, eq=False)
+class Network:
+    """A step of all ranks in this process, and the order in which its messages have been answered so far.
+
+    >>> network = Network(2, 1, seed=0)
+    >>> network.finish(lambda ready: ready[-1])
+    >>> len(network.order), network.ready, len(network.result) == 10
+    (3, [], True)
+    """
+
+    dp: int
+    tp: int
+    seed: int
+    order: list[Answer] = field(default_factory=list)
+    ended: list[tuple[tuple[Answer, ...], str]] = field(default_factory=list)
+    world: LocalWorld = field(init=False)
+    jobs: list[NotedPhases] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """All ranks at the beginning of the step, and nothing answered."""
+        self.world, self.order = LocalWorld(Grid.of(dp=self.dp, tp=self.tp)), []
+        self.jobs = jobs_on(self.world.grid, self.seed)
+        self.world.start([job.take(reference_step) for job in self.jobs])
+
+    @property
+    def ready(self) -> list[Answer]:
+        """What could be answered next: of each group all of whose members ask, its collective."""
+        with torch.no_grad(), measure.one_thread():
+            groups = self.world.ready()
+        return [self._answer_of(group) for group in groups]
+
+    @property
+    def result(self) -> str:
+        """A hash of all weights on all ranks; empty until every rank is through."""
+        if self.ready:
+            return ""
+        raw = b"".join(each.data.numpy().tobytes() for job in self.jobs for each in job.step.parameters)
+        return hashlib.sha256(raw).hexdigest()[:10]
+
+    def _answer_of(self, group: Group) -> Answer:
+        asked = self.world.pending[group[0]]
+        return Answer(group, asked.axes[0], PHASES.index(asked.label.phase) + 1, asked.label.subject)
+
+    def answer(self, group: Group) -> None:
+        """Answer what a ready group asks for; remember the order once no rank waits any more."""
+        self.order.append(next(each for each in self.ready if each.group == group))
+        with torch.no_grad(), measure.one_thread():
+            self.world.advance(group)
+        if result := self.result:
+            self.ended.append((tuple(self.order), result))
+
+    def finish(self, choose: Any, upto: int | None = None) -> None:
+        """Answer on, ``choose`` picking one of the ready ones, to the end or until ``upto`` are answered."""
+        while (ready := self.ready) and (upto is None or len(self.order) < upto):
+            self.answer(choose(ready).group)
+
+    def rewind(self, answered: int) -> None:
+        """Start again, and answer the first so many in the same order."""
+        done = self.order[:answered]
+        self.restart()
+        for each in done:
+            self.answer(each.group)
+
+
+def first(ready: Sequence[Answer]) -> Answer:
+    """The choice of a network that has no opinion."""
+    return ready[0]
+
+
+def all_answers(dp: int, tp: int, seed: int) -> int:
+    """How many collectives a step has."""
+    network = Network(dp, tp, seed)
+    network.finish(first)
+    return len(network.order)
+
+
+class ReadyButtons(ipywidgets.VBox):
+    """A button for each group that could be answered next. Its ``value`` is how many have been answered.
+
+    >>> buttons = ReadyButtons(Network(2, 1, seed=0))
+    >>> [button.description for button in buttons.groups]
+    ['1 gradient reduce_scatter: ranks 0, 1']
+    >>> buttons.groups[0].click()
+    >>> buttons.value, buttons.options[-1]
+    (1, ('3', 3))
+    """
+
+    value = traitlets.Int(0)
+    description = "answered"
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.last = all_answers(network.dp, network.tp, network.seed)
+        self.draw = random.Random(network.seed)
+        self.groups: list[Any] = []
+        self.row = ipywidgets.Box(layout=ipywidgets.Layout(flex_flow="row wrap", display="flex"))
+        super().__init__([self.row, ipywidgets.HBox(self._tools())])
+        self._refresh()
+        self.observe(self._reach, names="value")
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        """Every number of answers, by the words for it."""
+        return [(str(stop), stop) for stop in range(self.last + 1)]
+
+    def _tools(self) -> list[Any]:
+        tools = {
+            "one at random": self._one,
+            "all at random": self._all,
+            "undo": self._undo,
+            "again": self._again,
+        }
+        buttons = [ipywidgets.Button(description=name) for name in tools]
+        for button, press in zip(buttons, tools.values(), strict=True):
+            button.on_click(press)
+        return buttons
+
+    def _press(self, group: Group, button: object) -> None:
+        self.network.answer(group)
+        self.value = len(self.network.order)
+
+    def _one(self, button: object) -> None:
+        self.value = min(self.value + 1, self.last)
+
+    def _all(self, button: object) -> None:
+        if self.value == self.last:
+            self.value = 0
+        self.value = self.last
+
+    def _undo(self, button: object) -> None:
+        self.value = max(0, self.value - 1)
+
+    def _again(self, button: object) -> None:
+        self.value = 0
+
+    def _reach(self, change: Any) -> None:
+        """Bring the network to the number of answers that was asked for, then show what is ready there."""
+        if self.value < len(self.network.order):
+            self.network.rewind(self.value)
+        self.network.finish(self.draw.choice, self.value)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        size = ipywidgets.Layout(width="auto")
+        self.groups = []
+        for each in self.network.ready:
+            button = ipywidgets.Button(description=str(each), layout=size)
+            button.on_click(partial(self._press, each.group))
+            self.groups.append(button)
+        self.row.children = self.groups
+
+
+def draw_network(network: Network) -> Picture:
+    """Where each rank stands, which groups are ready, the order so far, and what earlier orders ended in."""
+    grid, ready = network.world.grid, network.ready
+    wide = min(300, (_WIDTH - 40) // grid.size("tp"))
+    strips = 68 + 72 * grid.size("dp")
+    kept = network.ended[-_SHOWN:]
+    figure, axes = blank(_WIDTH, strips + 56 * (len(kept) + 1) + 8)
+    said = _say_state(network, ready)
+    write(axes, 16, 22, said, 12)
+    outline = {rank: each for each in ready for rank in each.group}
+    for rank in grid.ranks:
+        at = grid.at(rank)
+        _draw_rank(
+            axes, network, rank, outline.get(rank), (16 + at["tp"] * wide, 44 + at["dp"] * 72, wide - 14)
+        )
+    most = max(1, len(network.order) + sum(1 for _ in ready), *(len(order) for order, _ in kept))
+    _draw_order(axes, strips, "you", network.order, network.result, most)
+    for number, (order, result) in enumerate(kept, 1):
+        _draw_order(axes, strips + 56 * number, "ended", order, result, most)
+    hashes = {result for _, result in network.ended}
+    said += f" So far {len(network.order)} are answered: {_say_order(network.order)}."
+    if network.ended:
+        said += (
+            f" {len(network.ended)} runs have ended, in {len(hashes)} result: {', '.join(sorted(hashes))}."
+        )
+    return finish(figure, f"network-{len(network.order)}", said)
+
+
+def _say_state(network: Network, ready: Sequence[Answer]) -> str:
+    if result := network.result:
+        return f"Every rank is through. Hash of all weights: {result}"
+    return f"{len(network.order)} answered. Ready: {len(ready)} group{'' if len(ready) == 1 else 's'}."
+
+
+def _say_order(order: Sequence[Answer]) -> str:
+    return (
+        "; ".join(f"phase {each.phase} for ranks {', '.join(map(str, each.group))}" for each in order)
+        or "none"
+    )
+
+
+def _draw_rank(
+    axes: Axes, network: Network, rank: int, ready: Answer | None, at: tuple[float, float, float]
+) -> None:
+    x, y, wide = at
+    asked = network.world.pending.get(rank)
+    edge = INK if ready is None else _outline(ready.axis)
+    rectangle(
+        axes, x, y, wide, 56, rank_colour(rank), edgecolor=edge, linewidth=1.0 if ready is None else 4.0
+    )
+    write(axes, x + 10, y + 17, f"rank {rank}", 12, weight="bold")
+    if asked is None:
+        write(axes, x + 10, y + 39, "is through", _SIZE)
+        return
+    phase = PHASES.index(asked.label.phase) + 1
+    of = f" of {asked.label.subject}" if phase == 3 else ""
+    write(axes, x + 10, y + 39, f"{'ready' if ready else 'waits'} in phase {phase}{of}", _SIZE)
+
+
+def _outline(axis: str) -> str:
+    return DP_GROUP if axis == "dp" else TP_GROUP
+
+
+def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], result: str, most: int) -> None:
+    """One run as a strip: a box for each message, with phase and ranks, and the hash at its end."""
+    write(axes, 16, y + 22, title, _SIZE)
+    wide = min(64.0, (_WIDTH - 76 - 150) / most)
+    for number, each in enumerate(order):
+        x = 76 + number * wide
+        rectangle(axes, x, y, wide - 6, 44, CARD, edgecolor=_outline(each.axis), linewidth=2.0)
+        write(
+            axes,
+            x + wide / 2 - 3,
+            y + (14 if wide > 30 else 22),
+            str(each.phase),
+            12,
+            ha="center",
+            weight="bold",
+        )
+        if wide > 30:
+            ranks = ",".join(map(str, each.group))
+            write(axes, x + wide / 2 - 3, y + 32, ranks if len(ranks) * 8 < wide else "…", _SIZE, ha="center")
+    if result:
+        write(axes, 76 + len(order) * wide + 6, y + 22, f"→ {result}", 12, weight="bold")
+    elif not order:
+        rectangle(axes, 76, y, 200, 44, EMPTY, linewidth=0.0)
+        write(axes, 90, y + 22, "nothing answered yet", _SIZE, color=QUIET)
+
+
+def draw_orders(dp: int, tp: int, seed: int, runs: int = 6) -> Picture:
+    """The still picture: several runs, each answered in another order, and what each ended in."""
+    network, draw = Network(dp, tp, seed), random.Random(seed)
+    for _ in range(runs):
+        network.restart()
+        network.finish(draw.choice)
+    if not network.order:  # nobody to talk to
+        network.ended = [((), network.result)] * runs
+    figure, axes = blank(_WIDTH, 92 + 56 * runs)
+    write(axes, 16, 22, "Each box is an answered message: the phase, and the ranks of the group.", 12)
+    for x, name, edge in ((16, "dp group", DP_GROUP), (130, "tp group", TP_GROUP)):
+        rectangle(axes, x, 42, 18, 18, CARD, edgecolor=edge, linewidth=2.0)
+        write(axes, x + 26, 51, name, _SIZE)
+    for number, (order, result) in enumerate(network.ended):
+        _draw_order(axes, 80 + 56 * number, f"run {number + 1}", order, result, max(1, len(order)))
+    hashes = sorted({result for _, result in network.ended})
+    orders = len({order for order, _ in network.ended})
+    said = (
+        f"{runs} runs of the step, answered in {orders} different orders. The weights at the end have "
+        f"{len(hashes)} hash: {', '.join(hashes)}. The first run: {_say_order(network.ended[0][0])}."
+    )
+    return finish(figure, "network-orders", said)
+
+
+def be_the_network(dp: int, tp: int, seed: int, live: bool = True) -> Shell | Picture:
+    """A button for each group that waits; a still picture of several orders where no kernel runs."""
+    still = draw_orders(dp, tp, seed)
+    if not live:
+        return still
+    network = Network(dp, tp, seed)
+    return show(lambda answered: draw_network(network), still, live, answered=ReadyButtons(network))

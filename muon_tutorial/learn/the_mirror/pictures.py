@@ -1,0 +1,164 @@
+"""Pictures of lesson 09: the film, what each phase sends, hops and their opposites, a reader's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from matplotlib.axes import Axes
+
+from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Partial, Replicate, Shard
+from ...engine.collective import Label, Walk
+from ...engine.hops import take
+from ...errors import OneWayError
+from ...plan.layout import Placement, shard_box
+from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from . import replay
+from .compare import StepDifference
+from .recording import LAST, PHASES, Recording
+
+_WIDTH, _SIZE = 900, 11
+HOPS: tuple[tuple[Placement, Placement], ...] = (
+    (Shard(0), Replicate()),
+    (Shard(0), Owned(1)),
+    (Replicate(), Owned(1)),
+    (Partial(), Replicate()),
+    (Partial(), Shard(0)),
+)
+"""One change of placement each; the other direction is its opposite."""
+
+
+def hero() -> Picture:
+    """The first picture of the lesson: the film of one recorded step."""
+    return replay.film(replay.load())
+
+
+def bytes_sent(recording: Recording, rank: int, phase: int) -> int:
+    """Bytes that a rank hands over in one phase."""
+    return sum(sent.size for sent in recording.diaries[rank].sent if sent.phase == phase)
+
+
+def draw_sent(recording: Recording, rank: int = 0) -> Picture:
+    """What one rank hands over in each phase: bars over the seven phases, the mirror's axis at the fourth."""
+    amounts = [bytes_sent(recording, rank, phase) for phase in range(1, LAST + 1)]
+    figure, axes = blank(_WIDTH, 268)
+    write(axes, 16, 20, f"Bytes that rank {rank} hands over in each phase", 12)
+    each, most = (_WIDTH - 40) / LAST, max(1, *amounts)
+    for number, amount in enumerate(amounts):
+        x, high = 20 + number * each, 130 * amount / most
+        if amount:
+            rectangle(axes, x + 14, 190 - high, each - 28, high, rank_colour(rank))
+        said = f"{amount:,}" if amount else "nothing"
+        write(axes, x + each / 2, 190 - high - 13, said, _SIZE, ha="center")
+        name = PHASES[number].replace(" ", "\n", 1)
+        write(axes, x + each / 2, 232, f"{number + 1} {name}", _SIZE, ha="center", linespacing=1.15)
+    axes.plot([20, _WIDTH - 20], [190, 190], color=INK, linewidth=1.0)
+    axes.plot([_WIDTH / 2] * 2, [40, 164], color=INK, linewidth=1.2, dashes=(4, 3), zorder=0)
+    words = "; ".join(
+        f"phase {number} ({phase}) {f'{amount:,} bytes' if amount else 'nothing'}"
+        for number, (phase, amount) in enumerate(zip(PHASES, amounts, strict=True), 1)
+    )
+    return finish(figure, f"sent-{rank}", f"What rank {rank} hands over: {words}.")
+
+
+def asks_for(src: Placement, dst: Placement) -> str:
+    """The collective that a hop asks for on two ranks, found by taking it; "nothing" if it asks for none."""
+    hop, grid, kinds = Hop("dp", src, dst, (4, 4)), Grid.of(dp=2), list[str]()
+
+    def walk(at: Coordinate) -> Walk:
+        whole = isinstance(src, Replicate | Partial) or src == Owned(at.rank)
+        held = torch.ones(4 if whole else 2, 4)
+        return (yield from take(held, hop, torch.float32, at, Label("hop")))
+
+    world = LocalWorld(grid, observers=[lambda request, at: kinds.append(request.kind)])
+    world.run([walk(grid.at(rank)) for rank in grid.ranks])
+    return kinds[0] if kinds else "nothing"
+
+
+def _opposite(src: Placement, dst: Placement) -> str:
+    try:
+        back = Hop("dp", src, dst, (4, 4)).inverse
+    except OneWayError:
+        return "no way back"
+    return asks_for(back.src, back.dst)
+
+
+def draw_hops() -> Picture:
+    """Hops of two ranks in one direction and in the other, and what each way asks for."""
+    figure, axes = blank(_WIDTH, 36 + 92 * len(HOPS))
+    said = []
+    for number, (src, dst) in enumerate(HOPS):
+        y, out, back = 26 + 92 * number, asks_for(src, dst), _opposite(src, dst)
+        for x, side in ((20, src), (560, dst)):
+            write(axes, x, y, _name(side), 12, weight="bold")
+            _draw_placement(axes, x, y + 14, side)
+        _draw_both_ways(axes, y + 30, out, back)
+        said.append(f"From {_name(src)} to {_name(dst)}: {out}; back: {back}")
+    return finish(figure, "hops", f"What changes of placement of two ranks ask for. {'. '.join(said)}.")
+
+
+def _name(side: Placement) -> str:
+    """A placement as one types it, such as ``Shard(0)``."""
+    number = side.dim if isinstance(side, Shard) else side.rank if isinstance(side, Owned) else ""
+    return f"{type(side).__name__}({number})"
+
+
+def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
+    for rank in (0, 1):
+        left = x + rank * 156
+        write(axes, left, y + 22, f"rank {rank}", _SIZE, color=QUIET)
+        rectangle(axes, left + 58, y, 84, 44, EMPTY, linewidth=0.8)
+        box = shard_box((2, 1), side, rank, 2)
+        if box.numel:
+            top, high = y + 22 * box.offset[0], 22 * box.shape[0]
+            half = isinstance(side, Partial)
+            rectangle(axes, left + 58, top, 84, high, rank_colour(rank) if half else MARKED, linewidth=0.8)
+            word = "summand" if half else "half" if box.numel == 1 else "whole"
+            write(axes, left + 100, top + high / 2, word, _SIZE, ha="center")
+
+
+def _draw_both_ways(axes: Axes, y: float, out: str, back: str) -> None:
+    for offset, text, start, stop in ((-8, out, 352, 540), (22, back, 540, 352)):
+        if text == "no way back":
+            write(axes, 446, y + offset + 14, text, _SIZE, ha="center", color=WRONG)
+            continue
+        look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
+        axes.annotate("", (stop, y + offset), (start, y + offset), arrowprops=look)
+        write(axes, 446, y + offset - 11 if offset < 0 else y + offset + 12, text, _SIZE, ha="center")
+
+
+def draw_difference(difference: StepDifference) -> Picture:
+    """A reader's step beside the reference: a row for each rank, a column for each phase."""
+    ranks = difference.grid.ranks
+    figure, axes = blank(_WIDTH, 76 + 40 * len(ranks))
+    write(axes, 16, 20, f"Your step on {difference.grid}, beside the package's", 12)
+    first, each, words = difference.first, (_WIDTH - 110) / LAST, []
+    for phase in range(1, LAST + 1):
+        write(axes, 92 + (phase - 0.5) * each, 50, f"phase {phase}", _SIZE, ha="center")
+    for rank in ranks:
+        y = 66 + 40 * rank
+        rectangle(axes, 16, y, 66, 32, rank_colour(rank), linewidth=0.8)
+        write(axes, 49, y + 16, f"rank {rank}", _SIZE, ha="center")
+        row = [_state(difference, rank, phase) for phase in range(1, LAST + 1)]
+        words.append(f"rank {rank}: {', '.join(row)}")
+        for phase, word in enumerate(row, 1):
+            is_first = first is not None and (first.rank, first.phase) == (rank, phase)
+            fill = {"same": RIGHT_FILL, "wrong": WRONG_FILL, "missing": WRONG_FILL}.get(word, CARD)
+            look = {"edgecolor": WRONG if is_first else QUIET, "linewidth": 3.0 if is_first else 0.6}
+            rectangle(axes, 92 + (phase - 1) * each, y, each - 8, 32, fill, **look)
+            shown = "first wrong" if is_first else word
+            write(axes, 92 + (phase - 0.5) * each - 4, y + 16, shown, _SIZE, ha="center")
+    return finish(figure, "difference", f"Your step, phase by phase. {'. '.join(words)}.")
+
+
+def _state(difference: StepDifference, rank: int, phase: int) -> str:
+    """How a rank does in a phase: what is wrong there counts, and nothing after it does."""
+    own, first = [mark for mark in difference.marks if mark.rank == rank], difference.first
+    broken = min((mark.phase for mark in own if mark.how != "same"), default=LAST + 1)
+    broken = first.phase if first and first.rank == rank else broken
+    if phase > broken:
+        return "–"
+    hows: Sequence[str] = [mark.how for mark in own if mark.phase == phase]
+    order = ("wrong", "missing", "same") if phase == broken else ("same",)
+    return next((how for how in order if how in hows), "–")

@@ -1,0 +1,219 @@
+"""Lesson 01: SGD, AdamW and Muon race on the small GPT, and a recording of that race that is shipped.
+
+In every lane AdamW takes care of embedding, head and norms, with one learning rate that was tuned for AdamW.
+The lanes differ in who steps the hidden matrices. ``python -m muon_tutorial.learn.why_muon.race`` tunes
+each lane and makes the recording anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import split_parameters
+from ...training.gpt import GPT, build_gpt, next_byte_loss
+from ...training.text import Batch, Text, batch_at, held_out_batches, load_text
+from .. import inputs
+from ..inputs import measure
+from ..inputs.small_gpt import BATCH, GPT_SHAPE
+
+RECORDED = "race.json"
+RACERS = ("SGD", "AdamW", "Muon")
+SHORT_REST_RATE = 0.005
+STEPS, EVERY, HELD_OUT = 200, 8, 4
+SEEDS = (0, 1, 2)
+RATES: Mapping[str, Sequence[float]] = {
+    "SGD": (0.005, 0.01, 0.02, 0.04, 0.08),
+    "AdamW": (0.00125, 0.0025, 0.005, 0.01, 0.02),
+    "Muon": (0.01, 0.02, 0.04, 0.08, 0.16),
+}
+MUON_TOO = {"Muon, embedding too": "embedding.weight", "Muon, head too": "head.weight"}
+"""Lanes in which Muon steps one more matrix: of interest, but not in the race."""
+
+MuonStep = Callable[[Tensor, Tensor, Tensor, float], object]
+"""Changes a weight and its momentum buffer in place, given the gradient and the learning rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """One run: who stepped the hidden matrices, at which rate, and the loss every ``EVERY`` steps."""
+
+    who: str
+    rate: float
+    seed: int
+    losses: tuple[float, ...]
+
+    @property
+    def last(self) -> float:
+        return self.losses[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """The runs of a race, all that were tried among them, and what they were run with."""
+
+    steps: int
+    every: int
+    rest_rate: float
+    python: str
+    torch: str
+    curves: tuple[LossCurve, ...]
+
+    def tried(self, who: str) -> list[LossCurve]:
+        """The runs of one lane with the first seed, by learning rate: how it was tuned."""
+        found = [curve for curve in self.curves if curve.who == who and curve.seed == SEEDS[0]]
+        return sorted(found, key=lambda curve: curve.rate)
+
+    def best(self, who: str, seed: int = SEEDS[0]) -> LossCurve:
+        """The run of one lane at its tuned learning rate."""
+        rate = min(self.tried(who), key=lambda curve: curve.last).rate
+        [found] = [c for c in self.curves if (c.who, c.rate, c.seed) == (who, rate, seed)]
+        return found
+
+    def ranking(self, seed: int = SEEDS[0]) -> list[str]:
+        """The racers, the lowest last loss first."""
+        return sorted(RACERS, key=lambda who: self.best(who, seed).last)
+
+    def caught_at(self, seed: int = SEEDS[0]) -> int:
+        """The step at which the winner has the loss that the second has at the end."""
+        first, second, *_ = self.ranking(seed)
+        goal = self.best(second, seed).last
+        reached = next(n for n, loss in enumerate(self.best(first, seed).losses) if loss <= goal)
+        return reached * self.every
+
+    def __str__(self) -> str:
+        return (
+            f"recorded with Python {self.python} and torch {self.torch}, {self.steps} steps, "
+            f"loss on held-out text"
+        )
+
+
+@functools.cache
+def recorded_race() -> Race:
+    """The race that is shipped with the package."""
+    found = json.loads((resources.files(inputs) / "recorded" / RECORDED).read_text(encoding="utf-8"))
+    curves = tuple(LossCurve(c["who"], c["rate"], c["seed"], tuple(c["losses"])) for c in found.pop("curves"))
+    return Race(**found, curves=curves)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The text that all lanes learn from, and the batches on which they are judged."""
+
+    text: Text
+    judged_on: Sequence[Batch]
+
+    @classmethod
+    def laid(cls) -> Course:
+        """The course of every race on this machine."""
+        text = load_text(None, GPT_SHAPE.context)
+        return cls(text, held_out_batches(text, BATCH, GPT_SHAPE.context, HELD_OUT))
+
+
+def run_lane(course: Course, who: str, rate: float, rest_rate: float, steps: int, seed: int) -> LossCurve:
+    """Train the small GPT in one lane; both learning rates fall in a line, to nothing at the end."""
+    with measure.one_thread():
+        model = build_gpt(GPT_SHAPE, seed)
+        optimizers = _optimizers(model, who, rate, rest_rate)
+        falls = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.0, steps) for each in optimizers]
+        losses = [_judge(model, course)]
+        for step in range(steps):
+            _learn(model, batch_at(course.text, step, BATCH, GPT_SHAPE.context, seed))
+            for optimizer in optimizers:
+                optimizer.step()
+            for fall in falls:
+                fall.step()
+            if (step + 1) % EVERY == 0:
+                losses.append(_judge(model, course))
+    return LossCurve(who, rate, seed, tuple(round(loss, 4) for loss in losses))
+
+
+def _optimizers(model: GPT, who: str, rate: float, rest_rate: float) -> list[torch.optim.Optimizer]:
+    """The lane's optimizer for the hidden matrices, and AdamW for the rest."""
+    moved = {MUON_TOO[who]} if who in MUON_TOO else set()
+    lane = set(split_parameters(model).hidden_names) | moved
+    named = dict(model.named_parameters())
+    hidden = [named[name] for name in named if name in lane]
+    rest = [named[name] for name in named if name not in lane]
+    return [_stepper(hidden, who, rate), torch.optim.AdamW(rest, lr=rest_rate)]
+
+
+def _stepper(hidden: list[Any], who: str, rate: float) -> torch.optim.Optimizer:
+    if who == "SGD":
+        return torch.optim.SGD(hidden, lr=rate, momentum=0.95, nesterov=True)
+    if who == "AdamW":
+        return torch.optim.AdamW(hidden, lr=rate)
+    return torch.optim.Muon(hidden, lr=rate)
+
+
+def _learn(model: GPT, batch: Batch) -> float:
+    model.zero_grad()
+    loss = next_byte_loss(model, batch.inputs, batch.targets)
+    loss.backward()
+    return loss.item()
+
+
+@torch.no_grad()
+def _judge(model: GPT, course: Course) -> float:
+    losses = [next_byte_loss(model, batch.inputs, batch.targets).item() for batch in course.judged_on]
+    return sum(losses) / len(losses)
+
+
+def train_with(step: MuonStep | None, steps: int, seed: int, rate: float = 0.02) -> list[float]:
+    """The losses of a short training in which ``step`` steps the hidden matrices; without one, torch's Muon.
+
+    Everything else is alike: the same first weights, the same batches, AdamW for the rest.
+    """
+    with measure.one_thread():
+        text, model = load_text(None, GPT_SHAPE.context), build_gpt(GPT_SHAPE, seed)
+        optimizer, rest = _optimizers(model, "Muon", rate, SHORT_REST_RATE)
+        buffers = [(p, torch.zeros_like(p)) for group in optimizer.param_groups for p in group["params"]]
+        losses = []
+        for number in range(steps):
+            losses.append(_learn(model, batch_at(text, number, BATCH, GPT_SHAPE.context, seed)))
+            rest.step()
+            if step is None:
+                optimizer.step()
+            else:
+                _step_all(step, buffers, rate)
+    return losses
+
+
+@torch.no_grad()
+def _step_all(step: MuonStep, buffers: Sequence[tuple[Any, Tensor]], rate: float) -> None:
+    for weight, buffer in buffers:
+        step(weight, weight.grad, buffer, rate)
+
+
+def record(steps: int = STEPS) -> Race:
+    """Tune every lane: first AdamW for the whole model, then each lane at each of its learning rates.
+
+    The best of the first runs sets the learning rate of the rest for all lanes. The racers then run again
+    with other seeds, at the learning rate that was best.
+    """
+    course = Course.laid()
+    whole = [run_lane(course, "AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]
+    rest_rate = min(whole, key=lambda curve: curve.last).rate
+    curves = []
+    for who in (*RACERS, *MUON_TOO):
+        rates = RATES.get(who, RATES["Muon"])
+        tried = [run_lane(course, who, rate, rest_rate, steps, SEEDS[0]) for rate in rates]
+        best = min(tried, key=lambda curve: curve.last).rate
+        again = SEEDS[1:] if who in RACERS else ()
+        curves += [*tried, *(run_lane(course, who, best, rest_rate, steps, seed) for seed in again)]
+    return Race(steps, EVERY, rest_rate, platform.python_version(), torch.__version__, tuple(curves))
+
+
+if __name__ == "__main__":
+    target = Path(inputs.__file__).with_name("recorded") / RECORDED
+    target.write_text(json.dumps(asdict(record())) + "\n", encoding="utf-8")
+    print(target)

@@ -1,0 +1,394 @@
+# %% [markdown]
+# # 07 · What do tp and dp cut?
+#
+# A model's weights and its optimizer's memory lie in pieces on a grid. Point at any single entry: which ranks hold
+# it, and in a piece of which shape?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import cuts as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Forty minutes.** At the end you can say, for any Linear, any grid and either cut, the shape that a rank holds and
+# who holds which entries. Your own cuts have moved bytes on real ranks, and you know why q, k and v want a cut each.
+#
+# *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid and its groups).
+#
+# - *Previous:* [06 · Which ranks belong together?](06_the_grid.ipynb)
+# - *Next:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. It has
+#   nothing to install.
+#
+# *Other grids:* any.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 3
+steps: int = 3
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+import torch
+import torch.distributed as dist
+from muon_tutorial import Muon, build_mesh, launch
+from muon_tutorial.learn import cuts as lesson
+from muon_tutorial.learn.cuts import on_ranks as work
+from muon_tutorial.learn.widgets.reveal import compare
+guess, shapes, layers, holders, fused, quiz = lesson.all_exercises(dp, tp, backend)
+
+# %% [markdown]
+# ## Outputs, or inputs?
+#
+# A Linear keeps its weight W as a matrix of shape `(out, in)`, and calculates y = x Wᵀ. tp can cut W in two ways:
+#
+# - **Column parallel**: each rank makes *some outputs*, so it needs *rows* of W. Dimension 0 is cut.
+# - **Row parallel**: each rank takes *some inputs*, so it needs *columns* of W. Dimension 1 is cut.
+#
+# Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. Everybody mixes
+# this up once. Ask instead: outputs, or inputs?
+
+# %%
+lesson.explore(dp, tp, live=widgets)
+
+# %% [markdown]
+# W is 10 × 8. Cut each way, what shape is the last rank's piece?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+column_parallel = ...  # a pair (rows, columns)
+row_parallel = ...
+
+# %%
+guess.check(column_parallel, row_parallel)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# column_parallel = (max(0, 10 - (tp - 1) * -(-10 // tp)), 8)
+# row_parallel = (10, max(0, 8 - (tp - 1) * -(-8 // tp)))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Any piece of any Linear
+#
+# tp need not divide a size. PyTorch cuts as `torch.chunk` does: each gets n / tp, rounded up, until nothing is left.
+# So the last ones get less, perhaps nothing. You get the whole weight's shape, `"column"` or `"row"`, a coordinate and
+# `tp`. Return the shape of the piece.
+#
+# *Medium · 7 minutes · required*
+
+# %% tags=["stub"]
+def local_shape(shape, kind, tp_rank, tp):
+    out, into = shape
+    return ...  # a pair (rows, columns)
+
+# %%
+shapes.check(local_shape)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def local_shape(shape, kind, tp_rank, tp):
+#     out, into = shape
+#     n = out if kind == "column" else into
+#     step = -(-n // tp)  # rounded up
+#     mine = max(0, min(step, n - step * tp_rank))
+#     return (mine, into) if kind == "column" else (out, mine)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Two layers, one message
+#
+# Both cuts fit together. `up`, 10 × 8, is column parallel: each rank makes some hidden features. They are finished, so
+# relu can come at once. `down`, 6 × 10, is row parallel, and a rank's piece needs just those features. No message in
+# between! Only in the end, each rank has a part of every sum.
+#
+# Write the pass for one rank, with its own pieces. It returns the whole y. Each row of the grid has its own batch x.
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+def both_layers(x, up, down, tp_group):
+    hidden = ...
+    y = ...
+    return ...  # y
+
+# %%
+layers.check(both_layers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def both_layers(x, up, down, tp_group):
+#     hidden = torch.relu(x @ up.T)
+#     y = hidden @ down.T
+#     dist.all_reduce(y, group=tp_group)
+#     return y
+# ```
+#
+# </details>
+
+# %% [markdown]
+# The check used small whole numbers, which need no rounding. Now take ordinary ones. The output is that of one process
+# with the whole weights, of course. But to the last bit?
+#
+# *Easy · 1 minute · required*
+
+# %% tags=["stub", "predict"]
+same_bits = ...  # True or False
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# same_bits = tp == 1
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Here your own cut decides which bytes each rank gets.
+
+# %%
+shape_of = shapes.accepted_or(lesson.local_shape)
+both_layers = layers.accepted_or(lesson.both_layers)
+def on_my_pieces(rank, given):
+    tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
+    up = work.cut(given.up, "column", rank % tp, tp, shape_of)
+    down = work.cut(given.down, "row", rank % tp, tp, shape_of)
+    return both_layers(given.batches[rank // tp], up, down, tp_group)
+
+# %% tags=["answer"]
+for kind in ("whole", "ordinary"):
+    given = work.make_numbers(kind, dp, seed)
+    outputs = launch(on_my_pieces, dp * tp, args=(given,), backend=backend)
+    run = lesson.LayersRun(dp, tp, given, tuple(outputs))
+    print(lesson.say_layers(run, kind))
+compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
+
+# %% [markdown]
+# The ranks add the same products in another order, and each addition rounds. Whole numbers agree to the bit, so nothing
+# was lost or counted twice.
+#
+# ## What dp cuts
+#
+# dp copies the weights. It cuts what nobody needs twice, the momentum, and never asks where a matrix begins. tp cuts a
+# *matrix*; dp cuts the *buffer*. A smaller tp piece leaves a gap behind it, so that offsets are the same on every tp rank.
+
+# %%
+lesson.picture_of_buffers(dp, tp)
+
+# %% [markdown]
+# Now say it for any entry: who holds the weight `up[row, column]`, and who keeps its momentum? In a buffer, the piece of
+# `up` comes first, row by row. Each rank keeps `length` entries of it.
+#
+# *Medium · 8 minutes · required*
+
+# %% tags=["stub"]
+def who_holds(row, column, dp, tp, length):
+    weight_on = ...    # a list of ranks
+    momentum_on = ...  # one rank
+    return ...         # weight_on, momentum_on
+
+# %%
+holders.check(who_holds)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def who_holds(row, column, dp, tp, length):
+#     most = -(-10 // tp)  # rows of the first piece
+#     tp_rank, my_row = divmod(row, most)
+#     weight_on = [dp_rank * tp + tp_rank for dp_rank in range(dp)]
+#     momentum_on = (my_row * 8 + column) // length * tp + tp_rank
+#     return weight_on, momentum_on
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Is it true? Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes on
+# each piece how it was cut: Muon must know.
+
+# %%
+def train(rank):
+    weights = work.my_parameters(rank, tp, seed, shape_of)
+    optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
+    for step in range(steps):
+        work.fill_gradients(weights, rank, tp, step)
+        optimizer.step()
+    return work.kept_by(optimizer)
+
+kept = launch(train, dp * tp, backend=backend)
+
+# %%
+lesson.picture_of_kept(dp, tp, kept)
+
+# %% [markdown]
+# A letter stands for the bytes on a rank. The weights repeat along dp to the bit, in spite of different data. The momentum
+# is nowhere twice. Look up one entry with your function:
+
+# %%
+who_holds = holders.accepted_or(lesson.who_holds)
+weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
+for rank in weight_on:
+    value = kept[rank].weights[0][7 % -(-10 // tp), 2]
+    print(f"rank {rank} holds up[7, 2] = {value:.4f}")
+print(f"rank {momentum_on} keeps its momentum")
+print("entries of momentum by rank:", [mine.entries for mine in kept])
+
+# %% [markdown]
+# So Muon, which wants whole matrices, needs two gathers: one over dp joins the slices of a buffer, one over tp joins the
+# pieces of a matrix. Leave out the second, and you are in the next lesson.
+#
+# ## Three matrices in one
+#
+# Many models stack attention's weights, q above k above v, to multiply once: a **fused QKV**. Its rows belong to
+# **attention heads**. To attend, a head needs its rows of q, of k and of v on *one* rank. Ours has 4 heads. Suppose that
+# tp = 2 cuts it as any other weight. How many heads are torn?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+torn = ...  # a number from 0 to 4
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The upper half ends in the middle of k. No head has its q and its v on the same side.
+#
+# ```python
+# torn = 4
+# ```
+#
+# </details>
+
+# %% tags=["answer"]
+compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
+
+# %% [markdown]
+# Play it! On the left the weight is cut as one, on the right q, k and v are each cut. (Here dp is 1.)
+
+# %%
+lesson.slide_qkv(live=widgets)
+
+# %% [markdown]
+# The shapes are right all along, and no error is raised. And even on the right, some tp tear heads.
+#
+# <details><summary>This has happened</summary>
+#
+# Code that looks for q, k and v in a *piece*, by its number of rows, goes wrong without an error. Pull request 7117
+# of NVIDIA/Megatron-LM repaired such a case. It matters to Muon, too, which should orthogonalize q, k and v each by
+# itself.
+#
+# </details>
+#
+# ## Keep every head whole
+#
+# Now under tp = 3, which does not divide the heads. `shard_qkv` returns one rank's piece: again q above k above v, of
+# whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. The check draws
+# a wrong cut.
+#
+# *Hard · 15 minutes · optional · par 144 entries on the busiest rank*
+
+# %% tags=["stub", "hard"]
+def shard_qkv(W, heads, tp_rank, tp):
+    return ...
+
+def join_qkv(pieces, heads):
+    return ...
+
+# %%
+fused.check(shard_qkv, join_qkv)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def shard_qkv(W, heads, tp_rank, tp):
+#     mine = torch.arange(heads).tensor_split(tp)[tp_rank]
+#     by_head = W.reshape(3, heads, -1, W.shape[1])  # q, k and v × heads × rows × in
+#     return by_head[:, mine].reshape(-1, W.shape[1])
+#
+# def join_qkv(pieces, heads):
+#     parts = [piece.tensor_split(3) for piece in pieces]
+#     return torch.cat([part[number] for number in range(3) for part in parts])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# There and back on real ranks:
+
+# %%
+shard_qkv, join_qkv = fused.accepted_or((lesson.shard_qkv, lesson.join_qkv))
+def there_and_back(rank, W):
+    pieces = [None] * dist.get_world_size()
+    dist.all_gather_object(pieces, shard_qkv(W, lesson.HEADS, rank, len(pieces)))
+    return [len(piece) for piece in pieces], join_qkv(pieces, lesson.HEADS)
+
+# %%
+W = lesson.fused_weight(seed)
+back = launch(there_and_back, 3, args=(W,), backend=backend)
+print("rows on each rank:", back[0][0])
+print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for _, joined in back))
+
+# %% [markdown]
+# ## Recap
+#
+# - Column parallel cuts the rows of W, its out features. Row parallel cuts its columns, its in features.
+# - tp cuts a *matrix*. The first pieces are rounded up; the last may be a sliver, or nothing.
+# - dp copies the weights and cuts the *buffer* of the momentum, wherever a matrix begins.
+# - Column, then row parallel: one all_reduce for both.
+# - A fused QKV is three matrices. Cut each, and by whole heads.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
+    "kept": ...,  # how many entries of momentum does rank 0 keep?
+    "torn": ...,  # how many heads of the fused QKV are torn at tp = 4, cut as one?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# columns = shape_of((6, 10), "row", tp - 1, tp)[1]
+# answers = {"columns": columns, "kept": kept[0].entries, "torn": lesson.count_torn(4)}
+# ```
+#
+# </details>

@@ -1,0 +1,371 @@
+# %% [markdown]
+# # 09 · The mirror: how does every matrix find its way back?
+#
+# Every rank keeps a slice, but Newton–Schulz wants whole matrices. Seven phases fetch everything together and take
+# it home again: why does the second half look like the first, read backwards?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import the_mirror as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Forty minutes.** The hard exercise takes twenty more. At the end you can name the seven phases of a
+# distributed Muon step, say what each of them sends, and write them from a blank cell. What you wrote will have run
+# on real processes, with the bits of a single one.
+#
+# *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names
+# reduce_scatter and all_gather are from lesson 03.
+#
+# - *Previous:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
+# - *Next:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. It has
+#   nothing to install.
+#
+# *Other grids:* change dp as you like; tp can be 1, 2 or 4.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 2
+steps: int = 1
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+import inspect
+import torch
+from muon_tutorial import Grid, Hop, Owned, Replicate, Shard, launch, zeropower_via_newtonschulz
+from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.travel import travel
+from muon_tutorial.learn import the_mirror as lesson
+from muon_tutorial.learn.the_mirror import replay
+from muon_tutorial.learn.widgets.reveal import compare
+
+# %% [markdown]
+# ## Read the film
+#
+# One real step of one matrix. Each row is a rank, each column a moment, each arrow one of seven **phases**. Colour and
+# number say which rank *brought* that part; grey means: not here. After Newton–Schulz the parts are hatched, because
+# each entry then depends on the whole matrix.
+#
+# ## Predict
+#
+# Fold the film at the dashed line. Which phase undoes 1, which 2, which 3? And which send nothing?
+# (Along an axis of length 1 there is nobody to send to.)
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub", "predict"]
+undoes = ...  # such as {1: 4, 2: 5, 3: 6}
+silent = ...  # a list of phases, such as [1, 2]
+
+# %%
+plan = lesson.plan_of(dp, tp)
+mirror, shapes, back, stepped, quiz = lesson.all_exercises(plan, seed)
+mirror.check(undoes, silent)
+
+# %% tags=["answer"]
+here = lesson.record_here(dp, tp, seed)
+compare({"undoes": undoes, "silent": silent}, lesson.found_mirror(plan), lesson.draw_sent(here))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Whoever lacks something must ask. Whoever has too much just drops it.
+#
+# ```python
+# undoes = {1: 7, 2: 6, 3: 5}
+# silent = [4, 5, 6] + ([1, 2, 7] if dp == 1 else []) + ([3] if tp == 1 else [])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# (Handed over is not sent: on a ring, a rank's own share stays at home. Lesson 10 counts.) Now on your grid:
+
+# %%
+replay.explore(here, live=widgets, moment=4)
+
+# %% [markdown]
+# The momentum? Each rank keeps its own range of it (lesson 05), updated between phases 1 and 2.
+#
+# ## Meet the objects
+#
+# You will write this step soon, so shake hands with what you will hold. The matrices in the bucket, with offset and
+# size:
+
+# %%
+bucket = plan.buckets[0]
+for entry in bucket.entries:
+    print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
+
+# %% [markdown]
+# An entry of the master plan, as rank 0 reads it. `shape` is its tp piece, `global_shape` the whole matrix,
+# `global_range` the piece's place in the bucket:
+
+# %%
+meta = plan.dist_meta(plan.grid.at(0))[1]
+print(meta)
+
+# %% [markdown]
+# **Hops** change how *one* axis holds a tensor: `Shard(1)` is cut along dimension 1, `Replicate()` whole on every rank,
+# `Owned(0)` whole on one. Each hop knows its opposite:
+
+# %%
+print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
+print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
+print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
+
+# %% [markdown]
+# What each asks for, tried just now on a pair of ranks:
+
+# %%
+lesson.draw_hops()
+
+# %% [markdown]
+# A **route** is hops in order, and the dtype that travels. This one leads a matrix to where it is whole:
+
+# %%
+print(bucket.entries[1].route)
+
+# %% [markdown]
+# ## A trap: the matrix that was flat
+#
+# The blueprint behind this lesson is a published script, with a list of its bugs. Here is one. In a bucket everything
+# is flat. The script cut out its part with `.view(-1)`, which leaves it flat. Newton–Schulz answers:
+
+# %%
+print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
+
+# %% [markdown]
+# Give the part its rows and columns back. Which field of `meta` tells the shape of *this rank's* piece?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+def unpack(flat, meta):
+    start, stop = meta.global_range
+    return flat[start:stop].view(...)
+
+# %%
+shapes.check(unpack)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# `global_shape` is the whole matrix. Before the tp gather there is only this rank's piece.
+#
+# ```python
+# def unpack(flat, meta):
+#     start, stop = meta.global_range
+#     return flat[start:stop].view(meta.shape)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## The way out, and the way back
+#
+# The package's own way out. `take` carries a tensor over one hop, `at` is where this rank stands, `label` names the
+# request. `yield from` means: ask, and wait for the answer.
+
+# %%
+print(inspect.getsource(travel))
+
+# %% [markdown]
+# Write the way back. The hole is not all that has to change. Think of shoes and socks: what you put on last, you take
+# off first.
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+def way_back(x, route, at, label):
+    for hop in ...:
+        x = yield from take(x, hop, route.dtype, at, label)
+    return x
+
+# %%
+back.check(way_back)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The package turns the route around and travels that: `travel(x, route.inverse, at, label)`.
+#
+# ```python
+# def way_back(x, route, at, label):
+#     for hop in reversed(route.hops):
+#         x = yield from take(x, hop.inverse, route.dtype, at, label)
+#     return x
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## You are the network
+#
+# In a **stepping world** all ranks live in this notebook, each a Python generator. A rank that needs something *yields*
+# a request and stands still until somebody answers. That somebody is you.
+#
+# Each button is a group whose members all wait. Be unfair! Let one race ahead while another starves. Finish several
+# runs, and watch the hash of the final weights.
+
+# %% tags=["volatile"]
+lesson.be_the_network(dp, tp, seed, live=widgets)
+
+# %% [markdown]
+# You cannot break it: a rank sees only the answers of its own groups, and those come in the same order every time. (In
+# phase 3 a rank asks only for matrices of which its range has a part. One that a boundary cuts is orthogonalized on
+# both sides.)
+#
+# ## Another trap: the lost line
+#
+# The blueprint's second loop lacked a line. After another loop, that raises no error:
+
+# %%
+print(lesson.LOST_LINE)
+
+# %% [markdown]
+# Group one holds up and o, group two holds down. How often does the second loop update each?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+updates = ...  # such as {"up": 1, "o": 1, "down": 1}
+
+# %% tags=["answer"]
+compare({"updates": updates}, {"updates": lesson.run_lost_line()})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# `params` still holds the last group's parameters. So they are updated once for each group, with each group's learning
+# rate, and all others stand still. No error, and a loss that still falls a little.
+#
+# ```python
+# updates = {"up": 0, "o": 0, "down": 2}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Write the whole step
+#
+# Now all seven phases, from a blank. `job` does the arithmetic, you do everything that moves. Between phases 5 and 6,
+# collect the pieces in a flat buffer of zeros. The check compares every request of every rank with the package's, and
+# shows the first that differs.
+#
+# *Hard · 20 minutes · optional · par 13 lines*
+
+# %%
+way_back = back.accepted_or(lesson.way_back)
+unpack = shapes.accepted_or(lesson.unpack)
+
+# %% tags=["stub"]
+def my_step(job, bucket, at):
+    # routes: bucket.gradient in phase 1, bucket.compute in 2 and 6, entry.route in 3 and 5, bucket.parameter in 7
+    # job.gradients(bucket)            this rank's own gradients, flat
+    # job.momentum(bucket, mean)       what phase 2 sends, from what phase 1 left
+    # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on
+    # job.newton_schulz(entry, whole)  phase 4
+    # job.apply(bucket, kept)          this rank's new weights, from what phase 6 left
+    # job.write(bucket, fresh)         puts everybody's new weights into the model
+    # job.label(2), job.label(3, entry)  a label; in phases 3 and 5 it names the matrix
+    return ...
+
+# %%
+stepped.check(my_step)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def my_step(job, bucket, at):
+#     mean = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+#     flat = yield from travel(job.momentum(bucket, mean), bucket.compute, at, job.label(2))
+#     done = torch.zeros_like(flat)
+#     for entry, meta in job.matrices(bucket):
+#         whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
+#         update = job.newton_schulz(entry, whole)  # phase 4
+#         piece = yield from way_back(update, entry.route, at, job.label(5, entry))
+#         done[slice(*meta.global_range)] = piece.flatten()
+#     kept = yield from way_back(done, bucket.compute, at, job.label(6))
+#     fresh = yield from travel(job.apply(bucket, kept), bucket.parameter, at, job.label(7))
+#     job.write(bucket, fresh)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## On real processes, to the bit
+#
+# The same function on real ranks. For the film, they first send their rank numbers along the routes.
+
+# %%
+my_step = stepped.accepted_or(lesson.reference_step)
+
+def run_mine(rank):
+    return lesson.job(rank, dp, tp, seed).run(my_step)
+
+reports = launch(run_mine, dp * tp, backend=backend)
+replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
+
+# %% [markdown]
+# Is it right? Give the mean gradients to PyTorch's own `torch.optim.Muon`, in one process:
+
+# %%
+gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
+alone = lesson.step_alone(gradients, seed)
+print("entries that differ:", lesson.different_bits(after, alone))
+
+# %% [markdown]
+# Every matrix was whole when Newton–Schulz met it. What that *costs* is the next lesson.
+#
+# ## Recap
+#
+# - Seven phases: reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
+# - The way back is the way out, read backwards: the last hop first, each the other way.
+# - A gather asks, a slice only drops. With an owner, both directions send.
+# - In which order groups are answered changes nothing. For the same gradient, all weights are the same bits as in one
+#   process.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "requests": ...,  # how many requests did rank 0 make? (reports[0].diary has noted them.)
+    "whole": ...,  # on how many ranks is o whole at Newton–Schulz?
+    "different": ...,  # how many weights differ from those of one process?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# asked = len(reports[0].diary.sent)
+# whole = sum(bool(report.diary.tiles["o"][4]) for report in reports)
+# answers = {"requests": asked, "whole": whole, "different": lesson.different_bits(after, alone)}
+# ```
+#
+# </details>

@@ -1,0 +1,336 @@
+# %% [markdown]
+# # 10 · The bill: what does a step cost?
+#
+# Muon sends more bytes than AdamW and remembers half as much. How many bytes exactly, on which rank, in which phase,
+# and can you work it out with a pencil?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import bill as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Forty minutes.** The hard exercise takes twenty more. At the end you can write the bill of a step by hand, for any
+# matrices on any grid: bytes by phase, who runs Newton–Schulz how often, state beside AdamW's. You have checked it
+# against the bytes that real ranks counted.
+#
+# *You need* lesson 05 (buckets and slices) and lesson 09 (the seven phases).
+#
+# - *Previous:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
+# - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. It has
+#   nothing to install.
+#
+# *Other grids:* change dp as you like; tp can be 1, 2 or 4.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 2
+steps: int = 1
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+import random
+from muon_tutorial import launch
+from muon_tutorial.learn import bill as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+
+# %% [markdown]
+# ## Who does the work?
+#
+# Those bars come from plans alone: nothing ran. Now the three matrices of lesson 09, in a bucket on your grid:
+
+# %%
+lesson.draw_boundary(dp, tp)
+
+# %% [markdown]
+# How many ranks run Newton–Schulz on o, under each strategy?
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub", "predict"]
+replicated = ...  # every rank works on every matrix
+round_robin = ...  # the ranks at dp position i % dp work on matrix i (lesson 04); o is matrix 1
+zero1 = ...  # every rank works on matrices of which its slice has a part
+owner = ...  # one rank of the whole grid works on it
+
+# %%
+working, by_hand, fetching, ordering, quiz = lesson.all_exercises(dp, tp)
+working.check(replicated, round_robin, zero1, owner)
+
+# %% tags=["answer"]
+plans = lesson.plans_of(dp, tp)
+runs = {"replicated": replicated, "round_robin": round_robin, "zero1": zero1, "owner": owner}
+compare(runs, lesson.runs_of(plans, "o"))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Each slice that has a part of o counts with all its tp ranks.
+#
+# ```python
+# replicated, round_robin, zero1, owner = lesson.runs_of(lesson.plans_of(dp, tp), "o").values()
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## A bill by hand
+#
+# Lesson 09 counted what a rank hands over. Here we count what it *sends*. In a ring of D ranks (lesson 03), a
+# reduce_scatter or all_gather makes each rank send one rank's share, D − 1 times. An all_reduce is both.
+#
+# *Medium · 8 minutes · required*
+
+# %% tags=["stub"]
+def bill(total, touched, dp, tp):
+    # total: entries of the whole bucket, as one tp place has it; touched: those of the tp pieces a rank works on
+    # gradients and weights are fp32, 4 bytes an entry; what goes to Newton–Schulz is bfloat16, 2 bytes
+    return {
+        "gradient reduce_scatter": ...,
+        "dp gather": ...,
+        "tp gather": ...,
+        "parameter all_gather": ...,
+    }
+
+# %%
+by_hand.check(bill)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def bill(total, touched, dp, tp):
+#     mine = total // dp
+#     return {
+#         "gradient reduce_scatter": 4 * (dp - 1) * mine,
+#         "dp gather": 2 * (dp - 1) * mine,
+#         "tp gather": 2 * (tp - 1) * touched,
+#         "parameter all_gather": 4 * (dp - 1) * mine,
+#     }
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Does reality agree? Real ranks take a step with each strategy, and a **ledger** notes every request. Rank 0's bytes,
+# then yours:
+
+# %%
+counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
+print(lesson.say_counted(counted))
+
+# %%
+bill = by_hand.accepted_or(lesson.bill)
+at = plans["zero1"].grid.at(0)
+print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
+
+# %% [markdown]
+# It works for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries, and a
+# slice a quarter of that, 524,288. Phase 1: 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 is half of it, phase 7 the same
+# again. Phase 3: 2 · 1 · 2,097,152, about 4.2 MB. All slices have a part, so all ranks run Newton–Schulz.
+#
+# All but `zero1` expect gradients that are averaged already. That all_reduce is not in their ledgers, but somebody pays.
+# With it, and beside AdamW:
+
+# %%
+lesson.draw_small_bills(dp, tp)
+
+# %% [markdown]
+# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes: the published bound. All in bfloat16, 6 / 4.
+#
+# And the state? AdamW keeps two moments for each entry, Muon one momentum. ZeRO-1 divides either by dp:
+
+# %%
+for name, found in counted[0].items():
+    print(f"{name:16} keeps {found.state:,} bytes on rank 0")
+print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} bytes")
+
+# %% [markdown]
+# ## Fetch only what straddles
+#
+# The published script gathers the *whole* bucket. But only a matrix that **straddles** a boundary is incomplete anywhere.
+# `gather="boundary"` moves nothing else. Write it for one matrix: how many entries do you send to each place along dp?
+#
+# *Medium · 8 minutes · required*
+
+# %% tags=["stub"]
+def sends(matrix, length, place, dp):
+    # matrix: its range in the bucket, (start, stop); length: of each slice; place: yours
+    return ...  # a list of dp counts
+
+# %%
+fetching.check(sends)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def sends(matrix, length, place, dp):
+#     held = [max(0, min(matrix[1], (p + 1) * length) - max(matrix[0], p * length)) for p in range(dp)]
+#     return [held[place] if held[p] and p != place else 0 for p in range(dp)]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Your counts, as the splits of one `all_to_all_single` on real ranks:
+
+# %%
+sends = fetching.accepted_or(lesson.sends)
+
+def fetch(rank):
+    return lesson.fetch_shared(rank, dp, tp, seed, sends)
+
+print(lesson.say_fetched(launch(fetch, dp * tp, backend=backend)))
+
+# %% [markdown]
+# ## Play with the bill
+#
+# A GPT of width 768. When is Muon closest to AdamW? And when do so many ranks repeat Newton–Schulz that bytes are no
+# longer your trouble?
+
+# %%
+lesson.explore_bills(live=widgets)
+
+# %% [markdown]
+# ## Put the boundaries where nothing is
+#
+# Each of k ranks that share a matrix lacks what the others hold. That makes k · entries − entries, or
+# (k − 1) · entries · 2 bytes over all of them. So the *order* of matrices in a bucket
+# has a price! Find an order that costs at most a third of the given one.
+#
+# *Hard · 20 minutes · optional · par 10 bytes*
+
+# %% tags=["stub"]
+def order(sizes, dp):
+    # lesson.boundary_bytes(sizes, dp) tells the price of sizes in their order
+    return ...  # indices of sizes, such as [2, 0, 1]
+
+# %%
+ordering.check(order)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# To fill slices exactly is hard in general. A patient search is good enough here.
+#
+# ```python
+# def order(sizes, dp):
+#     draw, best = random.Random(0), list(range(len(sizes)))
+#     least = lesson.boundary_bytes(sizes, dp)
+#     for _ in range(3000):
+#         i, j = draw.sample(range(len(sizes)), 2)
+#         tried = list(best)
+#         tried[i], tried[j] = best[j], best[i]
+#         cost = lesson.boundary_bytes([sizes[each] for each in tried], dp)
+#         if cost <= least:
+#             best, least = tried, cost
+#     return best
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## The phase that rounds
+#
+# For the same gradient, every strategy gives the bits of one process. But phase 1 *adds*, and each addition rounds.
+# Another grid adds in another order. Does that matter?
+#
+# Move one entry of the gradient of o by about 10⁻⁷, over the edge where bfloat16 rounds the other way. How many weights
+# change?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+followed = ...  # "none", "one" or "hundreds"
+
+# %% tags=["answer", "volatile"]
+nudge = lesson.nudge(seed, texts=2)
+print(nudge)
+compare({"followed": followed}, {"followed": nudge.size})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Newton–Schulz multiplies the matrix by itself: every entry of the update depends on every entry of the input.
+#
+# ```python
+# followed = "hundreds"
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Most changes of order cross no such edge: bfloat16 keeps 8 bits. Here texts are added in several orders:
+
+# %% tags=["volatile"]
+print(lesson.say_orders(seed, texts=8))
+
+# %% [markdown]
+# So two grids may agree for some steps, then suddenly not. That is no bug.
+#
+# <details><summary>Appendix: how far off can the sum be?</summary>
+#
+# A mean over dp takes dp − 1 additions and one division. Each is off by at most a part u of its result, and in fp32 u
+# is 2⁻²⁴. No partial sum is larger than the sum of the absolute values. So
+#
+# `error ≤ γ · (|g₀| + |g₁| + …) / dp`, with `γ = dp · u / (1 − dp · u)`
+#
+# The next cell measures the error against the exact mean in float64. In parts of its bound it cannot exceed 1.
+#
+# </details>
+
+# %% tags=["volatile"]
+print(lesson.say_sum(seed, texts=8))
+
+# %% [markdown]
+# ## Recap
+#
+# - A phase's bill: bytes an entry × entries of a piece × (ranks − 1).
+# - To ZeRO-1 AdamW's bill Muon adds the dp gather and the tp gather. It keeps half the state.
+# - Under `zero1` a matrix is worked on wherever a part of it is kept. Boundaries cost bytes, and work.
+# - The same gradient gives the same bits. The sum that makes it may not.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "saved": ...,  # how many bytes does rank 0 save by the boundary gather?
+    "state": ...,  # how many bytes of state does rank 0 keep under zero1?
+    "runs": ...,  # how many ranks run Newton–Schulz on up, under zero1?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# sums = {name: sum(found.sent.values()) for name, found in counted[0].items()}
+# saved = sums["zero1"] - sums["zero1, boundary"]
+# on_up = lesson.runs_of(plans, "up")["zero1"]
+# answers = {"saved": saved, "state": counted[0]["zero1"].state, "runs": on_up}
+# ```
+#
+# </details>

@@ -1,0 +1,412 @@
+# %% [markdown]
+# # 11 · How do I plug in my own sharding?
+#
+# Your model is cut in a way that no library has foreseen. Which functions do you write, so that Muon still
+# orthogonalizes whole matrices, and each of them only once?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import own_sharding as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: forty-five minutes, what you need, where to go from here</summary>
+#
+# **Forty-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, deal
+# out the work, and keep bytes away from slow links. Your code moves the bytes, on real processes.
+#
+# *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
+#
+# - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
+# - *Next:* [12 · It hangs, or lies. Which rank, which line?](12_it_hangs_or_lies.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
+#   nothing to install.
+#
+# *Other grids:* any dp and tp of two or more in all; the more ranks, the emptier the shards.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 2
+steps: int = 3
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+import math
+import torch
+import torch.distributed as dist
+from muon_tutorial import DistributedConfig, create_dtensor_config, launch, zeropower_via_newtonschulz
+from muon_tutorial.learn import own_sharding as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed, backend)
+
+# %% [markdown]
+# ## Three functions
+#
+# Read the picture from the top: four colours flow into one matrix, then one colour flows back. The layouts differ in
+# who brings what, and Muon need not know. It asks a `DistributedConfig`. Here is the whole loop, run on real ranks with three
+# functions for rows:
+
+# %% tags=["ranks"]
+def muon_step(params, momenta, owners, config, lr):
+    for index, param in enumerate(params):
+        state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
+        full = config.gather_fn(momenta[index], owners[index], state)
+        update = None
+        if dist.get_rank() == owners[index]:
+            update = zeropower_via_newtonschulz(full)
+        param -= lr * config.redistribute_fn(update, owners[index], state)
+
+print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
+
+# %% [markdown]
+# `assign_fn` was asked beforehand, once: it returned `owners`. The other two are collectives. Only the owner gets the
+# matrix, yet everybody calls.
+#
+# **FSDP2**, PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose the *last* rank is the owner of this matrix:
+
+# %%
+print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
+
+# %% [markdown]
+# How many rows does each rank hold, and what does `gather_fn` return there?
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub", "predict"]
+rows = ...  # of each rank, such as [5, 2, 1, 1]
+got = ...  # on each rank "tensor" or None, such as ["tensor", "tensor", None, None]
+
+# %%
+guess.check(rows, got)
+
+# %% tags=["answer", "ranks"]
+found = lesson.run_owner_of_nothing(dp, tp, seed, backend)
+compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# rows = lesson.rows_of(lesson.bad_rows(dp * tp), dp * tp)
+# got = [None] * (dp * tp - 1) + ["tensor"]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# An **empty shard** is nothing special: its rank calls, with nothing in hand. Now play the layouts. **HSDP** is FSDP2
+# within each *replica*, ranks that hold the whole model between them. Under **expert parallel** (EP), each rank has
+# experts of its own. When do arrows cross to another replica?
+
+# %%
+lesson.explore_layouts(dp, tp, live=widgets)
+
+# %% [markdown]
+# ## Yours, on real ranks
+#
+# Now write them, for rows. The ranks along dp share matrices. To have several groups, each place along tp here gets
+# matrices of its own, as experts would. Your `state` holds `"group"`, your process group, and `"shapes"`, all full shapes.
+# `params` are this rank's shards.
+#
+# `assign` returns the same dict on all ranks of a group. Owners are global ranks, not places in the group.
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+def assign(params, state):
+    return ...  # {index: rank} for every parameter
+
+# %%
+assigned.check(assign)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def assign(params, state):
+#     ranks = dist.get_process_group_ranks(state["group"])
+#     return {index: ranks[index % len(ranks)] for index in range(len(params))}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Shards are uneven, one matrix has a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single` takes
+# split sizes, zero among them. Try it: rank r brings r entries, and rank 0 takes all.
+
+# %% tags=["ranks"]
+def to_rank_0(rank):
+    ranks = dist.get_world_size()
+    send = [rank] + [0] * (ranks - 1)  # elements for each rank
+    take = list(range(ranks)) if rank == 0 else [0] * ranks  # elements from each
+    came = torch.empty(sum(take))
+    dist.all_to_all_single(came, torch.full((rank,), float(rank)), take, send)
+    return came.tolist()
+
+print(launch(to_rank_0, dp * tp, backend=backend))
+
+# %% [markdown]
+# Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's `"local_shape"`,
+# and `lesson.rows_of(rows, ranks)` says how long each shard is.
+#
+# *Medium · 12 minutes · required*
+
+# %% tags=["stub"]
+def splits(owner, state):
+    return ...  # two lists, an entry a rank of the group: elements I send it, elements I take
+
+def gather(momentum_buffer, dst_rank, state):
+    return ...  # the whole matrix on dst_rank, None elsewhere
+
+# %%
+gathered.check(gather)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def splits(owner, state):
+#     ranks = dist.get_process_group_ranks(state["group"])
+#     total, columns = state["shapes"][state["param_idx"]]
+#     send = [math.prod(state["local_shape"]) * (rank == owner) for rank in ranks]
+#     take = [n * columns * (dist.get_rank() == owner) for n in lesson.rows_of(total, len(ranks))]
+#     return send, take
+#
+# def gather(momentum_buffer, dst_rank, state):
+#     send, take = splits(dst_rank, state)
+#     whole = momentum_buffer.new_empty(sum(take))
+#     dist.all_to_all_single(whole, momentum_buffer.flatten(), take, send, group=state["group"])
+#     shape = state["shapes"][state["param_idx"]]
+#     return whole.view(shape) if dist.get_rank() == dst_rank else None
+# ```
+#
+# </details>
+
+# %% [markdown]
+# And back, in bfloat16. The check hands all three to `Muon` for some steps, beside a single process, bit by bit.
+#
+# *Medium · 6 minutes · required · par 224 bytes on the way back*
+
+# %% tags=["stub"]
+def redistribute(update, src_rank, state):
+    return ...  # this rank's rows of the update; update is None off src_rank
+
+# %%
+given_back.check(redistribute)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The opposite arrow: the same call, with the two lists exchanged.
+#
+# ```python
+# def redistribute(update, src_rank, state):
+#     take, send = splits(src_rank, state)
+#     mine = torch.empty(sum(take), dtype=torch.bfloat16)
+#     flat = mine.new_empty(0) if update is None else update.flatten()
+#     dist.all_to_all_single(mine, flat, take, send, group=state["group"])
+#     return mine.view(state["local_shape"])
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Five traps
+#
+# Change them as you like; they run on real ranks. First, a place in a group is not a rank. In some groups this goes well,
+# and so it does in a test with one group:
+
+# %% tags=["ranks"]
+def gather_at_place_0(mine, group):
+    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    is_owner = dist.get_rank(group) == 0
+    dist.gather(mine, pieces if is_owner else None, dst=0, group=group)
+
+print(lesson.try_on_groups(gather_at_place_0, dp, tp, backend))
+
+# %% [markdown]
+# Second, uneven pieces. Who complains, and who waits for nothing?
+
+# %% tags=["ranks", "volatile"]
+def gather_uneven(mine, lengths):
+    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
+    dist.gather(mine, pieces if dist.get_rank() == 0 else None, dst=0)
+
+print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
+
+# %% [markdown]
+# Third, gather what you are handed: the momentum. It stays sharded, and the gradient is no substitute. The first step is
+# near enough to fool a test:
+
+# %% tags=["ranks"]
+def gather_gradient(momentum_buffer, dst_rank, state):
+    gradient = state["params"][state["param_idx"]].grad.bfloat16()
+    return lesson.gather(gradient, dst_rank, state)
+
+print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
+
+# %% [markdown]
+# Fourth, `Partial`: each rank holds a sum over its own data, in full size. Nothing seems to be missing. And fifth, one weight
+# may hold several matrices, such as fused QKV or a stack of experts:
+
+# %% tags=["ranks"]
+print(lesson.try_partial(dp * tp, seed, backend))
+print(lesson.try_several(dp * tp, seed, backend))
+
+# %% [markdown]
+# ## Deal out the work
+#
+# While an owner computes, others wait, so `assign_fn` decides how long a step takes, where every rank has a core. In this model anybody may own a dense
+# matrix, but only its group an expert:
+
+# %%
+model = lesson.mixed_model(dp, tp)
+print(lesson.say_model(model))
+
+# %% [markdown]
+# What counts is the busiest rank. `state["shapes"]` are full shapes, `state["holders"]` the ranks that may own each
+# parameter, and `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
+#
+# *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
+
+# %% tags=["stub"]
+def assign_by_work(params, state):
+    return ...  # {index: rank}
+
+# %%
+shared = lesson.check_shared_work(model)
+shared.check(assign_by_work)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def assign_by_work(params, state):
+#     busy, owners = {}, {}
+#     cost = [lesson.cost_of(shape) for shape in state["shapes"]]
+#     for index in sorted(range(len(params)), key=lambda index: -cost[index]):
+#         owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0))
+#         busy[owner] = busy.get(owner, 0) + cost[index]
+#         owners[index] = owner
+#     return owners
+# ```
+#
+# </details>
+
+# %%
+mine = shared.accepted_or(lesson.longest_first_joint)
+lesson.draw_loads(model, mine(model.params_at(0), model.state))
+
+# %% [markdown]
+# ## HSDP, and not a byte across
+#
+# In the film one owner served all replicas. Where those stand in different racks, you may rather compute twice. Write
+# a config in which each replica has owners of its own. Parameters are **DTensors** now: a rank holds a part
+# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and `"shard"`;
+# `mesh.get_group(axis)` is a group. You return `DistributedConfig(assign_fn, gather_fn, redistribute_fn, state)`. Its state
+# holds what your functions read, and under `"agree_group"` the ranks that share parameters.
+#
+# *Hard · 12 minutes · optional · par 0 bytes between replicas*
+
+# %% tags=["stub"]
+def hsdp_config(mesh):
+    return ...  # a DistributedConfig
+
+# %%
+apart.check(hsdp_config)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def hsdp_config(mesh):
+#     group = mesh.get_group("shard")
+#     def known(state):
+#         return {**state, "shapes": {state["param_idx"]: state["full_shape"]}}
+#     def gather_fn(momentum, owner, state):
+#         return gather(momentum.to_local(), owner, known(state))
+#     def redistribute_fn(update, owner, state):
+#         return redistribute(update, owner, known(state))
+#     state = {"group": group, "agree_group": group}
+#     return DistributedConfig(assign, gather_fn, redistribute_fn, state)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# For common layouts, `create_dtensor_config()` and its kin write all three functions. Yours beside it:
+
+# %% tags=["ranks"]
+mine = lesson.run_replicas(dp, tp, seed, apart.accepted_or(lesson.hsdp_config), backend)
+helper = lesson.run_replicas(dp, tp, seed, lambda mesh: create_dtensor_config(), backend)
+print(lesson.say_replicas(mine, helper))
+
+# %% [markdown]
+# ## Who waits for whom?
+#
+# In `muon_step` nobody reaches the second parameter before the first has come back. The package keeps several in flight:
+# as many as there are owners with `async_gpu_parallelism`, and `prefetch_count` more. Your functions then return
+# a handle with `wait()`, in place of a tensor. One step, three times:
+
+# %% tags=["ranks", "volatile"]
+windows = lesson.run_windows({
+    "one after the other": {"async_gpu_parallelism": False, "prefetch_count": 0},
+    "owners side by side": {"async_gpu_parallelism": True, "prefetch_count": 0},
+    "… and more gathered ahead": {"async_gpu_parallelism": True, "prefetch_count": 2},
+}, dp * tp, seed, backend)
+lesson.draw_windows(windows)
+
+# %% [markdown]
+# First a staircase: one owner computes, all others wait. Then owners compute side by side. That needs cores: with fewer
+# cores than ranks it may even take longer, as the milliseconds above the lanes tell. What is gathered ahead is there in
+# time, and takes memory for it. And the bits?
+
+# %% tags=["volatile"]
+print(lesson.say_windows(windows))
+
+# %% [markdown]
+# ## Recap
+#
+# - Three functions suffice. Nothing else in Muon knows how you cut.
+# - Only the owner gets the matrix, yet everybody calls, empty-handed or not.
+# - Owners are global ranks, the same on all that share a parameter.
+# - Gather what you are handed, whole, with parts kept apart.
+# - A window changes when things happen, and no bit.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "fewest": ...,  # how many rows did the poorest rank of the first matrix hold?
+    "at_once": ...,  # how many ranks computed at once, without async_gpu_parallelism?
+    "step": ...,  # in which step did the gathered gradient first go badly wrong?
+}
+
+# %%
+lesson.quiz(found.rows, windows).check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# answers = {"fewest": min(found.rows), "at_once": windows[0].at_once, "step": 2}
+# ```
+#
+# </details>

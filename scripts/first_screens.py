@@ -1,0 +1,146 @@
+"""The first screen of every lesson's page: a screenshot, and whether question and picture are on it.
+
+    python scripts/first_screens.py [00 …] [--out FOLDER]     written to dist/first_screens/
+
+The pages are made with still pictures, so no cell is run. They are opened in a headless Chromium, 1200 × 900
+and 400 × 800 pixels. Whoever has no Chromium is told so, and nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.errors import UsageError
+from scripts import pages
+from scripts.files import ROOT, answered, made
+
+TARGET = ROOT / "dist" / "first_screens"
+SCREENS = ((1200, 900), (400, 800))
+"""Width and height of a laptop's window and of a phone, in pixels."""
+FLAGS = (  # beside those that chromedriver sets
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-component-update",
+    "--window-size=1280,1600",
+)
+_BOXES = """
+const box = element => {
+    if (!element) return null;
+    const {top, bottom, left, right} = element.getBoundingClientRect();
+    return {top, bottom, left, right};
+};
+const first = document.querySelector('main .text'), question = [...first.querySelectorAll('p')].at(-1);
+return [first.querySelector('h1'), question, document.querySelector('.hero img')].map(box);
+"""
+
+
+def missing() -> list[str]:
+    """What a look into a browser needs and this machine lacks."""
+    lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    return lacking if importlib.util.find_spec("selenium") else [*lacking, "selenium"]
+
+
+@contextmanager
+def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
+    """A headless Chromium with a profile of its own; ``logged``, it can be asked what pages asked for."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    if logged:
+        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    options.binary_location = str(shutil.which("chromium"))
+    for flag in (*FLAGS, f"--user-data-dir={folder / 'chromium'}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@contextmanager
+def screen(driver: Any, width: int, height: int) -> Iterator[None]:
+    """The browser as a screen of this size; a narrow one is a phone."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        yield
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def problems(driver: Any, width: int, height: int) -> list[str]:
+    """What of title, question and hero picture is not on the first screen of the page that is open."""
+    title, question, hero = driver.execute_script(_BOXES)
+    wrong = {
+        "the title is not on it": not (title and title["top"] >= 0 and title["bottom"] <= height),
+        "the question is not on it": not (question and question["bottom"] <= height),
+        "there is no hero picture": not hero,
+        "half of the hero picture is below it": hero and _shown(hero, height) < 0.5,
+        "the hero picture is wider": hero and (hero["left"] < 0 or hero["right"] > width),
+    }
+    return [what for what, is_so in wrong.items() if is_so]
+
+
+def _shown(box: dict[str, float], height: int) -> float:
+    """How much of a box is above the lower edge of the screen, as a part of its height."""
+    return max(0.0, min(box["bottom"], height) - box["top"]) / max(box["bottom"] - box["top"], 1.0)
+
+
+def photograph(driver: Any, target: Path) -> None:
+    """Write what is on the screen as a PNG."""
+    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {})
+    target.write_bytes(base64.b64decode(taken["data"]))
+
+
+def write(target: Path, prefixes: Sequence[str] = ()) -> None:
+    """Write the screenshots, and say what is wrong with each.
+
+    Raises:
+        UsageError: something is; the screenshots are written first.
+    """
+    if lacking := missing():
+        print(f"skipped: this needs {', '.join(lacking)}")
+        return
+    chosen, found = pages.committed(prefixes), []
+    made(target)
+    with TemporaryDirectory() as folder, browser(Path(folder)) as driver:
+        for path in chosen:
+            page = Path(folder) / f"{path.stem}.html"
+            page.write_text(pages.page_of(path, still=True), encoding="utf-8")
+            for width, height in SCREENS:
+                with screen(driver, width, height):
+                    driver.get(page.as_uri())
+                    photograph(driver, target / f"{path.stem}-{width}.png")
+                    found += [
+                        f"{path.stem}, {width} × {height}: {what}" for what in problems(driver, width, height)
+                    ]
+    print(f"wrote {len(chosen) * len(SCREENS)} screenshots to {target}")
+    if found:
+        raise UsageError("; ".join(found))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="first_screens.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="how the notebooks' names start: 00, 01 …; all without")
+    parser.add_argument("--out", type=Path, default=TARGET, metavar="FOLDER", help="(dist/first_screens)")
+    options = parser.parse_intermixed_args(arguments)
+    return answered("first_screens", lambda: write(options.out, options.names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Lesson 10: bills are the ledger's, checkers know right from wrong, and rounding is as the lesson says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from muon_tutorial import launch
+from muon_tutorial.learn import bill as lesson
+from muon_tutorial.learn.bill import costs, exercises, rounding
+from muon_tutorial.learn.bill.on_ranks import count, fetch_shared
+from muon_tutorial.learn.exercises.judge import Exercise
+from muon_tutorial.learn.the_mirror.compare import different_bits, step_alone
+
+from .answers import assert_quiz, assert_wrong, message_of_wrong
+
+GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])
+def test_what_a_plan_predicts_is_what_real_ranks_count(dp: int, tp: int) -> None:
+    plans = costs.plans_of(dp, tp)
+    for rank, counted in enumerate(launch(count, dp * tp, args=(dp, tp, 0))):
+        assert list(counted) == list(plans)
+        for name, found in counted.items():
+            bill = costs.bill_of(name, plans[name], rank)
+            assert found.sent == {phase: sent for phase, sent in bill.sent.items() if phase != costs.AVERAGE}
+            assert found.state == bill.state
+
+
+def test_muon_sends_five_quarters_of_adamws_bytes_without_tp_and_keeps_half_its_state() -> None:
+    for dtype, times in (("all fp32", 10 / 8), ("weights bf16", 8 / 6), ("all bf16", 6 / 4)):
+        adamw, muon, runs = costs.bills_at(4, 1, dtype, "all", 25)
+        assert muon.total / adamw.total == pytest.approx(times)
+        assert muon.state * 2 == adamw.state
+        assert runs >= 1
+    _, boundary, _ = costs.bills_at(4, 1, "all fp32", "boundary", 25)
+    assert boundary.total < costs.bills_at(4, 1, "all fp32", "all", 25)[1].total
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_who_works_on_a_matrix_is_known(dp: int, tp: int) -> None:
+    runs = costs.runs_of(costs.plans_of(dp, tp), "o")
+    exercise = exercises.runs_exercise(dp, tp)
+    assert runs["replicated"] == dp * tp
+    assert (runs["round_robin"], runs["owner"]) == (tp, 1)
+    assert exercise.check(*runs.values())
+    assert exercise.check(*[...] * 4).passed is None
+    for place, name in enumerate(runs):
+        wrong = [*runs.values()]
+        wrong[place] += 1
+        assert_wrong(exercise, *wrong, f"{name}: not {wrong[place]}.")
+
+
+def scaled(phase: str, factor: int) -> Any:
+    return lambda *given: {
+        name: sent * (factor if name == phase else 1) for name, sent in lesson.bill(*given).items()
+    }
+
+
+WRONG_BILLS = [
+    (scaled("gradient reduce_scatter", 2), "gradient reduce_scatter: yours"),
+    (scaled("dp gather", 2), "dp gather: yours"),
+    (scaled("tp gather", 2), "tp gather: yours"),
+    (lambda total, touched, dp, tp: lesson.bill(total, total, dp, tp), "tp gather: yours"),
+    (lambda total, touched, dp, tp: {"dp gather": 3}, "Give a dictionary with the keys"),
+    (lambda total: {}, "raised TypeError"),
+]
+
+
+@pytest.mark.parametrize(("bill", "says"), WRONG_BILLS)
+def test_a_wrong_bill_is_told_its_wrong_phase(bill: Any, says: str) -> None:
+    assert_wrong(exercises.bill_exercise(2, 2), bill, says)
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_the_bill_by_hand_is_the_ledgers_and_par_is_its_total(dp: int, tp: int) -> None:
+    verdict = exercises.bill_exercise(dp, tp).check(lesson.bill)
+    assert verdict
+    total = costs.bill_of("", costs.plans_of(dp, tp)["zero1"]).total
+    assert f"Yours takes {total:g} bytes" in verdict.message
+    open_bill = dict.fromkeys(exercises.BILL_PHASES, ...)
+    assert exercises.bill_exercise(dp, tp).check(lambda *given: open_bill).passed is None
+    assert_wrong(
+        exercises.bill_exercise(dp, tp), lambda *given: {**open_bill, "dp gather": 1}, "is still open"
+    )
+
+
+WRONG_SENDS = [
+    (lambda matrix, length, place, dp: [0] * dp, "it needs"),
+    (lambda matrix, length, place, dp: [length] * dp, "you send 6 entries"),
+    (
+        lambda matrix, length, place, dp: lesson.sends(matrix, length, place, dp)[:-1],
+        "give a list of 2 counts",
+    ),
+    (lambda matrix, length, place, dp: None, "give a list"),
+    (lambda matrix, length, place, dp: lesson.sends(matrix, length, 0, dp), "to place 0 you send"),
+]
+
+
+@pytest.mark.parametrize(("sends", "says"), WRONG_SENDS)
+def test_wrong_counts_are_told_by_place(sends: Any, says: str) -> None:
+    assert_wrong(exercises.sends_exercise(), sends, says)
+
+
+def test_right_counts_pass_and_a_stub_is_open() -> None:
+    assert exercises.sends_exercise().check(lesson.sends)
+    assert exercises.sends_exercise().check(lambda *given: ...).passed is None
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])
+def test_a_shared_matrix_is_fetched_on_real_ranks(dp: int, tp: int) -> None:
+    fetched = launch(fetch_shared, dp * tp, args=(dp, tp, 0, lesson.sends))
+    assert {each.whole for each in fetched} <= {True, None}
+    assert any(each.whole for each in fetched)
+    plan = costs.plans_of(dp, tp)[costs.BOUNDARY]
+    sent = [costs.bill_of("", plan, rank).sent.get("dp gather", 0) for rank in plan.grid.ranks]
+    assert sum(each.sent for each in fetched) <= sum(sent)
+
+
+def test_the_price_of_an_order_is_that_of_a_plan() -> None:
+    plan = costs.plans_of(4, 1)[costs.BOUNDARY]
+    sizes = [entry.size for entry in plan.buckets[0].entries]
+    sent = sum(costs.bill_of("", plan, rank).sent.get("dp gather", 0) for rank in plan.grid.ranks)
+    assert costs.boundary_bytes(sizes, 4) == sent
+
+
+def longest_first(sizes: Sequence[int], dp: int) -> list[int]:
+    return sorted(range(len(sizes)), key=lambda each: -sizes[each])
+
+
+WRONG_ORDERS = [
+    (lambda sizes, dp: range(len(sizes)), "as they come"),
+    (lambda sizes, dp: random.Random(1).sample(range(len(sizes)), len(sizes)), "A third of that passes"),
+    (lambda sizes, dp: [0] * len(sizes), "each of 0 to 11 once"),
+    (lambda sizes, dp: sizes, "each of 0 to 11 once"),
+    (lambda sizes, dp: None, "each of 0 to 11 once"),
+]
+
+
+@pytest.mark.parametrize(("order", "says"), WRONG_ORDERS)
+def test_a_dear_order_does_not_pass(order: Any, says: str) -> None:
+    assert_wrong(exercises.order_exercise(), order, says)
+
+
+def test_a_cheap_order_passes_and_is_held_against_par() -> None:
+    verdict = exercises.order_exercise().check(lesson.order_of)
+    assert verdict
+    assert "par is 10" in verdict.message
+    assert exercises.order_exercise().check(lambda sizes, dp: ...).passed is None
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 1), (3, 2)])
+def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
+    plans = costs.plans_of(dp, tp)
+    bills = {name: costs.bill_of(name, plan) for name, plan in plans.items()}
+    right = {
+        "saved": bills["zero1"].total - bills[costs.BOUNDARY].total,
+        "state": bills["zero1"].state,
+        "runs": len(plans["zero1"].workers(0)),
+    }
+    wrong = {"saved": (7, "Subtract"), "state": (7, "counted[0]"), "runs": (99, "slices")}
+    quiz: Exercise = exercises.quiz(dp, tp)
+    assert_quiz(quiz, right, wrong)
+    assert "Still open" in message_of_wrong(quiz, {**right, "runs": ...})
+
+
+def test_a_bill_of_the_sliders_says_where_it_is_and_has_a_still() -> None:
+    shell: Any = lesson.explore_bills()
+    shown = shell.at(bucket=0, dp=8, tp=1, dtype="all bf16", gather="boundary")
+    assert "dp=8, tp=1, all bf16, gather boundary, buckets of 5 MB" in shown.alt
+    assert lesson.explore_bills(live=False) == shell.still
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_pictures_of_other_grids_say_their_numbers(dp: int, tp: int) -> None:
+    total = costs.bill_of("", costs.plans_of(dp, tp)["zero1"]).total
+    assert f"zero1: {total:,} B" in lesson.draw_small_bills(dp, tp).alt
+    assert f"in {dp} slices" in lesson.draw_boundary(dp, tp).alt
+
+
+def test_one_entry_over_a_rounding_edge_moves_a_whole_matrix() -> None:
+    gradients = rounding.exact_gradients(0, 2)
+    nudged = rounding.nudged(gradients)
+    assert different_bits(gradients, nudged) == 1
+    place = (gradients["o"] != nudged["o"]).nonzero()[0].tolist()
+    before, after = gradients["o"][tuple(place)], nudged["o"][tuple(place)]
+    assert abs(before - after) <= abs(before) * 2**-12
+    assert different_bits(step_alone(gradients, 0), step_alone(nudged, 0)) > 100
+    assert rounding.nudge(0, 2).size == "hundreds"
+
+
+def test_orders_of_summation_give_other_gradients() -> None:
+    tried, gradients, weights = (int(line.split()[-1]) for line in rounding.say_orders(0, 8, 6).splitlines())
+    assert (tried, gradients) == (5, 5)
+    assert 0 <= weights <= 5
+
+
+def test_a_sum_stays_within_its_bound_and_a_spoilt_one_does_not() -> None:
+    mean = rounding.mean_of(0, 4)
+    assert 0 <= rounding.sum_error(mean, 0, 4).of_bound <= 1
+    spoilt = {name: whole * (1 + 2**-18) for name, whole in mean.items()}
+    assert rounding.sum_error(spoilt, 0, 4).of_bound > 1
+    assert "in parts of its bound" in rounding.say_sum(0, 4)

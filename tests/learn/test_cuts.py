@@ -1,0 +1,388 @@
+"""Lesson 07: its checkers know right from wrong on several grids, and its pictures say what the plan says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from muon_tutorial import Grid, Muon, build_mesh, launch
+from muon_tutorial.learn import cuts as lesson
+from muon_tutorial.learn.cuts import on_ranks as work
+from muon_tutorial.learn.cuts import pictures as cuts_pictures
+from muon_tutorial.learn.cuts import qkv
+from muon_tutorial.learn.cuts.on_ranks import KINDS, CutKind
+
+from .answers import assert_quiz, assert_wrong
+
+GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
+
+
+def piece_of_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
+    """By torch.chunk, which gives fewer pieces than tp_ranks where nothing is left."""
+    return torch.empty(shape).chunk(tp, 0 if kind == "column" else 1)[tp_rank].shape
+
+
+def by_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
+    try:
+        return piece_of_chunk(shape, kind, tp_rank, tp)
+    except IndexError:
+        return (0, shape[1]) if kind == "column" else (shape[0], 0)
+
+
+def other_cut(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
+    return lesson.local_shape(shape, "row" if kind == "column" else "column", tp_rank, tp)
+
+
+def with_length(length: Any) -> Any:
+    def local_shape(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
+        mine = length(shape[0 if kind == "column" else 1], tp_rank, tp)
+        return (mine, shape[1]) if kind == "column" else (shape[0], mine)
+
+    return local_shape
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
+        (lambda shape, kind, tp_rank, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
+        (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
+        (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
+        (with_length(lambda n, tp_rank, tp: n if tp == 1 else None), "for tp_rank 0, not (None, 8)"),
+        (with_length(lambda n, tp_rank, tp: n // tp), "Your pieces hold 6 of 7 together. Round up."),
+        (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
+        (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
+        (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
+        (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
+        (lambda shape, *_: shape[2], "tp 1, tp_rank 0: The function raised IndexError"),
+        (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
+    ],
+)
+def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
+    assert_wrong(lesson.shapes_exercise(), answer, says)
+
+
+def test_shapes_of_torchs_own_chunk_pass_and_the_stub_is_open() -> None:
+    assert lesson.shapes_exercise().check(by_chunk)
+    assert lesson.shapes_exercise().check(lesson.local_shape)
+    assert lesson.shapes_exercise().check(lambda shape, kind, tp_rank, tp: ...).passed is None
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 7])
+def test_the_guess_of_the_last_piece_knows_right_from_wrong(tp: int) -> None:
+    right = [by_chunk(lesson.UP, kind, tp - 1, tp) for kind in KINDS]
+    exercise = lesson.pieces_exercise(tp)
+    assert exercise.check(*right)
+    assert_wrong(exercise, (11, 8), right[1], "column_parallel: (11, 8) is not what is left of 10")
+    assert_wrong(exercise, right[0], (9, 8), "row_parallel: dimension 0 stays whole, 10.")
+    assert_wrong(exercise, 7, right[1], "give a pair")
+    if tp > 1:
+        assert_wrong(exercise, right[1], right[0], "is row parallel. Column parallel cuts dimension 0.")
+    if tp == 3:
+        assert_wrong(exercise, (4, 8), right[1], "is the first piece")
+
+
+@pytest.mark.parametrize("dp_tp", GRIDS)
+def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
+    dp, tp = dp_tp
+    columns = by_chunk(lesson.DOWN, "row", tp - 1, tp)[1]
+    kept = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp)
+    right = {"columns": columns, "kept": kept, "torn": 4}
+    wrong = {
+        "columns": (11, "'row', tp - 1, tp"),
+        "kept": (kept + 1, "kept[0].entries"),
+        "torn": (3, "tp to 4"),
+    }
+    assert_quiz(lesson.quiz(dp, tp), right, wrong)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4, 7])
+def test_cut_by_column_then_by_row_the_parts_add_up_to_the_whole(tp: int) -> None:
+    given = work.make_numbers("whole", 2, seed=0)
+    for dp_rank, batch in enumerate(given.batches):
+        parts = [
+            torch.relu(batch @ work.cut(given.up, "column", tp_rank, tp).T)
+            @ work.cut(given.down, "row", tp_rank, tp).T
+            for tp_rank in range(tp)
+        ]
+        assert torch.equal(torch.stack(parts).sum(0), given.alone(dp_rank))
+
+
+# Both layers, on real ranks.
+
+
+def own_part(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    return torch.relu(x @ up.T) @ down.T
+
+
+def without_relu(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    y = x @ up.T @ down.T
+    dist.all_reduce(y, group=tp_group)
+    return y
+
+
+def relu_last(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    return torch.relu(without_relu(x, up, down, tp_group))
+
+
+def over_all_ranks(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    y = own_part(x, up, down, tp_group)
+    dist.all_reduce(y)
+    return y
+
+
+def hidden_only(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    return torch.relu(x @ up.T)
+
+
+def nothing(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    work.both_layers(x, up, down, tp_group)
+
+
+def wrong_way_round(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    return x @ up
+
+
+def _stub(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    return ...
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("dp_tp", [(2, 2), (1, 3), (3, 1)])
+def test_a_right_pass_through_both_layers_passes(dp_tp: tuple[int, int]) -> None:
+    assert lesson.layers_exercise(*dp_tp).check(lesson.both_layers)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (own_part, "its own part of every sum"),
+        (without_relu, "without relu"),
+        (relu_last, "relu comes after the sum"),
+        (over_all_ranks, "the sum over all ranks"),
+        (hidden_only, "returned shape (4, 5); y has the shape (4, 6)"),
+        (nothing, "returned NoneType"),
+        (wrong_way_round, "RuntimeError"),
+    ],
+)
+def test_a_wrong_pass_is_told_what_it_has_calculated(answer: Any, says: str) -> None:
+    assert_wrong(lesson.layers_exercise(2, 2), answer, says)
+
+
+@pytest.mark.live
+def test_an_open_pass_is_no_wrong_answer_and_whole_numbers_agree_to_the_bit() -> None:
+    assert lesson.layers_exercise(1, 2).check(_stub).passed is None
+    run = lesson.run_layers(lesson.both_layers, 1, 3)
+    assert run.same_bits()
+    assert "the same output: True   the same bits: True" in lesson.say_layers(run, "whole")
+
+
+# Who holds an entry.
+
+
+@pytest.mark.parametrize("dp_tp", GRIDS)
+def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, int]) -> None:
+    dp, tp = dp_tp
+    plan, length = lesson.plan_of(dp, tp), lesson.slice_length(dp, tp)
+    for row, column in ((0, 0), (9, 7), (7, 2), (4, 0)):
+        weight, momentum = lesson.who_holds(row, column, dp, tp, length)
+        for rank in plan.grid.ranks:
+            at = plan.grid.at(rank)
+            box = plan.buckets[0].entries[0].matrix.box(at)
+            inside = all(a <= n < a + b for n, a, b in zip((row, column), box.offset, box.shape, strict=True))
+            assert inside == (rank in weight)
+        assert momentum in weight
+    assert lesson.holders_exercise(dp, tp).check(lesson.who_holds)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda on, at: (on[:1], at), "dp copies the weight"),
+        (lambda on, at: ([0, 1], at), "Which tp coordinate has this row?"),
+        (lambda on, at: (on, on[-1]), "keeps another slice"),
+        (lambda on, at: (on, 1), "rank 1 has not even the weight"),
+        (lambda on, at: on, "the weight is on [0, 3], a column of the grid, not on 0."),
+        (lambda on, at: at, "return a pair"),
+    ],
+)
+def test_a_wrong_holder_is_told_which_entry(change: Any, says: str) -> None:
+    assert_wrong(lesson.holders_exercise(2, 3), lambda *case: change(*lesson.who_holds(*case)), says)
+    assert_wrong(lesson.holders_exercise(2, 3), lambda *case: case[9], "raised IndexError")
+
+
+# A fused weight.
+
+
+@pytest.mark.parametrize("tp", range(1, 9))
+@pytest.mark.parametrize("rows_of", [qkv.rows_as_one, qkv.rows_of_each])
+def test_every_row_of_a_fused_weight_is_on_one_rank(tp: int, rows_of: qkv.RowsOf) -> None:
+    fused = qkv.cut_fused(rows_of, tp)
+    assert sorted(row for rows in fused.held for row in rows) == list(range(fused.rows))
+
+
+def test_cut_as_one_every_head_is_torn_and_cut_each_only_where_tp_does_not_fit() -> None:
+    assert [qkv.count_torn(tp) for tp in range(1, 7)] == [0, 4, 4, 4, 4, 4]
+    each = [len(qkv.cut_fused(qkv.rows_of_each, tp).torn()) for tp in range(1, 7)]
+    assert each == [0, 0, 2, 0, 0, 4]
+
+
+@pytest.mark.parametrize(("heads", "tp"), [(4, 3), (8, 3), (2, 5), (6, 1)])
+def test_the_inverse_of_the_reference_gives_every_bit_back(heads: int, tp: int) -> None:
+    whole = qkv.fused_weight(1, heads)
+    pieces = [qkv.shard_qkv(whole, heads, tp_rank, tp) for tp_rank in range(tp)]
+    assert torch.equal(qkv.join_qkv(pieces, heads), whole)
+
+
+def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
+    verdict = lesson.qkv_exercise().check(qkv.shard_qkv, qkv.join_qkv)
+    assert "Yours takes 144 entries on the busiest rank; par is 144." in verdict.message
+    assert lesson.qkv_exercise().check(lambda *args: ..., lambda *args: ...).passed is None
+    all_on_one = lesson.qkv_exercise().check(
+        lambda W, heads, r, tp: W if r == 0 else W[:0], lambda p, h: p[0]
+    )
+    assert "Yours takes 288 entries" in all_on_one.message
+
+
+def as_one(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
+    return W.tensor_split(tp)[tp_rank]
+
+
+def each_by_rows(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
+    return torch.cat([part.tensor_split(tp)[tp_rank] for part in W.tensor_split(3)])
+
+
+def head_by_head(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
+    parts = qkv.shard_qkv(W, heads, tp_rank, tp).tensor_split(3)
+    rows = [part.reshape(-1, qkv.HEAD_DIM, qkv.WIDTH) for part in parts]
+    return torch.cat(rows, 1).reshape(-1, qkv.WIDTH)
+
+
+def rounded_down(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
+    step = heads // tp * qkv.HEAD_DIM
+    return torch.cat([part[tp_rank * step : (tp_rank + 1) * step] for part in W.tensor_split(3)])
+
+
+def concatenated(pieces: Any, heads: int) -> Any:
+    return torch.cat(list(pieces))
+
+
+@pytest.mark.parametrize(
+    ("shard", "join", "says"),
+    [
+        (as_one, concatenated, "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2"),
+        (each_by_rows, qkv.join_qkv, "4 heads, tp 3: head 1 is torn between ranks 0 and 1"),
+        (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
+        (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
+        (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
+        (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
+        (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),
+        (qkv.shard_qkv, concatenated, "joined again, row 6 is not what it was: row 6 of q belongs there"),
+        (qkv.shard_qkv, lambda pieces, heads: pieces[0], "join_qkv returns (18, 8), not (36, 8)"),
+        (lambda W, heads, r, tp: W.nothing, qkv.join_qkv, "raised AttributeError"),
+    ],
+)
+def test_a_wrong_cut_is_told_the_first_torn_head_or_lost_row(shard: Any, join: Any, says: str) -> None:
+    assert_wrong(lesson.qkv_exercise(), shard, join, says)
+
+
+def test_a_torn_head_is_drawn() -> None:
+    verdict = lesson.qkv_exercise().check(as_one, concatenated)
+    assert verdict.picture is not None
+    assert "4 of 4 heads torn; head 0 is torn between ranks 0, 1, 2" in verdict.picture.alt
+
+
+# Pictures.
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 3), (1, 4), (3, 1), (1, 7)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_picture_says_which_piece_a_rank_holds(dp: int, tp: int, kind: CutKind) -> None:
+    grid = Grid.of(dp=dp, tp=tp)
+    for rank in grid.ranks:
+        length = by_chunk(lesson.UP, kind, rank % tp, tp)[KINDS.index(kind)]
+        start = sum(by_chunk(lesson.UP, kind, other, tp)[KINDS.index(kind)] for other in range(rank % tp))
+        what = "row" if kind == "column" else "column"
+        run = f"{what}s {start} to {start + length - 1}" if length > 1 else f"{what} {start}"
+        said = f"Rank {rank} holds {'all' if tp == 1 else run if length else 'nothing'} of W"
+        assert said in cuts_pictures.draw_linear(grid, lesson.UP, rank, kind).alt
+
+
+@pytest.mark.parametrize("tp", [3, 5, 8, 10])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_thinnest_sliver_keeps_its_label(tp: int, kind: CutKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float]] = []
+    monkeypatch.setattr(
+        cuts_pictures, "write", lambda axes, x, y, text, size, **look: written.append((text, size))
+    )
+    cuts_pictures.draw_linear(Grid.of(dp=1, tp=tp), lesson.UP, 0, kind)
+    labels = [text.removeprefix("tp ") for text, _ in written]
+    held = [r for r in range(tp) if by_chunk(lesson.UP, kind, r, tp)[KINDS.index(kind)]]
+    assert all(str(tp_rank) in labels for tp_rank in held)
+    assert min(size for _, size in written) >= 11
+
+
+def test_a_coordinate_with_nothing_left_is_said_to_hold_nothing() -> None:
+    said = lesson.picture_of_buffers(1, 7).alt
+    assert "tp 5: a buffer of 28 entries holds padding only; rank 5 keeps 0 to 28." in said
+    assert "tp 4: a buffer of 28 entries holds up from 0 to 16, down from 16 to 28; rank 4" in said
+    assert "down from 32 to 44, padding elsewhere; rank 2" in lesson.picture_of_buffers(3, 3).alt
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_buffers_say_who_keeps_which_slice(dp: int, tp: int) -> None:
+    said = lesson.picture_of_buffers(dp, tp).alt
+    length = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp) * dp
+    assert said.count(f"a buffer of {length} entries") == tp
+    assert lesson.slice_length(dp, tp) == length // dp
+    for rank in range(dp * tp):
+        start = rank // tp * length // dp
+        assert f"rank {rank} keeps {start} to {start + length // dp}" in said
+
+
+# Training.
+
+
+def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
+    def gradients(rank: int, step: int) -> torch.Tensor:
+        weights = work.my_parameters(rank, 2, 0)
+        work.fill_gradients(weights, rank, 2, step)
+        return torch.cat([grad.flatten() for weight in weights if (grad := weight.grad) is not None])
+
+    assert torch.equal(gradients(0, 0), gradients(0, 0))
+    for rank, step in ((1, 0), (2, 0), (3, 0), (0, 1)):
+        assert not torch.equal(gradients(0, 0), gradients(rank, step))
+
+
+def _train(rank: int, dp: int, tp: int, steps: int) -> work.KeptByRank:
+    weights = work.my_parameters(rank, tp, 0)
+    optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
+    for step in range(steps):
+        work.fill_gradients(weights, rank, tp, step)
+        optimizer.step()
+    return work.kept_by(optimizer)
+
+
+@pytest.mark.live
+def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_says() -> None:
+    kept = launch(_train, 4, args=(2, 2, 2))
+    plan = lesson.plan_of(2, 2)
+    start = work.my_parameters(0, 2, 0)
+    for rank, mine in enumerate(kept):
+        assert all(
+            torch.equal(one, other) for one, other in zip(mine.weights, kept[rank % 2].weights, strict=True)
+        )
+        holdings = plan.buckets[0].stored_shards(plan.grid.at(rank))
+        assert [part.numel() for part in mine.momentum] == [holding.numel for holding in holdings]
+    assert not torch.equal(kept[0].weights[0], start[0])
+    assert kept[0].entries == 35
+    weight, momentum = lesson.picture_of_kept(2, 2, kept).alt.split(" tp 0: ")
+    assert "rank 0 holds rows 0 to 4 of up (bytes A); rank 1 holds rows 5 to 9 of up (bytes B)" in weight
+    assert "rank 2 holds rows 0 to 4 of up (bytes A)" in weight
+    assert len(set(lesson.letters_of(kept)[2])) == 4
+    assert "rank 0 keeps 0 to 35 (bytes E)" in momentum

@@ -1,0 +1,307 @@
+"""Lesson 11: its checkers know right from wrong on real ranks; its film, traps and timeline say what is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import launch
+from muon_tutorial.evidence.traces.time_split import split
+from muon_tutorial.learn import own_sharding as lesson
+from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
+from muon_tutorial.learn.own_sharding import exercises, journey, on_ranks, shared_work, windows
+from muon_tutorial.learn.own_sharding import three_functions as right
+from muon_tutorial.learn.own_sharding.on_ranks import ReplicasReport, ReplicasRun
+from muon_tutorial.learn.own_sharding.transfers import Transfer
+
+from . import three_functions as tried
+from .answers import assert_quiz, assert_wrong, message_of_wrong
+
+GRIDS = [(2, 2), (3, 2), (4, 1), (1, 2)]
+QUICK = 4.0
+
+
+def open_exercise() -> Exercise:
+    """One that nobody has answered yet."""
+    return Exercise(lambda *_: None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
+def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None:
+    rows = right.rows_of(lesson.bad_rows(ranks), ranks)
+    got = [None] * (ranks - 1) + ["tensor"]
+    assert lesson.guess(ranks).check(rows, got)
+    assert lesson.guess(ranks).check(..., got).passed is None
+    assert_wrong(lesson.guess(ranks), [*rows, 1], got, "rows: give a list")
+    if ranks > 1:
+        assert_wrong(lesson.guess(ranks), rows, ["tensor"] * ranks, "Who orthogonalizes this matrix?")
+        assert_wrong(lesson.guess(ranks), [0] * ranks, got, "together they have to be")
+        assert_wrong(lesson.guess(ranks), rows, None, "got: give a list")
+    if ranks > 3:
+        fair = [3, *[2] * (ranks - 1)]
+        assert_wrong(
+            lesson.guess(ranks), fair, got, "rows: fair, but torch does not deal rows out one by one"
+        )
+
+
+@pytest.mark.live
+def test_the_prediction_is_what_real_ranks_do() -> None:
+    found = lesson.run_owner_of_nothing(2, 2, 0)
+    assert found.rows == [3, 3, 3, 0]
+    assert found.got == [None, None, None, "tensor"]
+    assert all(found.called)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_references_functions_pass_on_every_grid(grid: tuple[int, int]) -> None:
+    assert lesson.check_assign(*grid, 0).check(right.assign)
+    assert lesson.check_gather(*grid, 0, open_exercise()).check(right.gather)
+    given_back = lesson.check_redistribute(*grid, 0, (open_exercise(), open_exercise()))
+    verdict = given_back.check(right.redistribute)
+    assert verdict
+    par = exercises.par_bytes(*grid)
+    assert f"Yours takes {par:g} bytes on the way back; par is {par:g}." in verdict.message
+
+
+@pytest.mark.live
+def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
+    assert lesson.check_assign(3, 1, 0).check(tried.backwards)
+    for gather in (tried.point_to_point, tried.padded, right.gather_later):
+        assert lesson.check_gather(3, 2, 1, open_exercise()).check(gather)
+    given_back = lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()))
+    assert "Yours takes 400 bytes on the way back; par is 224." in given_back.check(tried.broadcast).message
+    assert given_back.check(right.redistribute_later)
+
+
+@pytest.mark.live
+def test_stubs_are_open() -> None:
+    assert lesson.check_assign(2, 1, 0).check(tried.stub).passed is None
+    assert lesson.check_gather(2, 1, 0, open_exercise()).check(tried.stub).passed is None
+    both = open_exercise(), open_exercise()
+    assert lesson.check_redistribute(2, 1, 0, both).check(tried.stub).passed is None
+    assert lesson.check_replicas(2, 1, 0).check(tried.stub).passed is None
+    assert lesson.check_assign(2, 1, 0).check(...).passed is None
+    assert_wrong(lesson.check_assign(2, 1, 0), 5, "Give a function.")
+    assert_wrong(lesson.check_replicas(2, 1, 0), 5, "Give a function of the mesh.")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", tried.ASSIGNED)
+def test_each_wrong_assign_is_told_what_is_wrong_with_it(name: str) -> None:
+    function, says = tried.ASSIGNED[name]
+    assert_wrong(lesson.check_assign(2, 2, 0, timeout=QUICK), function, says)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", tried.GATHERED)
+def test_each_wrong_gather_is_told_what_is_wrong_with_it(name: str) -> None:
+    function, says = tried.GATHERED[name]
+    assert_wrong(lesson.check_gather(2, 2, 0, open_exercise(), timeout=QUICK), function, says)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", tried.GIVEN_BACK)
+def test_each_wrong_redistribute_is_told_what_is_wrong_with_it(name: str) -> None:
+    function, says = tried.GIVEN_BACK[name]
+    both = open_exercise(), open_exercise()
+    assert_wrong(lesson.check_redistribute(2, 2, 0, both, timeout=QUICK), function, says)
+
+
+@pytest.mark.live
+def test_wrong_rows_come_with_their_picture() -> None:
+    verdict = lesson.check_gather(3, 1, 0, open_exercise()).check(tried.upside_down)
+    assert verdict.picture is not None
+    assert "Your matrix 0: row 0 has 6" in verdict.picture.alt
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(2, 2), (3, 2), (2, 1), (1, 2)])
+def test_replicas_apart_pass_where_nothing_crosses(grid: tuple[int, int]) -> None:
+    verdict = lesson.check_replicas(*grid, 0).check(right.hsdp_config)
+    assert verdict
+    assert "Yours takes 0 bytes between replicas; par is 0." in verdict.message
+
+
+@pytest.mark.live
+def test_each_wrong_config_for_replicas_is_told_what_is_wrong_with_it() -> None:
+    assert lesson.check_replicas(2, 2, 0).check(tried.full_tensor)
+    crossed = lesson.check_replicas(2, 2, 0).check(tried.crossing_config)
+    assert not crossed
+    assert "bytes went from one replica to another" in crossed.message
+    assert crossed.picture is not None
+    wrong = {
+        tried.without_agree_group: "Muon compared the owners of all ranks",
+        tried.one_owner: "own matrices",
+        tried.no_config: "returned a DeviceMesh, not a DistributedConfig",
+    }
+    for make, says in wrong.items():
+        assert_wrong(lesson.check_replicas(2, 2, 0), make, says)
+
+
+@pytest.mark.live
+def test_without_crossing_the_work_is_done_once_a_replica() -> None:
+    mine = lesson.run_replicas(2, 2, 0, right.hsdp_config)
+    helper = lesson.run_replicas(2, 2, 0, tried.crossing_config)
+    assert (mine.newton_schulzes, helper.newton_schulzes) == (8, 4)
+    assert mine.crossing == 0 < helper.crossing
+    assert "bytes between replicas" in lesson.say_replicas(mine, helper)
+
+
+def test_other_bits_in_a_replica_are_told() -> None:
+    found = ReplicasRun(1, 2, (ReplicasReport(same=True, owners=(0, 1)), ReplicasReport(owners=(0, 1))))
+    said = exercises.explain_replicas(found)
+    assert said == "On rank 1 the parameters are not the single process' after some steps."
+
+
+GRIDS_OF_WORK = [(2, 2), (3, 2), (4, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("grid", GRIDS_OF_WORK)
+def test_shared_work_can_be_spread_at_least_as_well_as_par(grid: tuple[int, int]) -> None:
+    model = lesson.mixed_model(*grid)
+    verdict = lesson.check_shared_work(model).check(lesson.longest_first_joint)
+    assert verdict
+    assert "par is" in verdict.message
+    assert "par is" in lesson.draw_loads(model, shared_work.in_turn(model)).alt
+
+
+def by_shard(params: list[torch.Tensor], state: dict[str, Any]) -> dict[int, int]:
+    ranks = state["holders"][0]
+    return {index: ranks[param.shape[0] % len(ranks)] for index, param in enumerate(params)}
+
+
+def by_shard_allowed(params: list[torch.Tensor], state: dict[str, Any]) -> dict[int, int]:
+    holders = state["holders"]
+    return {i: holders[i][(len(param) == 0) % len(holders[i])] for i, param in enumerate(params)}
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (3, 2)])
+def test_each_wrong_way_to_share_work_is_told_what_is_wrong_with_it(grid: tuple[int, int]) -> None:
+    model = lesson.mixed_model(*grid)
+    wrong: list[tuple[Any, str]] = [
+        (lambda params, state: dict.fromkeys(range(len(params)), 0), "hold rows of it"),
+        (lambda params, state: {}, "Return a dict with an owner for each"),
+        (lambda params, state: shared_work.in_turn(model), "The busiest rank,"),
+        (by_shard, "hold rows of it"),
+        (by_shard_allowed, "What differs between them is the shards"),
+        (5, "Give a function"),
+        (lambda params, state: state["ranks"], "raised KeyError"),
+    ]
+    for function, says in wrong:
+        assert_wrong(lesson.check_shared_work(model), function, says)
+    assert lesson.check_shared_work(model).check(tried.stub).passed is None
+    shown = lesson.check_shared_work(model).check(wrong[2][0])
+    assert shown.picture is not None
+    assert "GFLOP" in shown.picture.alt
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(2, 2), (3, 1)])
+@pytest.mark.parametrize("layout", lesson.LAYOUTS)
+def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str, grid: tuple[int, int]) -> None:
+    found = launch(tried.travelled, grid[0] * grid[1], args=(layout, *grid), output="quiet")
+    film = journey.journey_of(layout, *grid)
+    moments = {moment.name: moment for moment in film.moments}
+    for rank, mine in enumerate(found):
+        for way, name in (("out", "gather"), ("back", "redistribute")):
+            due = [each for each in moments[name].sent if each.sender == rank]
+            assert sorted(mine[way], key=str) == sorted(
+                (Transfer(each.sender, each.receiver, 2 * each.elements) for each in due), key=str
+            )
+        assert mine["part"] == moments["done"].held[rank][0].box.shape
+        assert (mine["full"] is None) == (moments["gather"].held[rank] == ())
+        for each in moments["gather"].held[rank]:
+            assert torch.tensor(mine["full"])[each.box.slices].unique().tolist() == [each.by]
+
+
+def test_the_hero_says_all_layouts_and_their_crossing() -> None:
+    said = lesson.hero().alt
+    assert all(layout in said for layout in lesson.LAYOUTS)
+    assert said.count("to another replica") == 1
+    assert said.count("nothing travels") == 4 + 2
+    assert lesson.hero().width <= 900
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(2, 2), (3, 1)])
+def test_the_traps_are_what_the_lesson_says_of_them(grid: tuple[int, int]) -> None:
+    ranks = grid[0] * grid[1]
+    place = lesson.try_on_groups(tried.gather_at_place_0, *grid)
+    assert "rank 0" in place
+    assert "went through" in place
+    assert ("not part of group" in place) == (grid[1] > 1)
+    uneven = lesson.try_uneven(tried.gather_uneven, ranks, 0)
+    assert uneven != "went through"
+    assert "rank 0" in uneven
+    assert "reduce it before the step" in lesson.try_partial(ranks, 0)
+    off = [
+        float(line.split()[2]) for line in lesson.try_for_steps(tried.gather_gradient, ranks, 0).splitlines()
+    ]
+    assert off[0] < 0.1 < 0.3 < min(off[1:])
+    assert lesson.try_for_steps(right.gather, ranks, 0).count("0.00 away") == 3
+    assert lesson.try_several(ranks, 0).count("the single process' bits") == 2
+
+
+WINDOWS = {
+    "strict": {"async_gpu_parallelism": False, "prefetch_count": 0},
+    "beside": {"async_gpu_parallelism": True, "prefetch_count": 0},
+    "ahead": {"async_gpu_parallelism": True, "prefetch_count": 2},
+}
+
+
+@pytest.mark.live
+def test_a_window_changes_what_happens_at_once_and_no_bit() -> None:
+    strict, beside, ahead = found = lesson.run_windows(WINDOWS, 4, 0, side=64)
+    assert len({run.bits for run in found}) == 1
+    assert (strict.at_once, strict.under_way) == (1, 1)
+    assert beside.under_way == 4
+    assert ahead.under_way == 6
+    assert all(row.compute > 0 for run in found for row in split(run.timeline))
+    drawn = lesson.draw_windows(found)
+    assert "strict: " in drawn.alt
+    assert drawn.width <= 900
+    assert found[0].bits in lesson.say_windows(found)
+    numbers = {"fewest": 0, "at_once": 1, "step": 2}
+    wrong: Any = {
+        "fewest": (3, "min(found.rows)"),
+        "at_once": (4, "windows[0]"),
+        "step": (1, "Read the trap"),
+    }
+    assert_quiz(lesson.quiz([3, 3, 3, 0], found), numbers, wrong)
+
+
+def test_overlaps_are_counted_where_one_ends_as_another_begins() -> None:
+    notes = [
+        windows.TimedNote("Newton–Schulz", n, begin, end) for n, (begin, end) in enumerate([(0, 4), (4, 9)])
+    ]
+    assert windows.WindowRun("one", (tuple(notes),), "").at_once == 1
+    notes.append(replace(notes[0], begin=3, end=5))
+    assert windows.WindowRun("two", (tuple(notes),), "").at_once == 2
+
+
+@pytest.mark.live
+def test_a_loop_around_the_three_functions_is_compared_with_one_process() -> None:
+    assert lesson.run_loop(tried.loop, 3, 0) == [True] * 3
+    assert lesson.run_loop(tried.loop_of_nothing, 3, 0) == [False] * 3
+
+
+def test_a_failed_step_and_a_wrong_step_are_told() -> None:
+    notes = tuple(on_ranks.CallNote("assign", 0, {}) for _ in range(1))
+    owners = dict.fromkeys(range(4), 0)
+    trial = on_ranks.RankTrial((0,), owners, notes, differs=2)
+    run = on_ranks.FunctionsRun(1, 1, 0, (trial,))
+    assert "matrix 2 differs on rank 0" in str(exercises.explain_functions(run))
+    failed = replace(trial, notes=(*notes, on_ranks.CallNote("step", 1, error="ConfigError: no")))
+    found = exercises.explain_functions(replace(run, trials=(failed,)))
+    assert isinstance(found, Diagnosis)
+    assert "step 1 of Muon raised: ConfigError: no" in found.what
+
+
+def test_hints_come_one_by_one_for_the_same_mistake() -> None:
+    exercise = lesson.guess(4)
+    first = message_of_wrong(exercise, [3, 2, 2, 2], [None, None, None, "tensor"])
+    assert "Hint: torch rounds 3 up from 9 / 4" in first

@@ -1,0 +1,288 @@
+"""Right and wrong ways to assign, gather and redistribute, for lesson 11's checkers. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from muon_tutorial import (
+    DistributedConfig,
+    create_devicemesh_config,
+    create_dtensor_config,
+    zeropower_via_newtonschulz,
+)
+from muon_tutorial.learn.own_sharding import three_functions as right
+from muon_tutorial.learn.own_sharding.journey import OWNER, cuts_of, grid_of
+from muon_tutorial.learn.own_sharding.transfers import TransferNotes
+from muon_tutorial.plan.matrix import held_box
+from muon_tutorial.worlds.live import build_mesh
+
+State = dict[str, Any]
+
+
+def stub(*given: Any) -> Any:
+    return ...
+
+
+def to_places(params: list[Tensor], state: State) -> Any:
+    return {index: index % dist.get_world_size(state["group"]) for index in range(len(params))}
+
+
+def to_myself(params: list[Tensor], state: State) -> Any:
+    return dict.fromkeys(range(len(params)), dist.get_rank())
+
+
+def to_the_first(params: list[Tensor], state: State) -> Any:
+    return dict.fromkeys(range(len(params)), dist.get_process_group_ranks(state["group"])[0])
+
+
+def too_few(params: list[Tensor], state: State) -> Any:
+    return {0: dist.get_process_group_ranks(state["group"])[0]}
+
+
+def assign_raises(params: list[Tensor], state: State) -> Any:
+    return state["ranks"]
+
+
+def backwards(params: list[Tensor], state: State) -> Any:
+    """Right: in turn, from the last."""
+    ranks = dist.get_process_group_ranks(state["group"])[::-1]
+    return {index: ranks[index % len(ranks)] for index in range(len(params))}
+
+
+def shape_of(state: State) -> tuple[int, int]:
+    return state["shapes"][state["param_idx"]]
+
+
+def point_to_point(mine: Tensor, owner: int, state: State) -> Any:
+    """Right: a message from each rank that holds a row."""
+    ranks = dist.get_process_group_ranks(state["group"])
+    rows, columns = shape_of(state)
+    if dist.get_rank() != owner:
+        if len(mine):
+            dist.send(mine.contiguous(), owner, group=state["group"])
+        return None
+    pieces = [mine.new_empty(length, columns) for length in right.rows_of(rows, len(ranks))]
+    for rank, piece in zip(ranks, pieces, strict=True):
+        if rank == owner:
+            piece.copy_(mine)
+        elif len(piece):
+            dist.recv(piece, rank, group=state["group"])
+    return torch.cat(pieces)
+
+
+def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
+    """Right, unless the padding stays: every piece as long as the longest."""
+    ranks = dist.get_process_group_ranks(state["group"])
+    rows, columns = shape_of(state)
+    longest = max(right.rows_of(rows, len(ranks)))
+    own = mine.new_zeros(longest, columns)
+    own[: len(mine)] = mine
+    pieces = [torch.empty_like(own) for _ in ranks] if dist.get_rank() == owner else None
+    dist.gather(own, pieces, dst=owner, group=state["group"])
+    if pieces is None:
+        return None
+    full = torch.cat(pieces)
+    return full[:rows] if strip else full
+
+
+def with_padding(mine: Tensor, owner: int, state: State) -> Any:
+    return padded(mine, owner, state, strip=False)
+
+
+def owner_alone(mine: Tensor, owner: int, state: State) -> Any:
+    if dist.get_rank() != owner:
+        return None
+    return right.gather(mine, owner, state)
+
+
+def everybody_gets_it(mine: Tensor, owner: int, state: State) -> Any:
+    full = right.gather(mine, owner, state)
+    return mine if full is None else full
+
+
+def own_shard(mine: Tensor, owner: int, state: State) -> Any:
+    right.gather(mine, owner, state)
+    return mine if dist.get_rank() == owner else None
+
+
+def upside_down(mine: Tensor, owner: int, state: State) -> Any:
+    full = right.gather(mine, owner, state)
+    return None if full is None else full.flip(0)
+
+
+def not_filled(mine: Tensor, owner: int, state: State) -> Any:
+    full = right.gather(mine, owner, state)
+    return None if full is None else torch.cat([full[:1], torch.zeros_like(full[1:])])
+
+
+def flat(mine: Tensor, owner: int, state: State) -> Any:
+    full = right.gather(mine, owner, state)
+    return None if full is None else full.flatten()
+
+
+def to_a_place(mine: Tensor, owner: int, state: State) -> Any:
+    place = dist.get_process_group_ranks(state["group"]).index(owner)
+    return padded(mine, place, state)
+
+
+def plain_gather(mine: Tensor, owner: int, state: State) -> Any:
+    rows, columns = shape_of(state)
+    lengths = right.rows_of(rows, dist.get_world_size(state["group"]))
+    pieces = [mine.new_empty(length, columns) for length in lengths] if dist.get_rank() == owner else None
+    dist.gather(mine, pieces, dst=owner, group=state["group"])
+    return None if pieces is None else torch.cat(pieces)
+
+
+def broadcast(update: Tensor | None, owner: int, state: State) -> Any:
+    """Right, and hands over more than it needs."""
+    ranks = dist.get_process_group_ranks(state["group"])
+    whole = torch.empty(shape_of(state), dtype=torch.bfloat16) if update is None else update
+    dist.broadcast(whole, src=owner, group=state["group"])
+    return whole.split(right.rows_of(len(whole), len(ranks)))[ranks.index(dist.get_rank())]
+
+
+def keeps_all(update: Tensor | None, owner: int, state: State) -> Any:
+    part = right.redistribute(update, owner, state)
+    return part if update is None else update
+
+
+def nothing_without_update(update: Tensor | None, owner: int, state: State) -> Any:
+    return None if update is None else right.redistribute(update, owner, state)
+
+
+def no_answer(update: Tensor | None, owner: int, state: State) -> Any:
+    right.redistribute(update, owner, state)
+    return None
+
+
+def first_rows(update: Tensor | None, owner: int, state: State) -> Any:
+    whole = torch.empty(shape_of(state), dtype=torch.bfloat16) if update is None else update
+    dist.broadcast(whole, src=owner, group=state["group"])
+    return whole[: state["local_shape"][0]]
+
+
+def redistribute_raises(update: Tensor | None, owner: int, state: State) -> Any:
+    return update.flatten()  # type: ignore[union-attr]
+
+
+ASSIGNED: dict[str, tuple[Callable, str]] = {
+    "to places": (to_places, "is a place in that group; an owner is named by its global rank"),
+    "to myself": (to_myself, "share parameters, and name different owners"),
+    "to the first": (to_the_first, "of them get any"),
+    "too few": (too_few, "an owner for each of the parameters 0 to 3"),
+    "nothing": (lambda params, state: None, "an owner for each of the parameters 0 to 3"),
+    "raises": (assign_raises, "assign raised on rank 0: KeyError: 'ranks'"),
+}
+GATHERED: dict[str, tuple[Callable, str]] = {
+    "with padding": (with_padding, "That is with padding"),
+    "owner alone": (
+        owner_alone,
+        "which had returned without calling anybody. Only the owner gets the matrix",
+    ),
+    "everybody gets it": (everybody_gets_it, "it is not the owner, and is to return None"),
+    "own shard": (own_shard, "That is one rank's rows"),
+    "upside down": (upside_down, "where row 0 of the matrix belongs stands row 4"),
+    "not filled": (not_filled, "no row of it, as if nobody had filled it"),
+    "flat": (flat, "it returned (30,)"),
+    "nothing": (lambda *given: None, "the owner is to return the whole matrix"),
+    "to a place": (to_a_place, "gather raised on rank"),
+    "plain gather": (plain_gather, "gather"),
+}
+GIVEN_BACK: dict[str, tuple[Callable, str]] = {
+    "keeps all": (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
+    "nothing without update": (nothing_without_update, "Timeout in redistribute, matrix 0: rank 0 waited"),
+    "no answer": (no_answer, "everybody gets its part; it returned None"),
+    "first rows": (first_rows, "due are rows 3 to 4 of the update, and it has [0, 1]"),
+    "raises": (redistribute_raises, "redistribute raised on rank 2 for matrix 0"),
+}
+
+
+def gather_at_place_0(mine: Tensor, group: Any) -> None:
+    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.gather(mine, pieces if dist.get_rank(group) == 0 else None, dst=0, group=group)
+
+
+def gather_uneven(mine: Tensor, lengths: list[int]) -> None:
+    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
+    dist.gather(mine, pieces if dist.get_rank() == 0 else None, dst=0)
+
+
+def gather_gradient(momentum: Tensor, owner: int, state: State) -> Any:
+    return right.gather(state["params"][state["param_idx"]].grad.bfloat16(), owner, state)
+
+
+def loop(
+    params: list[Tensor], momenta: list[Tensor], owners: dict[int, int], config: DistributedConfig, lr: float
+) -> None:
+    for index, param in enumerate(params):
+        state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
+        full = config.gather_fn(momenta[index], owners[index], state)
+        update = None if full is None else zeropower_via_newtonschulz(full)
+        param -= lr * config.redistribute_fn(update, owners[index], state)
+
+
+def loop_of_nothing(
+    params: list[Tensor], momenta: list[Tensor], owners: dict[int, int], config: DistributedConfig, lr: float
+) -> None: ...
+
+
+def crossing_config(mesh: DeviceMesh) -> Any:
+    """One owner for all replicas, as a helper has it."""
+    return create_dtensor_config()
+
+
+def without_agree_group(mesh: DeviceMesh) -> Any:
+    config = right.hsdp_config(mesh)
+    return DistributedConfig(
+        config.assign_fn, config.gather_fn, config.redistribute_fn, {"group": mesh.get_group("shard")}
+    )
+
+
+def one_owner(mesh: DeviceMesh) -> Any:
+    config = right.hsdp_config(mesh)
+    return DistributedConfig(to_the_first, config.gather_fn, config.redistribute_fn, config.state)
+
+
+def full_tensor(mesh: DeviceMesh) -> Any:
+    """Right: everybody gathers everything, within its replica."""
+    config = right.hsdp_config(mesh)
+
+    def gather(momentum: Any, owner: int, state: State) -> Any:
+        whole = momentum.full_tensor()
+        return whole if dist.get_rank() == owner else None
+
+    return DistributedConfig(config.assign_fn, gather, config.redistribute_fn, config.state)
+
+
+def no_config(mesh: DeviceMesh) -> Any:
+    return mesh
+
+
+NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}
+
+
+def travelled(rank: int, layout: str, dp: int, tp: int) -> dict[str, Any]:
+    """One parameter through a helper's functions: what this rank sent each way, and the shapes it got."""
+    grid = grid_of(layout, dp, tp)
+    mesh = build_mesh(grid)
+    side = 2 * grid.world_size
+    box = held_box((side, side), cuts_of(layout), grid.at(rank))
+    param = torch.nn.Parameter(torch.full(box.shape, float(rank)))
+    names = [NAMES[axis] for axis in grid.axes]
+    config = create_devicemesh_config(mesh, names, tp_dim=1 if layout == "TP" else None)
+    config.assign_fn([param], config.state)
+    owner = rank if layout == "EP" else min(OWNER, grid.world_size - 1)
+    state = {**config.state, "param_idx": 0}
+    with TransferNotes() as out:
+        full = config.gather_fn(param.detach().bfloat16(), owner, state)
+    update = None if full is None else torch.ones(side, side, dtype=torch.bfloat16)
+    with TransferNotes() as back:
+        part = config.redistribute_fn(update, owner, state)
+    came_from = None if full is None else full.float().tolist()
+    return {"out": out.sent, "back": back.sent, "full": came_from, "part": tuple(part.shape)}

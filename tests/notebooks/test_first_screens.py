@@ -1,0 +1,110 @@
+"""The first screen of a lesson's page holds title, question and hero picture, on a laptop and on a phone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from scripts import first_screens
+from scripts.notebooks import read_text
+from scripts.pages import _export, committed, page_of
+
+from . import lab
+
+LESSONS = [
+    path
+    for path in committed()
+    if any("hero" in cell.metadata.get("tags", []) for cell in nbformat.read(path, as_version=4).cells)
+]
+"""Those in the form that begins with a picture: ``test_lessons.py`` says which may not yet be."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with first_screens.browser(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver
+
+
+@lab.needs_a_browser
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
+def test_title_question_and_hero_are_on_the_first_screen(lesson: Path, browser: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(page_of(lesson, still=True), encoding="utf-8")
+    for width, height in first_screens.SCREENS:
+        with first_screens.screen(browser, width, height):
+            browser.get(page.as_uri())
+            assert first_screens.problems(browser, width, height) == []
+
+
+TEXT = """
+# %% [markdown]
+# # A title
+#
+# A question?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+hero()
+
+# %% [markdown]
+# The end.
+"""
+
+
+@lab.needs_a_browser
+@pytest.mark.parametrize(
+    ("before", "tall", "said"),
+    [
+        ("", 300, []),
+        (
+            "A long story.\n#\n# " * 40,
+            300,
+            ["the question is not on it", "half of the hero picture is below it"],
+        ),
+        ("", 3000, ["half of the hero picture is below it"]),
+        ("", None, ["there is no hero picture"]),
+    ],
+)
+def test_a_screen_that_begins_too_late_is_found(
+    before: str, tall: int | None, said: list[str], browser: Any, tmp_path: Path
+) -> None:
+    notebook = read_text(TEXT.replace("question?", f"question?\n#\n# {before}"))
+    drawn = f"<svg xmlns='http://www.w3.org/2000/svg' width='300' height='{tall}'/>"
+    image = f'<img alt="hero" width="300" src="data:image/svg+xml,{drawn}">'
+    shown = image if tall is not None else "no picture"
+    notebook.cells[1].outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})]
+    page = tmp_path / "page.html"
+    page.write_text(_export(notebook, []), encoding="utf-8")
+    with first_screens.screen(browser, 1200, 900):
+        browser.get(page.as_uri())
+        assert first_screens.problems(browser, 1200, 900) == said
+
+
+@lab.needs_a_browser
+def test_the_script_writes_a_screenshot_of_each_size(tmp_path: Path) -> None:
+    number = LESSONS[0].stem[:2]
+    assert first_screens.main([number, "--out", str(tmp_path / "shots")]) == 0
+    sizes = {path.name: png_size(path) for path in (tmp_path / "shots").iterdir()}
+    assert sizes == {
+        f"{LESSONS[0].stem}-{width}.png": (width, height) for width, height in first_screens.SCREENS
+    }
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height from a PNG's header."""
+    header = path.read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    return int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
+
+
+def test_without_a_browser_it_says_what_it_needs_and_nothing_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_screens, "missing", lambda: ["chromium"])
+    assert first_screens.main(["--out", str(tmp_path / "shots")]) == 0
+    assert re.fullmatch(r"skipped: this needs chromium\n", capsys.readouterr().out)
+    assert list(tmp_path.iterdir()) == []

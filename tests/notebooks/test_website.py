@@ -1,0 +1,93 @@
+"""The site is whole: one command, one folder, every relative link leads to a file in it. And its workflow."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+from muon_tutorial.learn.course import series
+from scripts import website
+from scripts.files import ROOT
+from scripts.pack import is_untouched
+
+WORKFLOW = ROOT / ".github" / "workflows" / "site.yml"
+COMMAND = "python scripts/website.py --out dist/site"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, made by its command into a folder that the command makes."""
+    target = tmp_path_factory.mktemp("made") / "the site é"
+    assert website.main(["--still", "--out", str(target)]) == 0
+    return target
+
+
+def links(page: Path) -> set[str]:
+    """Where a page leads: by its links, or at once."""
+    tree: Any = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+    at_once = [meta["content"] for meta in tree.find_all("meta", attrs={"http-equiv": "refresh"})]
+    return {
+        *(link["href"] for link in tree.find_all("a", href=True)),
+        *(content.rpartition("url=")[2] for content in at_once),
+    }
+
+
+def test_every_relative_link_leads_to_a_file_of_the_site_and_every_file_can_be_reached(folder: Path) -> None:
+    reached, waiting = set(), [folder / "index.html"]
+    while waiting:
+        page = waiting.pop()
+        assert page.is_file(), page
+        if page in reached:
+            continue
+        reached.add(page)
+        local = {to for to in links(page) if not re.match(r"\w+:|#", to)} if page.suffix == ".html" else set()
+        assert [to for to in local if to.startswith("/")] == []
+        targets = [Path(os.path.normpath(page.parent / unquote(to.partition("#")[0]))) for to in local]
+        assert [target for target in targets if not target.is_relative_to(folder)] == []
+        waiting += targets
+    assert {path for path in folder.rglob("*") if path.is_file()} == reached
+
+
+@pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
+def test_each_page_offers_its_own_copy_and_the_reference_is_there(
+    folder: Path, lesson: series.Lesson
+) -> None:
+    assert f"{website.COPIES}/{lesson.file}" in links(folder / f"{lesson.stem}.html")
+    assert is_untouched(folder / website.COPIES / lesson.file)
+    assert (folder / "reference" / "muon_tutorial.html").is_file()
+
+
+def test_a_site_with_somebodys_work_among_its_copies_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / website.COPIES / series.LESSONS[0].file
+    mine.parent.mkdir()
+    mine.write_text("my notes")
+    assert website.main(["--still", "--out", str(tmp_path)]) == 2
+    assert "may hold somebody's work" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*")] == [website.COPIES, mine.name]
+
+
+def test_the_workflow_runs_that_command_and_takes_official_actions_alone() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    steps = {name: job["steps"] for name, job in workflow["jobs"].items()}
+    used = [step["uses"] for each in steps.values() for step in each if "uses" in step]
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", each) for each in used)
+    assert COMMAND in [step.get("run") for step in steps["build"]]
+    [upload] = [step for step in steps["build"] if "upload-pages-artifact" in step.get("uses", "")]
+    assert COMMAND.endswith(upload["with"]["path"])
+    assert [step["uses"].partition("@")[0] for step in steps["deploy"]] == ["actions/deploy-pages"]
+
+
+def test_only_the_job_that_publishes_may_write() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "permissions" not in workflow["jobs"]["build"]
+    assert workflow["jobs"]["deploy"]["permissions"] == {"pages": "write", "id-token": "write"}
