@@ -37,6 +37,7 @@ FLOORS = {
     "worlds": 3,
     "parameters": 4,
     "evidence": 4,
+    "timing": 5,
     "callbacks": 5,
     "optimizer": 6,
     "checkpoint": 7,

@@ -16,7 +16,7 @@ from ..evidence.tables import Table, TableRow, fitted_overhead, median_and_sprea
 from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
-from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zero1
+from ..plan.strategies import STRATEGIES, Builder, Plan, layerwise, owner, round_robin, zero1
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
 from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
@@ -35,6 +35,8 @@ AGAINST = {
     "Muon zero1 boundary, DP=4": "AdamW, DDP, DP=4",
     "Muon zero1, DP=2×TP=2": "AdamW, averaged, DP=2×TP=2",
     "Muon zero1, TP=4": "AdamW, averaged, TP=4",
+    "Muon layerwise, DP=4": "AdamW, DDP, DP=4",
+    "Muon layerwise, DP=2×TP=2": "AdamW, averaged, DP=2×TP=2",
     "Muon round_robin, DP=4": "AdamW, DDP, DP=4",
     "Muon owner, DP=4": "AdamW, DDP, DP=4",
     "Muon owner, FSDP2, DP=4": "AdamW, FSDP2, DP=4",
@@ -59,7 +61,7 @@ def bytes_table(costs: Costs, command: str) -> Table:
         "are predicted from what was asked for, and counted on the rank's own TCP sockets; they agree on "
         "every rank to the byte.",
     )
-    return Table("Bytes of a step: fifteen contenders on the same work", rows, command, notes)
+    return Table("Bytes of a step: seventeen contenders on the same work", rows, command, notes)
 
 
 def _bytes_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
@@ -186,6 +188,7 @@ VARIANTS: dict[str, Builder] = {
     "round_robin": round_robin,
     "zero1, gather all": zero1,
     "zero1, boundary": partial(zero1, gather="boundary"),
+    "layerwise": layerwise,
     "owner": owner,
 }
 

@@ -1,0 +1,190 @@
+"""Measures this machine in some seconds: products, copies, what an operation costs, and what Gloo does.
+
+One process computes; then a few ranks send each other tensors of several sizes over the loopback. What sending
+costs is fitted to those, in relative terms, as seconds a byte, a message and a round.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..engine.collective import Collective, Kind, Label
+from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
+from ..evidence.predict import step_over_ones
+from ..launching.launch import launch
+from ..plan.grid import Coordinate, Grid
+from ..plan.matrix import Matrix
+from ..plan.strategies import replicated
+from ..worlds.live import LiveWorld, build_mesh
+from ..worlds.local import LocalWorld
+from .machine import Link, Machine, Rates
+from .work import Work
+
+SIDES = (16, 32, 64, 128, 256, 512, 1024)
+BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
+SENT = (256, 65_536, 1_048_576, 8_388_608)
+KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")
+RANKS = (2, 4)
+ENDLESS = 1e12  # bytes a second: what a loopback costs is the processor's
+
+
+@dataclass(frozen=True, slots=True)
+class GlooSample:
+    """One collective on real ranks: what each sent, how many ranks there were, and the seconds it took."""
+
+    kind: Kind
+    ranks: int
+    sent: GlooTraffic
+    receive: int
+    seconds: float
+
+
+def calibrate(
+    name: str | None = None, dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32)
+) -> Machine:
+    """This machine, measured with one thread a rank. Takes some seconds; nothing else should run meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        gemm = {str(dtype).removeprefix("torch."): measure_products(dtype) for dtype in dtypes}
+        copy = measure_copies()
+        operation = measure_operation(gemm, copy)
+    finally:
+        torch.set_num_threads(threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    samples = [sample for ranks in RANKS for sample in launch(sample_gloo, ranks)[0]]
+    byte, message, latency, turn = fit_gloo(samples, cores)
+    return Machine(
+        name=name or f"{platform.machine()}, {cores} cores",
+        gemm=gemm,
+        copy=copy,
+        operation=operation,
+        turn=turn,
+        inside=Link(ENDLESS, latency),
+        ranks_per_node=2**20,
+        cores=cores,
+        algorithm="gloo",
+        byte=byte,
+        message=message,
+        sources={"": f"measured, torch {torch.__version__}, one thread a rank"},
+    )
+
+
+def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
+    """Operations a second of square products, by side."""
+    rates = []
+    for side in sides:
+        a = torch.randn(side, side).to(dtype)
+        out = torch.empty_like(a)
+        seconds = _seconds(lambda a=a, out=out: torch.mm(a, a, out=out))
+        rates.append((float(side), 2 * side**3 / seconds))
+    return tuple(rates)
+
+
+def measure_copies(sizes: Sequence[int] = BYTES) -> Rates:
+    """Bytes read and written a second by adding one tensor to another, by the bytes of an operation."""
+    rates = []
+    for size in sizes:
+        a = torch.ones(size // 12)
+        b = torch.ones_like(a)
+        seconds = _seconds(lambda a=a, b=b: a.add_(b, alpha=0.5))
+        rates.append((float(size), 12 * a.numel() / seconds))
+    return tuple(rates)
+
+
+def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
+    """Seconds of an operation beside its data: a step over small matrices, divided by its operations."""
+    matrices = [Matrix(index, f"m{index}", (16, 16)) for index in range(24)]
+    plan, at = replicated(matrices, Grid.of(dp=1)), Grid.of(dp=1).at(0)
+    work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
+    meta, real = (step_over_ones(plan, at, torch.device(device)) for device in ("meta", "cpu"))
+    with torch.no_grad():
+        with work:
+            LocalWorld(plan.grid).run([meta.step()])
+        seconds = _seconds(lambda: LocalWorld(plan.grid).run([real.step()]))
+    return max(0.0, seconds - work.product - work.copy) / work.operations
+
+
+def sample_gloo(rank: int) -> list[GlooSample]:
+    """Collectives of several kinds and sizes over all ranks. All of them must call."""
+    ranks = dist.get_world_size()
+    world = LiveWorld(build_mesh({"dp": ranks}))
+    return [_sample(world, kind, size) for kind in KINDS for size in SENT]
+
+
+def _sample(world: LiveWorld, kind: Kind, size: int) -> GlooSample:
+    requests = _requests(kind, world.at, size)
+    repeats = 12 if size > 10**6 else 40
+    seconds = []
+    for _ in range(repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        world.run(iter_once(requests))
+        seconds.append(time.perf_counter() - begin)
+    slowest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    middle = statistics.median(slowest.tolist())
+    return GlooSample(
+        kind, world.grid.world_size, gloo_sent(requests, world.at), requests.receive * 4, middle
+    )
+
+
+def iter_once(request: Collective):  # type: ignore[no-untyped-def]
+    """A walk of one request."""
+    yield request
+
+
+def _requests(kind: Kind, at: Coordinate, size: int) -> Collective:
+    parts, each = at.size("dp"), size // 4 // at.size("dp")
+    send = torch.ones(each if kind == "all_gather" else each * parts)
+    splits = (each,) * parts if kind == "all_to_all" else None
+    return Collective(kind, ("dp",), send.dtype, send, each * parts, Label(kind), None, splits, splits)
+
+
+def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, float, float]:
+    """Seconds a byte, a message, a round and a request, by relative least squares, none below zero."""
+    rows, seconds = [], []
+    for sample in samples:
+        share = max(1.0, sample.ranks / cores)
+        row = (
+            share * sample.sent.data,
+            share * sample.sent.messages_out,
+            float(sample.sent.messages_out),
+            share,
+        )
+        rows.append([value / sample.seconds for value in row])
+        seconds.append(1.0)
+    return _least_squares_above_zero(torch.tensor(rows, dtype=torch.float64), torch.tensor(seconds).double())
+
+
+def _least_squares_above_zero(rows: torch.Tensor, due: torch.Tensor) -> tuple[float, float, float, float]:
+    """The best of all fits that leave some of the four out and whose others are not below zero."""
+    best, least = (0.0,) * 4, float("inf")
+    for chosen in range(1, 16):
+        kept = [i for i in range(4) if chosen >> i & 1]
+        found = torch.linalg.lstsq(rows[:, kept], due[:, None]).solution[:, 0]
+        error = float((rows[:, kept] @ found - due).square().sum())
+        if bool((found >= 0).all()) and error < least:
+            least, values = error, dict(zip(kept, found.tolist(), strict=True))
+            best = tuple(values.get(i, 0.0) for i in range(4))  # type: ignore[assignment]
+    return best
+
+
+def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
+    """The median of enough runs to fill ``at_least`` seconds."""
+    run()
+    found: list[float] = []
+    until = time.perf_counter() + at_least
+    while len(found) < 5 or time.perf_counter() < until:
+        begin = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)

@@ -1,0 +1,160 @@
+"""A machine: how fast it multiplies, copies and sends. A small file that a person can read and edit.
+
+Rates are tables by size, since small matrices and short copies are slower; between two sizes they are read off
+a straight line through logarithms, and outside they stay as at the last size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..errors import UsageError
+
+Rates = tuple[tuple[float, float], ...]
+"""Pairs (size, rate), by rising size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What ranks send over. ``bandwidth`` in bytes a second, ``latency`` in seconds a message.
+
+    ``shared``: one bus that all ranks share, as a namespace's loopback is; else every rank has its own.
+    """
+
+    bandwidth: float
+    latency: float
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a rank's work costs on nodes of one kind.
+
+    ``ranks_per_node`` ranks stand on a node, one after the other, and share its ``cores``; None where each
+    computes on a GPU of its own. ``gemm`` holds, by dtype, floating-point operations a second by the smallest
+    of a product's three sizes; ``copy`` bytes read and written a second by bytes. ``operation`` is what any
+    operation costs before it does anything, ``turn`` what a request does, in seconds. ``algorithm`` says how
+    collectives run: as rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for
+    each that it sends: none where a network card works alone.
+    """
+
+    name: str
+    gemm: Mapping[str, Rates]
+    copy: Rates
+    operation: float
+    turn: float
+    inside: Link
+    between: Link | None = None
+    ranks_per_node: int = 8
+    cores: int | None = None
+    algorithm: Literal["ring", "gloo"] = "ring"
+    byte: float = 0.0
+    message: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def gemm_seconds(self, dtype: torch.dtype, sizes: Sequence[int], batch: int = 1) -> float:
+        """Seconds for products of [m, k] and [k, n] matrices; ``sizes`` are (m, k, n)."""
+        name = str(dtype).removeprefix("torch.")
+        rates = self.gemm.get(name) or self.gemm["float32"]
+        return 2 * batch * math.prod(sizes) / _at(rates, min(sizes)) if all(sizes) else 0.0
+
+    def copy_seconds(self, moved: int) -> float:
+        """Seconds for an operation that reads and writes so many bytes, element by element."""
+        return moved / _at(self.copy, moved) if moved else 0.0
+
+    def node(self, rank: int) -> int:
+        """The node on which a rank stands."""
+        return rank // self.ranks_per_node
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        """What the members of a group send over."""
+        crosses = self.node(ranks[0]) != self.node(ranks[-1])
+        return self.between if crosses and self.between is not None else self.inside
+
+    def write(self, path: str | Path) -> None:
+        """Write the machine as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read_machine(path: str | Path) -> Machine:
+    """Read a machine's file.
+
+    Raises:
+        UsageError: it cannot be read, lacks a number, or has one that no machine has.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the machine {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"the machine {path} is no JSON: {error}") from None
+    try:
+        return _from_data(held)
+    except UsageError as error:
+        raise UsageError(f"the machine {path}: {error}") from None
+
+
+def _from_data(held: Any) -> Machine:
+    if not isinstance(held, dict):
+        raise UsageError("it holds no table of numbers by name")
+    try:
+        links = {name: Link(**held[name]) for name in ("inside", "between") if held.get(name)}
+        gemm = {name: tuple(map(tuple, rates)) for name, rates in held["gemm"].items()}
+        return Machine(**{**held, **links, "gemm": gemm, "copy": tuple(map(tuple, held["copy"]))})
+    except KeyError as error:
+        raise UsageError(f"{error} is missing") from None
+    except (TypeError, AttributeError) as error:
+        said = str(error).replace("__init__() ", "").replace("Machine.", "").replace("Link.", "a link ")
+        raise UsageError(said) from None
+
+
+def _check(machine: Machine) -> None:
+    links = {"inside": machine.inside, "between": machine.between}
+    numbers: dict[str, Any] = {
+        "operation": machine.operation,
+        "turn": machine.turn,
+        "byte": machine.byte,
+        "message": machine.message,
+        **{f"{name}.latency": link.latency for name, link in links.items() if link},
+    }
+    positive: dict[str, Any] = {
+        "ranks_per_node": machine.ranks_per_node,
+        **({} if machine.cores is None else {"cores": machine.cores}),
+        **{f"{name}.bandwidth": link.bandwidth for name, link in links.items() if link},
+    }
+    tables = {"copy": machine.copy, **{f"gemm.{name}": rates for name, rates in machine.gemm.items()}}
+    for name, rates in tables.items():
+        if not rates or any(len(pair) != 2 for pair in rates):
+            raise UsageError(f"{name} is a list of pairs (size, rate); got {rates!r}")
+        positive |= {f"{name}[{i}]": number for i, pair in enumerate(rates) for number in pair}
+        if any(one[0] >= two[0] for one, two in zip(rates, rates[1:], strict=False)):
+            raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")
+    if "float32" not in machine.gemm:
+        raise UsageError("gemm needs a table for float32")
+    for name, number in (numbers | positive).items():
+        right = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+        if not right or number < 0 or (name in positive and number == 0):
+            raise UsageError(f"{name} is a number above zero; got {number!r}")
+
+
+def _at(rates: Rates, size: float) -> float:
+    sizes = [one for one, _ in rates]
+    place = bisect_left(sizes, size)
+    if place == 0:
+        return rates[0][1]
+    if place == len(rates):
+        return rates[-1][1]
+    (low, slow), (high, fast) = rates[place - 1], rates[place]
+    along = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
+    return math.exp(math.log(slow) + along * (math.log(fast) - math.log(slow)))
