@@ -1,7 +1,7 @@
 """Measures this machine in some seconds: products, copies, what an operation costs, and what Gloo does.
 
-One process computes; then a few ranks send each other tensors of several sizes over the loopback. What sending
-costs is fitted to those, in relative terms, as seconds a byte, a message and a round.
+One process computes; then a few ranks send each other tensors of several sizes over the loopback. What
+sending costs is fitted to those, in relative terms, as seconds a byte, a message and a round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GlooSample:
 def calibrate(
     name: str | None = None, dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32)
 ) -> Machine:
-    """This machine, measured with one thread a rank. Takes some seconds; nothing else should run meanwhile."""
+    """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

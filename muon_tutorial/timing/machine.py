@@ -1,7 +1,7 @@
 """A machine: how fast it multiplies, copies and sends. A small file that a person can read and edit.
 
-Rates are tables by size, since small matrices and short copies are slower; between two sizes they are read off
-a straight line through logarithms, and outside they stay as at the last size.
+Rates are tables by size, since small matrices and short copies are slower; between two sizes they are read
+off a straight line through logarithms, and outside they stay as at the last size.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,17 +107,34 @@ def read_machine(path: str | Path) -> Machine:
 
 
 def _from_data(held: Any) -> Machine:
+    values = _named(Machine, held, "")
+    for name in ("inside", "between"):
+        if values.get(name) is not None:
+            values[name] = Link(**_named(Link, values[name], f"{name}."))
+    if not isinstance(values["gemm"], dict):
+        raise UsageError("gemm holds a table of rates by dtype")
+    gemm = {name: _pairs(f"gemm.{name}", rates) for name, rates in values["gemm"].items()}
+    return Machine(**{**values, "gemm": gemm, "copy": _pairs("copy", values["copy"])})
+
+
+def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
+    """A record's fields by name: all that it needs, and none that it does not know."""
     if not isinstance(held, dict):
-        raise UsageError("it holds no table of numbers by name")
-    try:
-        links = {name: Link(**held[name]) for name in ("inside", "between") if held.get(name)}
-        gemm = {name: tuple(map(tuple, rates)) for name, rates in held["gemm"].items()}
-        return Machine(**{**held, **links, "gemm": gemm, "copy": tuple(map(tuple, held["copy"]))})
-    except KeyError as error:
-        raise UsageError(f"{error} is missing") from None
-    except (TypeError, AttributeError) as error:
-        said = str(error).replace("__init__() ", "").replace("Machine.", "").replace("Link.", "a link ")
-        raise UsageError(said) from None
+        raise UsageError(f"{where.rstrip('.') or 'it'} holds no table of numbers by name")
+    known = {one.name: one for one in fields(kind)}
+    for name in held:
+        if name not in known:
+            raise UsageError(f"{where}{name} is unknown; known are {', '.join(known)}")
+    for name, one in known.items():
+        if one.default is MISSING and one.default_factory is MISSING and held.get(name) is None:
+            raise UsageError(f"{where}{name} is missing")
+    return dict(held)
+
+
+def _pairs(name: str, rates: Any) -> Rates:
+    if not isinstance(rates, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in rates):
+        raise UsageError(f"{name} is a list of pairs [size, rate]")
+    return tuple((size, rate) for size, rate in rates)
 
 
 def _check(machine: Machine) -> None:
@@ -135,17 +153,18 @@ def _check(machine: Machine) -> None:
     }
     tables = {"copy": machine.copy, **{f"gemm.{name}": rates for name, rates in machine.gemm.items()}}
     for name, rates in tables.items():
-        if not rates or any(len(pair) != 2 for pair in rates):
-            raise UsageError(f"{name} is a list of pairs (size, rate); got {rates!r}")
+        if not rates:
+            raise UsageError(f"{name} holds no rate")
         positive |= {f"{name}[{i}]": number for i, pair in enumerate(rates) for number in pair}
-        if any(one[0] >= two[0] for one, two in zip(rates, rates[1:], strict=False)):
-            raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")
     if "float32" not in machine.gemm:
         raise UsageError("gemm needs a table for float32")
     for name, number in (numbers | positive).items():
         right = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
         if not right or number < 0 or (name in positive and number == 0):
             raise UsageError(f"{name} is a number above zero; got {number!r}")
+    for name, rates in tables.items():
+        if any(one[0] >= two[0] for one, two in pairwise(rates)):
+            raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")
 
 
 def _at(rates: Rates, size: float) -> float:

@@ -1,15 +1,15 @@
 """All ranks at once, without data, each with a clock: when a rank computes, waits and is answered.
 
-A fourth world beside the live, the local and the shadow one. It walks the same generators, charges what they
-compute and what they ask for by a machine, and lets ranks share what the machine shares: cores, where there
-are fewer than ranks, and a bus, where links are one. So waiting and overlap follow from the order of requests;
-nothing here knows a strategy.
+A fourth world beside the live, the local and the shadow one. It walks the same generators, charges what
+they compute and what they ask for by a machine, and lets ranks share what the machine shares: cores, where
+there are fewer than ranks, and a bus, where links are one. So waiting and overlap follow from the order of
+requests; nothing here knows a strategy.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class TimedFlight:
-    """A collective on its way: when its members issued it, when it began to move, and when it was answered."""
+    """A collective on its way: when its members issued it, when it began, and when it was answered."""
 
     requests: dict[int, Collective]
     issued: dict[int, float]
@@ -74,7 +74,7 @@ class TimedRun:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Something to be done that takes ``left`` of a shared resource: seconds of a core, or bytes of a link."""
+    """What takes ``left`` of something shared: seconds of a core, or bytes of a link."""
 
     left: float
     node: int = 0
@@ -247,8 +247,7 @@ class _Clockwork:
                 if not rank.jobs:
                     rank.ended = self.now
                     return
-                rank.walk = _ended()
-                next(rank.walk)
+                rank.walk, rank.answer = _ended(), None  # nothing more to ask, but something to compute
                 continue
             rank.answer = None
             rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
@@ -332,9 +331,9 @@ class _Clockwork:
         node = self.machine.node(rank)
         cpu = sent.data * self.machine.byte + sent.messages_out * self.machine.message
         jobs = [_Job(cpu, node)] if cpu else []
-        if sent.tcp:
+        if travelling := sent.tcp if self.machine.algorithm == "gloo" else sent.data:
             on = "bus" if link.shared else rank
-            jobs.append(_Job(float(sent.tcp), node, on, link.bandwidth))
+            jobs.append(_Job(float(travelling), node, on, link.bandwidth))
         return jobs
 
     def _latency(self, flight: TimedFlight, traffic: dict[int, GlooTraffic], link: Link) -> float:
@@ -362,9 +361,5 @@ def _least(job: _Job) -> float:
 
 
 def _ended() -> Walk:
-    """A walk that computes nothing more."""
-    yield
-    return
-
-
-Program = Callable[[Coordinate], Walk]
+    """A walk that asks for nothing and computes nothing."""
+    yield from ()
