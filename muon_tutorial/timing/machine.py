@@ -155,7 +155,7 @@ def _check(machine: Machine) -> None:
     for name, rates in tables.items():
         if not rates:
             raise UsageError(f"{name} holds no rate")
-        positive |= {f"{name}[{i}]": number for i, pair in enumerate(rates) for number in pair}
+        positive |= {f"{name}[{i}][{j}]": rates[i][j] for i in range(len(rates)) for j in (0, 1)}
     if "float32" not in machine.gemm:
         raise UsageError("gemm needs a table for float32")
     for name, number in (numbers | positive).items():

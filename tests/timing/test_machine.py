@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "infinite": ({"message": float("inf")}, "message is a number above zero; got inf"),
     "no rates": ({"copy": []}, "copy holds no rate"),
     "no pairs": ({"copy": [5]}, "copy is a list of pairs [size, rate]"),
-    "a letter for a size": ({"copy": [["s", 1]]}, "copy[0] is a number above zero; got 's'"),
+    "a letter for a size": ({"copy": [["s", 1]]}, "copy[0][0] is a number above zero; got 's'"),
     "a list for a link": ({"inside": [1]}, "inside holds no table of numbers by name"),
     "unsorted": ({"copy": [[5, 1], [4, 1]]}, "copy is sorted by size"),
     "no fp32": ({"gemm": {"bfloat16": [[64, 1e9]]}}, "gemm needs a table for float32"),
