@@ -115,7 +115,7 @@ class Meeting:
         if error is None:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", _packed(answer))
-        self.store.set(f"{stage}/verdict", _ANSWERED if error is None else _refused(self._line(error)))
+        self.store.set(f"{stage}/verdict", _ANSWERED if error is None else _refused(self._verdict(error)))
         return error
 
     def _wait_for_verdict(self, stage: str) -> bytes:
@@ -148,6 +148,14 @@ class Meeting:
             return self._named(own, complaint)
         named = _NAMES_A_RANK.match(complaint)
         return CheckpointError(complaint, int(named[1]) if named else None)
+
+    def _verdict(self, error: BaseException) -> str:
+        """Why all ranks are refused: what this package found is true of all; any other error is rank 0's."""
+        return (
+            self._line(error)
+            if isinstance(error, TutorialError)
+            else f"rank {self.rank}: {self._line(error)}"
+        )
 
     def _line(self, error: BaseException) -> str:
         """An error in one line; what this package did not raise itself says also where it came from."""

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, UsageError
-from .echo import in_one_line, is_echo
+from .echo import in_one_line, is_echo, says_gone
 from .environment import TORCHRUN_NEEDS, loopback_variables
 from .location import own_line
 from .parent_watch import end_with_parent
@@ -31,7 +31,9 @@ from .peers import Peers
 from .phase import keep_slot, own_phase
 from .timeouts import check_timeout, let_new_groups_time_out
 
-_UNTIL_ENDED = 1.0  # seconds for torchrun to find the rank that broke before those that only noticed
+# Seconds for torchrun to find the rank that broke before those that only noticed: one whose connection is
+# gone may be ending still; one that never came leaves nothing to find, and others are about to say so, too.
+_UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
 
 # Whether this process has missed another rank: it can then not leave its groups in good order.
@@ -62,7 +64,7 @@ class TorchrunEnvironment:
             return False
         _has_missed_rank = True
         print(f"error: {self._describe(error)}", file=sys.stderr, flush=True)
-        time.sleep(_UNTIL_ENDED)
+        time.sleep(_UNTIL_ENDED if says_gone(str(error)) else _UNTIL_SAID)
         self.peers.wake()  # torchrun's SIGTERM does not end a stopped rank, and it waits 30 s for that
         return True
 

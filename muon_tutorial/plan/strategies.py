@@ -223,14 +223,32 @@ def find_builder(strategy: str | Builder) -> Builder:
 
 
 def fingerprint(plan: Plan) -> list[str]:
-    """What ranks must agree on before they step: a line a matrix, in the order in which they travel."""
-    return [f"strategy {plan.strategy} on {plan.grid}"] + [
+    """What ranks must agree on before they step: how each bucket travels, and a line a matrix, in order."""
+    routes = [_routes_text(bucket) for bucket in plan.buckets]
+    return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
         f"cut {_cut_text(entry.matrix)}, in bucket {bucket.index} at {entry.offset}, "
         f"worked on at {'×'.join(bucket.axes)} {entry.workers.start} to {entry.workers.stop - 1}"
         for bucket in plan.buckets
         for entry in bucket.entries
     ]
+
+
+def _routes_text(bucket: Bucket) -> str:
+    """What tells apart two options of one strategy: who asks for which collectives, in which dtype."""
+    ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
+    said = (f"{name} {_route_text(route)}" for name, route in ways.items())
+    return f"bucket {bucket.index} travels so: {', '.join(said)}"
+
+
+def _route_text(route: Route) -> str:
+    moves = (
+        f"{move.axis} {type(move.src).__name__}→{type(move.dst).__name__}"
+        if isinstance(move, Hop)
+        else f"{'×'.join(move.axes)} {type(move.src).__name__}→{type(move.dst).__name__}"
+        for move in route.hops
+    )
+    return f"{' then '.join(moves) or 'stays'} in {route.dtype}"
 
 
 def _cut_text(matrix: Matrix) -> str:

@@ -104,12 +104,22 @@ def test_an_error_of_this_package_is_raised_as_it_is_where_it_arose() -> None:
     ]
 
 
-def test_a_decision_that_fails_is_told_to_all() -> None:
+@pytest.mark.parametrize(
+    ("error", "says", "guilty"),
+    [
+        (CheckpointError("they differ"), "they differ", None),
+        (OSError("no space"), "rank 0: OSError: no space (a test)", 0),
+    ],
+)
+def test_a_decision_that_fails_is_told_to_all(error: Exception, says: str, guilty: int | None) -> None:
+    """What this package finds is true of all ranks; what else happens while rank 0 decides is rank 0's."""
+
     def decide(found: list[int]) -> list[int]:
-        raise CheckpointError("they differ")
+        raise error
 
     found = together(meetings(3), lambda meeting: meeting.agree("compare", lambda: (None, 1), decide))
-    assert [str(error) for error in found] == ["they differ"] * 3
+    assert [str(each) for each in found] == [says] * 3
+    assert [each.rank for each in found[1:]] == [guilty] * 2
 
 
 @pytest.mark.parametrize("absent", [0, 1])

@@ -15,13 +15,13 @@ from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import STRATEGIES, Plan
+from muon_tutorial.plan.strategies import STRATEGIES, Plan, fingerprint
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.step import PlanStep
 from muon_tutorial.worlds.local import LocalWorld
 from muon_tutorial.worlds.shadow import requests_of
 
-from ..plan.cases import cases
+from ..plan.cases import VARIANTS, Case, cases
 
 plans = st.builds(
     lambda case, builder: case.plan(builder), cases(), st.sampled_from(list(STRATEGIES.values()))
@@ -92,3 +92,16 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
     made[3].plan = Plan("zero1", torn_plan.grid, tuple(reversed(torn_plan.buckets)), "local")
     with pytest.raises(MismatchError, match=r"rank 1 asks.*bucket 0.*\n.*rank 3 asks.*bucket 1"):
         LocalWorld(torn_plan.grid).run([step.step() for step in made])
+
+
+@given(cases())
+@settings(max_examples=25, deadline=None)
+def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
+    """Options of one strategy too: ranks that agree before they step ask for the same things in it."""
+    told: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+    for name, builder in VARIANTS.items():
+        plan = case.plan(builder)
+        step = step_over_ones(plan, plan.grid.at(0), torch.device("meta"))
+        asks = [f"{request}" for request in requests_of(step.step())]
+        other, known = told.setdefault(tuple(fingerprint(plan)), (name, asks))
+        assert asks == known, (name, other)
