@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..engine.collective import Collective, Start, Turn, Wait, Walk
+from ..engine.collective import Collective, Label, Start, Turn, Wait, Walk
 from ..errors import DeadlockError, RequestError
 from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.ring_bytes import ring_bytes
@@ -45,17 +45,22 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class TimedFlight:
-    """A collective on its way: when its members issued it, when it began, and when it was answered."""
+    """A collective on its way: when its members issued it, when it began, and when it was answered.
 
-    requests: dict[int, Collective]
-    issued: dict[int, float]
+    ``asked`` says what each member asked for, in words, and ``sent`` what it sends. Both, and ``issued``,
+    hold the ranks that are walked: all members, or one alone. ``link`` is what they send over, and
+    ``latency`` the seconds that no bandwidth shortens.
+    """
+
+    group: tuple[int, ...]
+    label: Label
+    link: Link
+    issued: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, str] = field(default_factory=dict)
+    sent: dict[int, GlooTraffic] = field(default_factory=dict)
+    latency: float = 0.0
     begin: float = 0.0
     end: float | None = None
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The members of the group."""
-        return tuple(self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +144,36 @@ class TimedWorld:
             DeadlockError: no rank can go on.
             RequestError: a walk asked for something that takes no predictable time.
         """
-        return _Clockwork(self.grid, self.machine).run(walks)
+        return _Clockwork(self.grid, self.machine).run(
+            walks, [self.grid.at(rank) for rank in self.grid.ranks]
+        )
+
+    def run_alone(self, walk: Walk, at: Coordinate) -> TimedRun:
+        """Walk one rank, as if the others of its groups came when it does: for thousands of ranks.
+
+        So it never waits for a slower one: choose the slowest.
+
+        Raises:
+            RequestError: the walk asked for something that takes no predictable time.
+        """
+        return _Clockwork(self.grid, self.machine, is_alone=True).run([walk], [at])
 
 
 @dataclass(eq=False)
 class _Clockwork:
     grid: Grid
     machine: Machine
+    is_alone: bool = False
     now: float = 0.0
     ranks: list[_Rank] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     flights: list[TimedFlight] = field(default_factory=list)
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: dict[tuple[int, ...], _Moving] = field(default_factory=dict)
+    asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
 
-    def run(self, walks: Sequence[Walk]) -> TimedRun:
-        self.ranks = [_Rank(walk, self.grid.at(rank)) for rank, walk in enumerate(walks)]
+    def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
+        self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
         with torch.no_grad(), Work(self.machine) as work:
             for rank in self.ranks:
                 self._go_on(rank, work)
@@ -183,7 +202,8 @@ class _Clockwork:
 
     def _rates(self, jobs: Sequence[_Job]) -> list[float]:
         """What each job gets of what it shares: at most one core; its part of its link."""
-        cores: dict[int, int] = defaultdict(int)
+        beside = min(self.machine.ranks_per_node, self.grid.world_size) - 1 if self.is_alone else 0
+        cores: dict[int, int] = defaultdict(lambda: beside)
         links: dict[Any, int] = defaultdict(int)
         for job in jobs:
             if job.link is None:
@@ -296,54 +316,55 @@ class _Clockwork:
 
     def _issue(self, rank: _Rank, request: Collective) -> _Ticket:
         number, group = rank.at.rank, rank.at.group(*request.axes)
-        flight = next((one for one in self.queues[group] if number not in one.requests), None)
+        flight = next((one for one in self.queues[group] if number not in one.issued), None)
         if flight is None:
-            flight = TimedFlight({}, {})
+            flight = TimedFlight(group, request.label, self.machine.link(group))
             self.queues[group].append(flight)
-        flight.requests[number], flight.issued[number] = request, self.now
+        flight.issued[number], flight.asked[number] = self.now, str(request)
+        flight.sent[number] = sent_by(request, rank.at, self.machine)
+        self.asked.setdefault(id(flight), {})[number] = request
         self._begin_next(group)
-        answer = torch.empty(request.receive, dtype=request.dtype, device="meta")
-        return _Ticket(flight, answer)
+        return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
         """Begin a group's next flight: a group answers in order, one after the other."""
         if group in self.moving or not self.queues[group]:
             return
         flight = self.queues[group][0]
-        if len(flight.requests) < len(group):
+        if len(flight.issued) < (1 if self.is_alone else len(group)):
             return
         self.queues[group].pop(0)
-        flight.requests = {rank: flight.requests[rank] for rank in group}
-        check_alike(flight.requests)
-        flight.begin = self.now
+        requests = self.asked.pop(id(flight))  # what is sent is not kept longer than a backend would
+        if not self.is_alone:
+            check_alike({rank: requests[rank] for rank in group})
+        flight.begin, flight.latency = self.now, self._latency(flight)
         self.flights.append(flight)
-        link, traffic = self.machine.link(group), self._traffic(flight)
-        jobs = [job for rank, sent in traffic.items() for job in self._jobs(rank, sent, link)]
-        self.moving[group] = _Moving(flight, jobs, self.now + self._latency(flight, traffic, link))
+        jobs = [job for rank, sent in flight.sent.items() for job in self._jobs(rank, sent, flight)]
+        self.moving[group] = _Moving(flight, jobs, self.now + flight.latency)
 
-    def _traffic(self, flight: TimedFlight) -> dict[int, GlooTraffic]:
-        return {
-            rank: sent_by(request, self.grid.at(rank), self.machine)
-            for rank, request in flight.requests.items()
-        }
-
-    def _jobs(self, rank: int, sent: GlooTraffic, link: Link) -> list[_Job]:
-        node = self.machine.node(rank)
+    def _jobs(self, rank: int, sent: GlooTraffic, flight: TimedFlight) -> list[_Job]:
+        node, link = self.machine.node(rank), flight.link
         cpu = sent.data * self.machine.byte + sent.messages_out * self.machine.message
         jobs = [_Job(cpu, node)] if cpu else []
-        if travelling := sent.tcp if self.machine.algorithm == "gloo" else sent.data:
+        if travelling := travels(sent, self.machine):
             on = "bus" if link.shared else rank
-            jobs.append(_Job(float(travelling), node, on, link.bandwidth))
+            others = len(flight.group) if self.is_alone and link.shared else 1
+            jobs.append(_Job(float(travelling), node, on, link.bandwidth / others))
         return jobs
 
-    def _latency(self, flight: TimedFlight, traffic: dict[int, GlooTraffic], link: Link) -> float:
-        rounds = max(sent.messages_out for sent in traffic.values())
-        steps = 2 * max(1, (len(flight.ranks) - 1).bit_length())
-        return link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
+    def _latency(self, flight: TimedFlight) -> float:
+        rounds = max(sent.messages_out for sent in flight.sent.values())
+        steps = 2 * max(1, (len(flight.group) - 1).bit_length())
+        return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
 
     def _describe(self, rank: _Rank) -> str:
         doing = "has ended" if rank.ended is not None else f"waits in {rank.label}"
         return f"  {rank.at} {doing}"
+
+
+def travels(sent: GlooTraffic, machine: Machine) -> int:
+    """Bytes that a rank puts on its link: the data, and what Gloo says around it."""
+    return sent.tcp if machine.algorithm == "gloo" else sent.data
 
 
 def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:

@@ -166,7 +166,7 @@ def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
     ran = TimedWorld(grid, machine).run([step.step() for step in steps])
     for rank in grid.ranks:
         alone = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
-        assert sorted(str(flight.requests[rank]) for flight in ran.flights if rank in flight.ranks) == sorted(
+        assert sorted(flight.asked[rank] for flight in ran.flights if rank in flight.group) == sorted(
             map(str, alone)
         )
         spent = sum(ran.total(doing, rank) for doing in ("product", "copy", "wait"))
