@@ -1,0 +1,210 @@
+"""Which strategy for which model on which grid: what a step costs, before anything runs.
+
+Everything is read off the package's own step: a plan is made, and one rank walks it on the meta device, the
+rank with the most to compute. Experts live on a grid of their own, since expert parallelism cuts data
+parallelism: their plan is walked after that of the dense matrices, as a second step would be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from ..errors import GridError
+from ..evidence.memory import PeakMemory, plan_memory
+from ..evidence.predict import step_over_ones
+from ..plan.assign import newton_schulz_cost
+from ..plan.grid import Coordinate, Grid
+from ..plan.matrix import Matrix
+from ..plan.strategies import BUCKET_BYTES, Builder, Plan, layerwise, owner, replicated, round_robin, zero1
+from .machine import Machine
+from .timed_world import TimedFlight, TimedRun, TimedWorld, travels
+
+STEPS = 5  # Newton–Schulz iterations
+ADAMW_BYTES = 4 * 7  # an element's gradient, two moments and parameter are read, the last three written
+
+STRATEGIES: Mapping[str, Builder] = {
+    "replicated": replicated,
+    "round_robin": partial(round_robin, back="all_gather"),
+    "zero1": zero1,
+    "zero1, boundary": partial(zero1, gather="boundary"),
+    "layerwise": layerwise,
+    "owner": owner,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """What a step costs the rank that computes most. Seconds and bytes; ``newton_schulz`` in operations.
+
+    ``runs`` is how many matrices it orthogonalizes. ``phases`` holds the bytes that it sends, by phase;
+    ``state`` what it keeps between steps, ``peak`` the most that a step adds to that. ``copy`` holds
+    everything that is computed beside products. ``waiting`` is what communication leaves exposed.
+    """
+
+    strategy: str
+    product: float
+    copy: float
+    waiting: float
+    newton_schulz: int
+    runs: int
+    fair_shares: float
+    state: int
+    peak: int
+    phases: Mapping[str, int]
+    averages: bool
+    flights: tuple[TimedFlight, ...] = field(repr=False)
+    machine: Machine = field(repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.product + self.copy + self.waiting
+
+    @property
+    def sent(self) -> int:
+        """Bytes that the rank sends in a step."""
+        return sum(self.phases.values())
+
+    def seconds_at(self, factor: float) -> float:
+        """The step's seconds were all links ``factor`` times as fast; for a window of one."""
+        return (
+            self.product + self.copy + sum(flight_seconds(one, self.machine, factor) for one in self.flights)
+        )
+
+
+def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -> float:
+    """A collective that finds its links free, these ``factor`` times as fast."""
+    (sent,) = flight.sent.values()
+    moving = travels(sent, machine) / (flight.link.bandwidth * factor)
+    sending = sent.data * machine.byte + sent.messages_out * machine.message
+    return max(moving, sending, flight.latency)
+
+
+def estimate(
+    name: str,
+    builder: Builder,
+    matrices: Sequence[Matrix],
+    grid: Grid,
+    machine: Machine,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    window: int = 1,
+) -> StepEstimate:
+    """What a strategy's step costs on a grid, by a walk of its busiest rank."""
+    plan = builder(matrices, grid, bucket_bytes=bucket_bytes)
+    at = busiest(plan)
+    step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=STEPS)
+    with PeakMemory() as memory:
+        ran = TimedWorld(grid, machine).run_alone(step.step(), at)
+    worked = [e.matrix for b in plan.buckets for e in b.entries if b.works_on(e, at)]
+    work = sum(STEPS * _operations(matrix) for matrix in worked)
+    fair = STEPS * sum(map(_operations, matrices)) / grid.world_size
+    return StepEstimate(
+        strategy=name,
+        product=ran.total("product", at.rank),
+        copy=ran.total("copy", at.rank),
+        waiting=ran.total("wait", at.rank),
+        newton_schulz=work,
+        runs=len(worked),
+        fair_shares=work / fair if fair else 0.0,
+        state=plan_memory(plan, at).momentum,
+        peak=memory.peak,
+        phases=_phases(ran, at),
+        averages=plan.expects == "local",
+        flights=ran.flights,
+        machine=machine,
+    )
+
+
+def busiest(plan: Plan) -> Coordinate:
+    """The coordinate of a rank with the most Newton–Schulz work."""
+    loads: Counter[tuple[tuple[str, ...], int]] = Counter()
+    for bucket in plan.buckets:
+        for entry in bucket.entries:
+            for position in entry.workers:
+                loads[bucket.axes, position] += _operations(entry.matrix)
+    if not loads:
+        return plan.grid.at(0)
+    (axes, position), _ = max(loads.items(), key=lambda item: (item[1], -item[0][1]))
+    return plan.grid.at(0).peer(position, *axes)
+
+
+def _operations(matrix: Matrix) -> int:
+    """Of one iteration; a stack's are those of all its matrices."""
+    *stack, rows, columns = matrix.sides
+    return newton_schulz_cost((rows, columns)) * (stack[0] if stack else 1)
+
+
+def _phases(ran: TimedRun, at: Coordinate) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for flight in ran.flights:
+        found[flight.label.phase] += flight.sent[at.rank].data
+    return dict(found)
+
+
+def adamw_zero1(
+    elements: int, grid: Grid, machine: Machine, *, bucket_bytes: int = BUCKET_BYTES, g: int = 4, p: int = 2
+) -> float:
+    """Seconds of ZeRO-1 AdamW's step over as many elements a tensor-parallel rank, on the same grid.
+
+    Gradients are reduced and parameters gathered a bucket at a time, as ``zero1`` does; nothing overlaps.
+    """
+    dp = grid.size("dp")
+    copying = machine.copy_seconds(ADAMW_BYTES * -(-elements // dp))
+    if dp == 1:
+        return copying
+    link = machine.link(grid.at(0).group("dp"))
+    buckets = max(1, -(-elements * g // bucket_bytes))
+    latency = 2 * buckets * link.latency * min(dp - 1, 2 * (dp - 1).bit_length())
+    return copying + max(elements * (g + p) * (dp - 1) / dp / link.bandwidth, latency)
+
+
+def compare(
+    matrices: Sequence[Matrix],
+    experts: Sequence[Matrix],
+    grid: Grid,
+    expert_grid: Grid,
+    machine: Machine,
+    *,
+    strategies: Mapping[str, Builder] = STRATEGIES,
+    bucket_bytes: int = BUCKET_BYTES,
+    window: int = 1,
+    say: Callable[[str], object] = lambda name: None,
+) -> list[StepEstimate]:
+    """Every strategy's step over the dense matrices, and then over the experts, on their grids."""
+    found = []
+    for name, builder in strategies.items():
+        say(name)
+        made = partial(estimate, name, builder, machine=machine, bucket_bytes=bucket_bytes, window=window)
+        parts = [made(matrices, grid)] if matrices else []
+        parts += [made(experts, expert_grid)] if experts else []
+        if not parts:
+            raise GridError("there is no matrix to plan for")
+        found.append(parts[0] if len(parts) == 1 else _together(*parts))
+    return found
+
+
+def _together(one: StepEstimate, two: StepEstimate) -> StepEstimate:
+    """Both, one after the other."""
+    total = one.newton_schulz + two.newton_schulz
+    fair = sum(each.newton_schulz / each.fair_shares for each in (one, two) if each.fair_shares)
+    return StepEstimate(
+        strategy=one.strategy,
+        product=one.product + two.product,
+        copy=one.copy + two.copy,
+        waiting=one.waiting + two.waiting,
+        newton_schulz=total,
+        runs=one.runs + two.runs,
+        fair_shares=total / fair if fair else 0.0,
+        state=one.state + two.state,
+        peak=max(one.peak, two.peak),
+        phases=dict(Counter(one.phases) + Counter(two.phases)),
+        averages=one.averages,
+        flights=one.flights + two.flights,
+        machine=one.machine,
+    )
