@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,17 +43,17 @@ def find_model(name: str) -> ModelShape:
     if name in public:
         held = public[name]
         return shape_from_config(held["config"], name, held["source"], f"the config of {name}")
-    path = Path(name)
-    if path.exists():
-        return _from_file(path / "config.json" if path.is_dir() else path)
-    if path.suffix == ".json" or "/" in name:
-        raise UsageError(f"the model {name} cannot be read: No such file or directory")
+    if os.path.exists(name):
+        return _from_file(Path(name, "config.json") if os.path.isdir(name) else Path(name))
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), public, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    if name.endswith(".json") or "/" in name:
+        raise UsageError(f"the model {name} cannot be read: No such file or directory{meant}")
     if ":" in name:
         return _from_function(name)
-    near = difflib.get_close_matches(name.lower(), public, n=1)
     raise UsageError(
-        f"no model is called {name!r}{f'; did you mean {near[0]}?' if near else '.'} Known are "
-        f"{', '.join(public)}; a path to a config.json or module:function will also do"
+        f"no model is called {name!r}{meant or '.'} Known are {', '.join(public)}; "
+        "a path to a config.json or module:function will also do"
     )
 
 
