@@ -26,6 +26,7 @@ Flag = bool | tuple[str, bool]
 """Whether a model has something: always or never, or as a key says, with what it is without the key."""
 
 ATTENTION_BIAS: Flag = ("attention_bias", False)
+MLP_BIAS: Flag = ("mlp_bias", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Architecture:
     """What a model type has that its ``config.json`` does not say.
 
     ``norms`` are those of a layer; ``head_norms`` those of q and k, over one head or over all of them.
-    ``kv_heads``: whether they are as many as heads where the key is missing.
+    ``kv_heads`` and ``head`` say whether the config must state how many heads of keys and values there are,
+    and how wide a head is; without that they are as many as heads, and as wide as an even cut makes them.
     """
 
     attention: Literal["grouped", "latent"] = "grouped"
@@ -61,12 +63,13 @@ class Architecture:
     norms: int = 2
     tied: bool = False
     kv_heads: Literal["stated", "heads"] = "stated"
+    head: Literal["stated", "width / heads"] = "width / heads"
     mixture: Mixture | None = None
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
-        qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, mlp_bias=("mlp_bias", False), kv_heads="heads"
+        qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, mlp_bias=MLP_BIAS, kv_heads="heads"
     ),
     "mistral": Architecture(),
     "mixtral": Architecture(mixture=Mixture("intermediate_size")),
@@ -75,7 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qkv_bias=("qkv_bias", True),
         mixture=Mixture(shared="shared_expert_intermediate_size", dense="decoder_sparse_step"),
     ),
-    "qwen3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, head_norms=True),
+    "qwen3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, head_norms=True, head="stated"),
     "qwen3_moe": Architecture(
         qkv_bias=ATTENTION_BIAS,
         o_bias=ATTENTION_BIAS,
@@ -83,7 +86,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         mixture=Mixture(dense="decoder_sparse_step"),
     ),
     "deepseek_v2": Architecture(
-        "latent", mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
+        "latent",
+        mlp_bias=MLP_BIAS,
+        mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace"),
     ),
     "deepseek_v3": Architecture(
         "latent", mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
@@ -97,6 +102,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qkv_bias=("attention_bias", True),
         o_bias=("attention_bias", True),
         sinks=True,
+        head="stated",
         mixture=Mixture("intermediate_size", bias=True),
     ),
     "olmo2": Architecture(
@@ -115,10 +121,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         mixture=Mixture("intermediate_size"),
     ),
     "phi3": Architecture(kv_heads="heads"),
-    "smollm3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, tied=True),
-    "gemma2": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, norms=4, tied=True),
+    "smollm3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, mlp_bias=MLP_BIAS, tied=True),
+    "gemma2": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, norms=4, tied=True, head="stated"),
     "gemma3_text": Architecture(
-        qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, head_norms=True, norms=4, tied=True
+        qkv_bias=ATTENTION_BIAS,
+        o_bias=ATTENTION_BIAS,
+        head_norms=True,
+        norms=4,
+        tied=True,
+        head="stated",
     ),
 }
 """Model types of transformers, but for ``gpt2``, whose keys have other names."""
@@ -162,7 +173,13 @@ class ConfigKeys:
 
     def flag(self, flag: Flag) -> bool:
         """What a flag says."""
-        return flag if isinstance(flag, bool) else bool(self.held.get(*flag))
+        if isinstance(flag, bool):
+            return flag
+        key, otherwise = flag
+        value = self.held.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise UsageError(f"{self.where}: {key!r} is true or false; got {value!r}")
+        return otherwise if value is None else value
 
 
 def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelShape:
@@ -178,9 +195,9 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
     """
     if not isinstance(held, dict):
         raise UsageError(f"{where} holds no table of keys")
-    model_type = held.get("model_type")
-    if model_type is None:
+    if held.get("model_type") is None:
         raise UsageError(f"{where} lacks 'model_type'")
+    model_type = str(held["model_type"])
     if model_type not in MODEL_TYPES:
         raise UsageError(
             f"{where}: model_type {model_type!r} is not known; known are {', '.join(MODEL_TYPES)}. "
@@ -201,7 +218,7 @@ def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: st
         *_tables(keys, layers, architecture.tied),
         *attention,
         *_mlp(keys, architecture, tuple(layer for layer in range(layers) if layer not in sparse)),
-        *_experts(keys, architecture.mixture, sparse),
+        *_experts(keys, architecture, sparse),
         *_norms(keys.size("hidden_size"), layers, architecture.norms),
     ]
     kv_heads = heads if latent else _kv_heads(keys, architecture)
@@ -262,7 +279,7 @@ def _linear(
 def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator[Family]:
     """Heads of queries that share fewer heads of keys and values."""
     width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
-    kv_heads, head = _kv_heads(keys, architecture), keys.size_or(None, "head_dim") or width // heads
+    kv_heads, head = _kv_heads(keys, architecture), _head(keys, architecture)
     qkv_bias, o_bias = keys.flag(architecture.qkv_bias), keys.flag(architecture.o_bias)
     yield from _linear("layers.*.attention.q", heads * head, width, ROWS, each, qkv_bias)
     yield from _linear("layers.*.attention.k", kv_heads * head, width, ROWS, each, qkv_bias)
@@ -280,7 +297,7 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
     width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
     rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
     rank, value = keys.size("kv_lora_rank"), keys.size("v_head_dim")
-    bias, q_rank = keys.flag(ATTENTION_BIAS), keys.size_or(None, "q_lora_rank")
+    bias, q_rank = keys.flag(ATTENTION_BIAS), _q_rank(keys)
     if q_rank is None:
         yield from _linear("layers.*.attention.q", heads * (plain + rope), width, ROWS, each)
     else:
@@ -292,6 +309,12 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
     yield OtherFamily("layers.*.attention.norms", (q_rank or 0) + rank, WHOLE, each)
 
 
+def _q_rank(keys: ConfigKeys) -> int | None:
+    """The rank that queries go through; None where the config says null."""
+    says_null = "q_lora_rank" in keys.held and keys.held["q_lora_rank"] is None
+    return None if says_null else keys.size("q_lora_rank")
+
+
 def _mlp(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
     """The MLP of layers without experts."""
     if layers:
@@ -299,14 +322,16 @@ def _mlp(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) 
         yield from _gated("layers.*.mlp", inner, keys.size("hidden_size"), (ROWS, COLUMNS), layers, bias)
 
 
-def _experts(keys: ConfigKeys, mixture: Mixture | None, layers: tuple[int, ...]) -> Iterator[Family]:
+def _experts(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
     """Experts of which a token sees some, the one that it always sees, and the router."""
+    mixture = architecture.mixture
     if mixture is None or not layers:
         return
     width, experts, inner = keys.size("hidden_size"), _expert_count(keys), keys.size(mixture.width)
     shared, bias = _shared_width(keys, mixture), mixture.bias
     if shared:
-        yield from _gated("layers.*.shared_expert", shared, width, (ROWS, COLUMNS), layers)
+        shared_bias = keys.flag(architecture.mlp_bias)
+        yield from _gated("layers.*.shared_expert", shared, width, (ROWS, COLUMNS), layers, shared_bias)
     yield from _gated("layers.*.experts.*", inner, width, (WHOLE, WHOLE), layers, bias, experts)
     router = experts * (width + bias) + (width if mixture.shared == "shared_expert_intermediate_size" else 0)
     yield OtherFamily("layers.*.router", router, WHOLE, layers)
@@ -334,6 +359,13 @@ def _kv_heads(keys: ConfigKeys, architecture: Architecture) -> int:
     if architecture.kv_heads == "heads":
         return int(keys.size_or(keys.size("num_attention_heads"), "num_key_value_heads"))
     return keys.size("num_key_value_heads")
+
+
+def _head(keys: ConfigKeys, architecture: Architecture) -> int:
+    if architecture.head == "stated":
+        return keys.size("head_dim")
+    width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    return int(keys.size_or(width // heads, "head_dim"))
 
 
 def _expert_count(keys: ConfigKeys) -> int:

@@ -93,7 +93,10 @@ def _from_function(name: str) -> ModelShape:
         raise UsageError(f"{name}() failed: {_said(error)}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name}() is to return a torch.nn.Module; it returned {type(model).__name__}")
-    return shape_from_module(model, name, f"{name}()")
+    shape = shape_from_module(model, name, f"{name}()")
+    if not shape.families:
+        raise UsageError(f"{name}() returned {type(model).__name__}, which has no hidden matrix for Muon")
+    return shape
 
 
 def _said(error: Exception) -> str:

@@ -71,6 +71,7 @@ VARIANTS: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("qwen3_moe", MIXED, {"decoder_sparse_step": 2}),
     ("qwen3_moe", MIXED, {"mlp_only_layers": [0, 2], "attention_bias": True}),
     ("deepseek_v2", LATENT, {}),
+    ("deepseek_v2", LATENT, {"attention_bias": True, "mlp_bias": True, "q_lora_rank": None}),
     ("deepseek_v3", LATENT, {}),
     ("deepseek_v3", LATENT, {"q_lora_rank": None, "first_k_dense_replace": 3}),
     ("deepseek_v3", LATENT, {"attention_bias": True, "first_k_dense_replace": 0}),
@@ -81,7 +82,7 @@ VARIANTS: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("olmo2", HEADLESS, {"attention_bias": True}),
     ("olmoe", HEADLESS, {"num_experts": 6}),
     ("phi3", HEADLESS, {}),
-    ("smollm3", HEADLESS, {"attention_bias": True}),
+    ("smollm3", HEADLESS, {"attention_bias": True, "mlp_bias": True}),
     ("gemma2", GROUPED, {}),
     ("gemma3_text", GROUPED, {"attention_bias": True}),
 ]
@@ -281,6 +282,9 @@ def on_cpu():
 def needs(size):
     return Model()
 
+def embedding():
+    return nn.Embedding(50, 8)
+
 def nothing():
     pass
 
@@ -343,6 +347,7 @@ def test_fused_and_transposed_weights_are_seen_as_matrices() -> None:
 
 
 LLAMA = {"model_type": "llama", **GROUPED}
+UNRANKED = {key: value for key, value in LATENT.items() if key != "q_lora_rank"}
 
 CONFIGS = {
     "not json": ("{", "is no JSON"),
@@ -354,6 +359,13 @@ CONFIGS = {
         json.dumps({**LLAMA, "model_type": "qwen3", "num_key_value_heads": None}),
         "'num_key_value_heads'",
     ),
+    "no head": (json.dumps({"model_type": "qwen3", **HEADLESS}), "lacks 'head_dim'"),
+    "no rank": (
+        json.dumps({"model_type": "kimi_k2", **LATENT, "q_lora_rank": "?"}),
+        "'q_lora_rank' is a whole",
+    ),
+    "rank left out": (json.dumps({"model_type": "kimi_k2", **UNRANKED}), "lacks 'q_lora_rank'"),
+    "neither true nor false": (json.dumps({**LLAMA, "mlp_bias": 1}), "'mlp_bias' is true or false; got 1"),
     "no experts": (json.dumps({**LLAMA, "model_type": "mixtral"}), "'num_experts' or 'num_local_experts'"),
     "a word": (
         json.dumps({**LLAMA, "vocab_size": "many"}),
@@ -398,6 +410,7 @@ NAMES = {
     "{}:number": "has no function 'number'",
     "{}:": "has no function ''",
     "{}:nothing": "is to return a torch.nn.Module; it returned NoneType",
+    "{}:embedding": "returned Embedding, which has no hidden matrix",
     "{}:needs": "failed: TypeError: needs() missing 1 required positional argument",
     "{}_broken:model": "cannot be imported: ZeroDivisionError",
     "{}_missing:model": "cannot be imported: ModuleNotFoundError",
@@ -418,7 +431,7 @@ def test_a_folder_without_a_config_says_so(tmp_path: Path) -> None:
         find_model(str(tmp_path))
 
 
-REFUSED: list[tuple[str, dict[str, int], str]] = [
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2-xl", {"tp": 2}, "tp=2 does not divide the 25 heads of gpt2-xl"),
     ("llama-3.1-8b", {"tp": 3}, "tp=3 does not divide the 32 heads"),
     ("glm-4.5-air", {"tp": 12}, "tp=12 neither divides the 8 heads of keys and values of glm-4.5-air"),
@@ -433,7 +446,7 @@ REFUSED: list[tuple[str, dict[str, int], str]] = [
 
 
 @pytest.mark.parametrize(("name", "grid", "said"), REFUSED)
-def test_a_grid_that_does_not_fit_says_why(name: str, grid: dict[str, int], said: str) -> None:
+def test_a_grid_that_does_not_fit_says_why(name: str, grid: dict[str, Any], said: str) -> None:
     for ask in (stage_matrices, stage_rest):
         with pytest.raises(GridError) as raised:
             ask(find_model(name), **grid)
