@@ -365,6 +365,8 @@ def _head(keys: ConfigKeys, architecture: Architecture) -> int:
     if architecture.head == "stated":
         return keys.size("head_dim")
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    if width < heads:
+        raise UsageError(f"{keys.where}: 'hidden_size' {width} is not enough for {heads} heads")
     return int(keys.size_or(width // heads, "head_dim"))
 
 
@@ -393,5 +395,7 @@ def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tu
     first = keys.size("first_k_dense_replace", least=0) if mixture.dense == "first_k_dense_replace" else 0
     if mixture.dense != "decoder_sparse_step":
         return tuple(range(first, layers))
-    step, dense = keys.size_or(1, "decoder_sparse_step"), keys.held.get("mlp_only_layers") or ()
+    step, dense = keys.size_or(1, "decoder_sparse_step"), keys.held.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise UsageError(f"{keys.where}: 'mlp_only_layers' is a list of layers; got {dense!r}")
     return tuple(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import json
 import os
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def find_model(name: str) -> ModelShape:
         return shape_from_config(held["config"], name, held["source"], f"the config of {name}")
     if os.path.exists(name):
         return _from_file(Path(name, "config.json") if os.path.isdir(name) else Path(name))
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), public, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    near = _near(name.rpartition("/")[2].lower(), public)
+    meant = f"; did you mean {near}?" if near else ""
     if name.endswith(".json") or "/" in name:
         raise UsageError(f"the model {name} cannot be read: No such file or directory{meant}")
     if ":" in name:
@@ -60,6 +61,12 @@ def find_model(name: str) -> ModelShape:
 def public_names() -> tuple[str, ...]:
     """The names of the public models, from small to large within a family."""
     return tuple(_public_models())
+
+
+def _near(name: str, public: Collection[str]) -> str | None:
+    """The public name that begins so, or else the most similar one."""
+    begins = [one for one in public if name and one.startswith(name)]
+    return next(iter(begins or difflib.get_close_matches(name, public, n=1)), None)
 
 
 @cache

@@ -366,6 +366,11 @@ CONFIGS = {
     ),
     "rank left out": (json.dumps({"model_type": "kimi_k2", **UNRANKED}), "lacks 'q_lora_rank'"),
     "neither true nor false": (json.dumps({**LLAMA, "mlp_bias": 1}), "'mlp_bias' is true or false; got 1"),
+    "layers in no list": (
+        json.dumps({"model_type": "qwen3_moe", **MIXED, "mlp_only_layers": 1}),
+        "'mlp_only_layers' is a list of layers; got 1",
+    ),
+    "more heads than width": (json.dumps({**LLAMA, "num_attention_heads": 64}), "not enough for 64 heads"),
     "no experts": (json.dumps({**LLAMA, "model_type": "mixtral"}), "'num_experts' or 'num_local_experts'"),
     "a word": (
         json.dumps({**LLAMA, "vocab_size": "many"}),
@@ -403,6 +408,7 @@ NAMES = {
     "GPT-5": "no model is called 'GPT-5'",
     "nowhere/config.json": "nowhere/config.json cannot be read: No such file or directory",
     "deepseek-ai/DeepSeek-V3": "did you mean deepseek-v3?",
+    "Qwen/Qwen3-235B": "did you mean qwen3-235b-a22b?",
     "x" * 5000: "no model is called",
     "mine.json": "mine.json cannot be read",
     "": "no model is called ''",
