@@ -28,6 +28,7 @@ KINDS: tuple[Kind, ...] = (
     "gather",
     "scatter",
     "broadcast",
+    "reduce",
 )
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 LAYER_70B = (
@@ -77,10 +78,11 @@ def sample_request(
         "all_to_all": (whole, whole),
         "gather": (each, whole if rooted else 0),
         "scatter": (whole if rooted else None, each),
+        "reduce": (whole, whole if rooted else 0),
         "broadcast": (whole if rooted else None, whole),
     }[kind]
     send = None if sent is None else torch.zeros(sent, dtype=dtype, device=device)
-    root = 0 if kind in ("gather", "scatter", "broadcast") else None
+    root = 0 if kind in ("gather", "scatter", "broadcast", "reduce") else None
     splits = (each,) * parts if kind == "all_to_all" else None
     return Collective(kind, ("dp",), dtype, send, received or 0, Label(kind), root, splits, splits)
 

@@ -133,32 +133,24 @@ def _cuts_unevenly(hop: Hop, pieces: HopPieces) -> bool:
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """An all_gather of slices of any length: no collective of Gloo's but all_to_all takes them."""
-    lengths = tuple(shape[0] for _, shape in pieces.uneven)
-    sends = (x.numel(),) * pieces.parts
-    return (
-        yield Collective(
-            "all_to_all",
-            (hop.axis,),
-            dtype,
-            x.repeat(pieces.parts),
-            sum(lengths),
-            label,
-            None,
-            sends,
-            lengths,
-        )
-    )
+    """An all_gather of slices of any length: each that is not empty is broadcast, in order of position."""
+    whole = x.new_empty(hop.shape, dtype=dtype)
+    for root, (index, shape) in enumerate(pieces.uneven):
+        if shape[0]:
+            send = x.reshape(-1) if index == pieces.index else None
+            whole[index] = yield Collective("broadcast", (hop.axis,), dtype, send, shape[0], label, root)
+    return whole
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """A reduce_scatter into slices of any length, summed by the receiver in the order of positions."""
-    lengths, mine = tuple(shape[0] for _, shape in pieces.uneven), pieces.shape[0]
-    receives = (mine,) * pieces.parts
-    answer = yield Collective(
-        "all_to_all", (hop.axis,), dtype, x.reshape(-1), sum(receives), label, None, lengths, receives
-    )
-    return answer.view(pieces.parts, mine).sum(0)
+    """A reduce_scatter into slices of any length: each that is not empty is reduced to its position."""
+    mine = x.new_empty(pieces.shape, dtype=dtype)
+    for root, (index, shape) in enumerate(pieces.uneven):
+        if shape[0]:
+            receive = shape[0] if index == pieces.index else 0
+            answer = yield Collective("reduce", (hop.axis,), dtype, x[index], receive, label, root)
+            mine = answer if receive else mine
+    return mine
 
 
 _MOVES = {

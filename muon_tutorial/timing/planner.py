@@ -8,21 +8,25 @@ parallelism: their plan is walked after that of the dense matrices, as a second 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
+from ..engine.collective import Walk
 from ..errors import GridError
 from ..evidence.memory import PeakMemory, plan_memory
 from ..evidence.predict import step_over_ones
 from ..plan.assign import newton_schulz_cost
+from ..plan.bucket import Bucket
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
 from ..plan.strategies import BUCKET_BYTES, Builder, Plan, layerwise, owner, replicated, round_robin, zero1
+from ..step.rank_bucket import RankBucket
+from ..step.step import PlanStep, step_bucket
 from .machine import Machine
-from .timed_world import TimedFlight, TimedRun, TimedWorld, travels
+from .timed_world import TimedFlight, TimedWorld, travels
 
 STEPS = 5  # Newton–Schulz iterations
 ADAMW_BYTES = 4 * 7  # an element's gradient, two moments and parameter are read, the last three written
@@ -57,7 +61,7 @@ class StepEstimate:
     peak: int
     phases: Mapping[str, int]
     averages: bool
-    flights: tuple[TimedFlight, ...] = field(repr=False)
+    flights: tuple[tuple[TimedFlight, int], ...] = field(repr=False)
     machine: Machine = field(repr=False)
 
     @property
@@ -72,9 +76,8 @@ class StepEstimate:
 
     def seconds_at(self, factor: float) -> float:
         """The step's seconds were all links ``factor`` times as fast; for a window of one."""
-        return (
-            self.product + self.copy + sum(flight_seconds(one, self.machine, factor) for one in self.flights)
-        )
+        moving = sum(times * flight_seconds(one, self.machine, factor) for one, times in self.flights)
+        return self.product + self.copy + moving
 
 
 def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -> float:
@@ -99,26 +102,86 @@ def estimate(
     plan = builder(matrices, grid, bucket_bytes=bucket_bytes)
     at = busiest(plan)
     step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=STEPS)
-    with PeakMemory() as memory:
-        ran = TimedWorld(grid, machine).run_alone(step.step(), at)
+    walked = _walk_whole(step, machine) if window > 1 else _walk_buckets(step, machine)
     worked = [e.matrix for b in plan.buckets for e in b.entries if b.works_on(e, at)]
     work = sum(STEPS * _operations(matrix) for matrix in worked)
     fair = STEPS * sum(map(_operations, matrices)) / grid.world_size
     return StepEstimate(
         strategy=name,
-        product=ran.total("product", at.rank),
-        copy=ran.total("copy", at.rank),
-        waiting=ran.total("wait", at.rank),
+        product=walked.product,
+        copy=walked.copy,
+        waiting=walked.waiting,
         newton_schulz=work,
         runs=len(worked),
         fair_shares=work / fair if fair else 0.0,
         state=plan_memory(plan, at).momentum,
-        peak=memory.peak,
-        phases=_phases(ran, at),
+        peak=walked.peak,
+        phases=walked.phases(at),
         averages=plan.expects == "local",
-        flights=ran.flights,
+        flights=tuple(walked.flights),
         machine=machine,
     )
+
+
+@dataclass(slots=True, eq=False)
+class _Walked:
+    """What walks of one rank took, with each flight as often as it was made."""
+
+    machine: Machine
+    product: float = 0.0
+    copy: float = 0.0
+    waiting: float = 0.0
+    peak: int = 0
+    flights: list[tuple[TimedFlight, int]] = field(default_factory=list)
+
+    def add(self, walk: Walk, at: Coordinate, times: int = 1) -> None:
+        with PeakMemory() as memory:
+            ran = TimedWorld(at.grid, self.machine).run_alone(walk, at)
+        self.product += times * ran.total("product", at.rank)
+        self.copy += times * ran.total("copy", at.rank)
+        self.waiting += times * ran.total("wait", at.rank)
+        self.peak = max(self.peak, memory.peak)
+        self.flights += [(flight, times) for flight in ran.flights]
+
+    def phases(self, at: Coordinate) -> dict[str, int]:
+        """Bytes that the rank sends, by phase."""
+        found: Counter[str] = Counter()
+        for flight, times in self.flights:
+            found[flight.label.phase] += times * flight.sent[at.rank].data
+        return dict(found)
+
+
+def _walk_whole(step: PlanStep, machine: Machine) -> _Walked:
+    walked = _Walked(machine)
+    walked.add(step.step(), step.at)
+    return walked
+
+
+def _walk_buckets(step: PlanStep, machine: Machine) -> _Walked:
+    """Bucket by bucket, as a window of one does; those that are alike to this rank are walked once."""
+    walked = _Walked(machine)
+    walked.add(step.agree(), step.at)
+    assert step.present is not None
+    alike: dict[Hashable, list[RankBucket]] = {}
+    for bucket in step.buckets:
+        alike.setdefault(_what_it_sees(bucket.plan, step.at), []).append(bucket)
+    for first, *others in alike.values():
+        walked.add(step_bucket(first, step.present), step.at, 1 + len(others))
+    return walked
+
+
+def _what_it_sees(bucket: Bucket, at: Coordinate) -> Hashable:
+    """What of a bucket decides what a rank computes and sends."""
+    layouts = (bucket.model_layout, bucket.storage_layout, bucket.compute_layout)
+    held = [tuple(piece.interval for piece in bucket.buffer_slices(layout, at)) for layout in layouts]
+    lengths = [bucket.length(layout, at) for layout in layouts]
+    matrices = [
+        (e.matrix.shape, e.matrix.cuts, e.matrix.dtype, e.matrix.grad_dtype, bucket.works_on(e, at))
+        for e in bucket.entries
+    ]
+    # Positions that hold a matrix together each get a part; of a slice's own length follows how many do.
+    shared = [len(e.workers) for e in bucket.entries]
+    return tuple(matrices), tuple(held), tuple(lengths), tuple(shared)
 
 
 def busiest(plan: Plan) -> Coordinate:
@@ -138,13 +201,6 @@ def _operations(matrix: Matrix) -> int:
     """Of one iteration; a stack's are those of all its matrices."""
     *stack, rows, columns = matrix.sides
     return newton_schulz_cost((rows, columns)) * (stack[0] if stack else 1)
-
-
-def _phases(ran: TimedRun, at: Coordinate) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for flight in ran.flights:
-        found[flight.label.phase] += flight.sent[at.rank].data
-    return dict(found)
 
 
 def adamw_zero1(

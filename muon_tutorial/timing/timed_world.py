@@ -171,6 +171,7 @@ class _Clockwork:
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: dict[tuple[int, ...], _Moving] = field(default_factory=dict)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
+    groups: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
@@ -276,8 +277,10 @@ class _Clockwork:
         request = turn.request if isinstance(turn, Start) else turn
         if not isinstance(request, Collective):
             return 0.0
-        copied = request.send is not None and request.kind in ("all_reduce", "broadcast")
-        moved = 2 * request.receive * request.dtype.itemsize if copied else 0
+        copied = request.send is not None and request.kind in ("all_reduce", "broadcast", "reduce")
+        moved = (
+            2 * request.send.numel() * request.dtype.itemsize if copied and request.send is not None else 0
+        )
         return self.machine.turn + self.machine.copy_seconds(moved)
 
     def _computed(self, work: Work, extra: float) -> list[tuple[Doing, float]]:
@@ -315,7 +318,10 @@ class _Clockwork:
     # Flights.
 
     def _issue(self, rank: _Rank, request: Collective) -> _Ticket:
-        number, group = rank.at.rank, rank.at.group(*request.axes)
+        number = rank.at.rank
+        if (number, request.axes) not in self.groups:
+            self.groups[number, request.axes] = rank.at.group(*request.axes)
+        group = self.groups[number, request.axes]
         flight = next((one for one in self.queues[group] if number not in one.issued), None)
         if flight is None:
             flight = TimedFlight(group, request.label, self.machine.link(group))
