@@ -44,7 +44,8 @@ class Machine:
     of a product's three sizes; ``copy`` bytes read and written a second by bytes. ``operation`` is what any
     operation costs before it does anything, ``turn`` what a request does, in seconds. ``algorithm`` says how
     collectives run: as rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for
-    each that it sends: none where a network card works alone.
+    each that it sends: none where a network card works alone. ``memory`` is what a rank has, in bytes.
+    ``sources`` say where the numbers come from.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Machine:
     algorithm: Literal["ring", "gloo"] = "ring"
     byte: float = 0.0
     message: float = 0.0
+    memory: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -149,6 +151,7 @@ def _check(machine: Machine) -> None:
     positive: dict[str, Any] = {
         "ranks_per_node": machine.ranks_per_node,
         **({} if machine.cores is None else {"cores": machine.cores}),
+        **({} if machine.memory is None else {"memory": machine.memory}),
         **{f"{name}.bandwidth": link.bandwidth for name, link in links.items() if link},
     }
     tables = {"copy": machine.copy, **{f"gemm.{name}": rates for name, rates in machine.gemm.items()}}

@@ -8,8 +8,8 @@ parallelism: their plan is walked after that of the dense matrices, as a second 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -226,41 +226,44 @@ def compare(
     grid: Grid,
     expert_grid: Grid,
     machine: Machine,
+    expert_machine: Machine,
     *,
     strategies: Mapping[str, Builder] = STRATEGIES,
     bucket_bytes: int = BUCKET_BYTES,
     window: int = 1,
-    say: Callable[[str], object] = lambda name: None,
 ) -> list[StepEstimate]:
-    """Every strategy's step over the dense matrices, and then over the experts, on their grids."""
-    found = []
-    for name, builder in strategies.items():
-        say(name)
-        made = partial(estimate, name, builder, machine=machine, bucket_bytes=bucket_bytes, window=window)
-        parts = [made(matrices, grid)] if matrices else []
-        parts += [made(experts, expert_grid)] if experts else []
-        if not parts:
-            raise GridError("there is no matrix to plan for")
-        found.append(parts[0] if len(parts) == 1 else _together(*parts))
-    return found
+    """Every strategy's step over the dense matrices, and then over the experts, on their grids.
+
+    Raises:
+        GridError: there is no matrix.
+    """
+    jobs = [
+        (part, its, on)
+        for part, its, on in ((matrices, grid, machine), (experts, expert_grid, expert_machine))
+        if part
+    ]
+    if not jobs:
+        raise GridError("there is no matrix to plan for")
+    return [
+        _together([estimate(name, builder, *job, bucket_bytes=bucket_bytes, window=window) for job in jobs])
+        for name, builder in strategies.items()
+    ]
 
 
-def _together(one: StepEstimate, two: StepEstimate) -> StepEstimate:
-    """Both, one after the other."""
-    total = one.newton_schulz + two.newton_schulz
-    fair = sum(each.newton_schulz / each.fair_shares for each in (one, two) if each.fair_shares)
-    return StepEstimate(
-        strategy=one.strategy,
-        product=one.product + two.product,
-        copy=one.copy + two.copy,
-        waiting=one.waiting + two.waiting,
-        newton_schulz=total,
-        runs=one.runs + two.runs,
-        fair_shares=total / fair if fair else 0.0,
-        state=one.state + two.state,
-        peak=max(one.peak, two.peak),
-        phases=dict(Counter(one.phases) + Counter(two.phases)),
-        averages=one.averages,
-        flights=one.flights + two.flights,
-        machine=one.machine,
+def _together(parts: Sequence[StepEstimate]) -> StepEstimate:
+    """All of them, one after the other."""
+    work = sum(one.newton_schulz for one in parts)
+    fair = sum(one.newton_schulz / one.fair_shares for one in parts if one.fair_shares)
+    return replace(
+        parts[0],
+        product=sum(one.product for one in parts),
+        copy=sum(one.copy for one in parts),
+        waiting=sum(one.waiting for one in parts),
+        newton_schulz=work,
+        runs=sum(one.runs for one in parts),
+        fair_shares=work / fair if fair else 0.0,
+        state=sum(one.state for one in parts),
+        peak=max(one.peak for one in parts),
+        phases=dict(sum((Counter(one.phases) for one in parts), Counter())),
+        flights=tuple(flight for one in parts for flight in one.flights),
     )
