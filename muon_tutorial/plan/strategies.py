@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -424,9 +425,11 @@ def _sliced(
 
 def _lived_in(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """The virtual buffer, one owner's matrices after the other's, and cut between owners."""
-    sizes, places = [largest_piece(matrix, grid) for matrix in run], range(grid.size("dp"))
-    filled = [sum(size for size, place in zip(sizes, owners, strict=True) if place == p) for p in places]
-    ends = [sum(filled[:place]) for place in places]
+    sizes = [largest_piece(matrix, grid) for matrix in run]
+    filled = [0] * grid.size("dp")
+    for size, place in zip(sizes, owners, strict=True):
+        filled[place] += size
+    ends = list(accumulate(filled, initial=0))
     entries = []
     for matrix, size, place in zip(run, sizes, owners, strict=True):
         route = _tp_route(matrix, grid)

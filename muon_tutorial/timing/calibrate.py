@@ -11,12 +11,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ..engine.collective import Collective, Kind, Label
+from ..engine.collective import Collective, Kind, Label, Walk
 from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.predict import step_over_ones
 from ..launching.launch import launch
@@ -33,18 +35,17 @@ BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 SENT = (256, 65_536, 1_048_576, 8_388_608)
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")
 RANKS = (2, 4)
+FEW, MANY = 12, 40
 ENDLESS = 1e12  # bytes a second: what a loopback costs is the processor's
 
 
 @dataclass(frozen=True, slots=True)
 class GlooSample:
-    """One collective on real ranks: what each sent, how many ranks there were, and the seconds it took."""
+    """One collective on real ranks: what this one sent of how many, and the seconds of each time."""
 
-    kind: Kind
     ranks: int
     sent: GlooTraffic
-    receive: int
-    seconds: float
+    seconds: tuple[float, ...]
 
 
 def calibrate(
@@ -60,7 +61,7 @@ def calibrate(
     finally:
         torch.set_num_threads(threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    samples = [sample for ranks in RANKS for sample in launch(sample_gloo, ranks)[0]]
+    samples = [slowest(each) for ranks in RANKS for each in zip(*launch(sample_gloo, ranks), strict=True)]
     byte, message, latency, turn = fit_gloo(samples, cores)
     return Machine(
         name=name or f"{platform.machine()}, {cores} cores",
@@ -80,7 +81,7 @@ def calibrate(
 
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
     """Operations a second of square products, by side."""
-    rates = []
+    rates: list[tuple[float, float]] = []
     for side in sides:
         a = torch.randn(side, side).to(dtype)
         out = torch.empty_like(a)
@@ -91,7 +92,7 @@ def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
 
 def measure_copies(sizes: Sequence[int] = BYTES) -> Rates:
     """Bytes read and written a second by adding one tensor to another, by the bytes of an operation."""
-    rates = []
+    rates: list[tuple[float, float]] = []
     for size in sizes:
         a = torch.ones(size // 12)
         b = torch.ones_like(a)
@@ -115,66 +116,63 @@ def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
 
 def sample_gloo(rank: int) -> list[GlooSample]:
     """Collectives of several kinds and sizes over all ranks. All of them must call."""
-    ranks = dist.get_world_size()
-    world = LiveWorld(build_mesh({"dp": ranks}))
+    world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     return [_sample(world, kind, size) for kind in KINDS for size in SENT]
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int) -> GlooSample:
-    requests = _requests(kind, world.at, size)
-    repeats = 12 if size > 10**6 else 40
+    request = _request(kind, world.at, size)
     seconds = []
-    for _ in range(repeats):
+    for _ in range(FEW if size > SENT[-2] else MANY):
         dist.barrier()
         begin = time.perf_counter()
-        world.run(iter_once(requests))
+        world.run(_once(request))
         seconds.append(time.perf_counter() - begin)
-    slowest = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    middle = statistics.median(slowest.tolist())
-    return GlooSample(
-        kind, world.grid.world_size, gloo_sent(requests, world.at), requests.receive * 4, middle
-    )
+    return GlooSample(world.grid.world_size, gloo_sent(request, world.at), tuple(seconds))
 
 
-def iter_once(request: Collective):  # type: ignore[no-untyped-def]
-    """A walk of one request."""
+def _once(request: Collective) -> Walk:
     yield request
 
 
-def _requests(kind: Kind, at: Coordinate, size: int) -> Collective:
+def _request(kind: Kind, at: Coordinate, size: int) -> Collective:
     parts, each = at.size("dp"), size // 4 // at.size("dp")
     send = torch.ones(each if kind == "all_gather" else each * parts)
     splits = (each,) * parts if kind == "all_to_all" else None
     return Collective(kind, ("dp",), send.dtype, send, each * parts, Label(kind), None, splits, splits)
 
 
+def slowest(by_rank: Sequence[GlooSample]) -> GlooSample:
+    """One collective as its slowest rank saw it, time by time."""
+    return replace(by_rank[0], seconds=tuple(map(max, zip(*(one.seconds for one in by_rank), strict=True))))
+
+
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, float, float]:
-    """Seconds a byte, a message, a round and a request, by relative least squares, none below zero."""
-    rows, seconds = [], []
+    """Seconds a byte, a message, a round and a request, by relative least squares, none below zero.
+
+    Ranks beyond the cores take turns: what the processor does counts as often as there are ranks for a core.
+    """
+    rows = []
     for sample in samples:
-        share = max(1.0, sample.ranks / cores)
-        row = (
-            share * sample.sent.data,
-            share * sample.sent.messages_out,
-            float(sample.sent.messages_out),
-            share,
-        )
-        rows.append([value / sample.seconds for value in row])
-        seconds.append(1.0)
-    return _least_squares_above_zero(torch.tensor(rows, dtype=torch.float64), torch.tensor(seconds).double())
+        share, middle = max(1.0, sample.ranks / cores), statistics.median(sample.seconds)
+        costs = (share * sample.sent.data, share * sample.sent.messages_out, sample.sent.messages_out, share)
+        rows.append([cost / middle for cost in costs])
+    table = torch.tensor(rows, dtype=torch.float64)
+    byte, message, latency, turn = _fit_above_zero(table, torch.ones(len(rows), dtype=torch.float64))
+    return byte, message, latency, turn
 
 
-def _least_squares_above_zero(rows: torch.Tensor, due: torch.Tensor) -> tuple[float, float, float, float]:
-    """The best of all fits that leave some of the four out and whose others are not below zero."""
-    best, least = (0.0,) * 4, float("inf")
-    for chosen in range(1, 16):
-        kept = [i for i in range(4) if chosen >> i & 1]
-        found = torch.linalg.lstsq(rows[:, kept], due[:, None]).solution[:, 0]
-        error = float((rows[:, kept] @ found - due).square().sum())
-        if bool((found >= 0).all()) and error < least:
-            least, values = error, dict(zip(kept, found.tolist(), strict=True))
-            best = tuple(values.get(i, 0.0) for i in range(4))  # type: ignore[assignment]
+def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
+    """The best of all fits that leave some columns out and whose others are not below zero."""
+    columns = range(rows.shape[1])
+    best, least = [0.0 for _ in columns], float("inf")
+    for count in range(1, len(columns) + 1):
+        for kept in combinations(columns, count):
+            found = torch.linalg.lstsq(rows[:, list(kept)], due[:, None]).solution[:, 0]
+            error = float((rows[:, list(kept)] @ found - due).square().sum())
+            if bool((found >= 0).all()) and error < least:
+                values = dict(zip(kept, found.tolist(), strict=True))
+                best, least = [values.get(column, 0.0) for column in columns], error
     return best
 
 

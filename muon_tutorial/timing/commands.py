@@ -25,6 +25,11 @@ examples:
   python -m muon_tutorial plan config.json --grid dp=32 --machine a100-infiniband --json
   python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
 """
+LEGEND = (
+    "exposed: waiting for communication. sends: bytes that a rank sends. shares: of Newton–Schulz, 1 is "
+    "fair. state: kept between steps. peak: what a step adds to it. DDP's all_reduce counts where gradients "
+    "must come averaged."
+)
 
 
 def machine_names() -> list[str]:
@@ -110,8 +115,9 @@ def plan(options: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False)
     console.print(table_of(found))
+    console.print(LEGEND, style="dim")
     for line in say(found):
-        console.print(line, markup=False)
+        console.print(f"• {line}", markup=False)
     return 0
 
 

@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 
-from ..engine.collective import Walk
+from ..engine.collective import Label, Walk
+from ..engine.travel import all_reduce
 from ..errors import GridError
 from ..evidence.memory import PeakMemory, plan_memory
 from ..evidence.predict import step_over_ones
 from ..plan.assign import newton_schulz_cost
 from ..plan.bucket import Bucket
+from ..plan.exchange import LocalShards
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
 from ..plan.strategies import BUCKET_BYTES, Builder, Plan, layerwise, owner, replicated, round_robin, zero1
@@ -47,7 +50,8 @@ class StepEstimate:
 
     ``runs`` is how many matrices it orthogonalizes. ``phases`` holds the bytes that it sends, by phase;
     ``state`` what it keeps between steps, ``peak`` the most that a step adds to that. ``copy`` holds
-    everything that is computed beside products. ``waiting`` is what communication leaves exposed.
+    everything that is computed beside products. ``waiting`` is what communication leaves exposed. Where a
+    strategy expects averaged gradients, DDP's all_reduce is counted with its step.
     """
 
     strategy: str
@@ -60,7 +64,6 @@ class StepEstimate:
     state: int
     peak: int
     phases: Mapping[str, int]
-    averages: bool
     flights: tuple[tuple[TimedFlight, int], ...] = field(repr=False)
     machine: Machine = field(repr=False)
 
@@ -103,6 +106,10 @@ def estimate(
     at = busiest(plan)
     step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=STEPS)
     walked = _walk_whole(step, machine) if window > 1 else _walk_buckets(step, machine)
+    if plan.expects == "averaged" and grid.size("dp") > 1:
+        lengths = Counter(bucket.length(LocalShards(), at) for bucket in plan.buckets)
+        for length, times in lengths.items():
+            walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
     worked = [e.matrix for b in plan.buckets for e in b.entries if b.works_on(e, at)]
     work = sum(STEPS * _operations(matrix) for matrix in worked)
     fair = STEPS * sum(map(_operations, matrices)) / grid.world_size
@@ -117,7 +124,6 @@ def estimate(
         state=plan_memory(plan, at).momentum,
         peak=walked.peak,
         phases=walked.phases(at),
-        averages=plan.expects == "local",
         flights=tuple(walked.flights),
         machine=machine,
     )
@@ -151,6 +157,12 @@ class _Walked:
         return dict(found)
 
 
+def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
+    """What DDP does for a bucket of a plan that expects averaged gradients: an all_reduce."""
+    mine = torch.empty(length, dtype=dtype, device="meta")
+    yield from all_reduce(mine, "dp", at, Label("gradient all_reduce, by DDP"))
+
+
 def _walk_whole(step: PlanStep, machine: Machine) -> _Walked:
     walked = _Walked(machine)
     walked.add(step.step(), step.at)
@@ -161,7 +173,7 @@ def _walk_buckets(step: PlanStep, machine: Machine) -> _Walked:
     """Bucket by bucket, as a window of one does; those that are alike to this rank are walked once."""
     walked = _Walked(machine)
     walked.add(step.agree(), step.at)
-    assert step.present is not None
+    assert step.present is not None  # every parameter has a gradient
     alike: dict[Hashable, list[RankBucket]] = {}
     for bucket in step.buckets:
         alike.setdefault(_what_it_sees(bucket.plan, step.at), []).append(bucket)
@@ -173,27 +185,30 @@ def _walk_buckets(step: PlanStep, machine: Machine) -> _Walked:
 def _what_it_sees(bucket: Bucket, at: Coordinate) -> Hashable:
     """What of a bucket decides what a rank computes and sends."""
     layouts = (bucket.model_layout, bucket.storage_layout, bucket.compute_layout)
-    held = [tuple(piece.interval for piece in bucket.buffer_slices(layout, at)) for layout in layouts]
+    held = [tuple(piece.box.numel for piece in bucket.buffer_slices(layout, at)) for layout in layouts]
     lengths = [bucket.length(layout, at) for layout in layouts]
     matrices = [
         (e.matrix.shape, e.matrix.cuts, e.matrix.dtype, e.matrix.grad_dtype, bucket.works_on(e, at))
         for e in bucket.entries
     ]
-    # Positions that hold a matrix together each get a part; of a slice's own length follows how many do.
-    shared = [len(e.workers) for e in bucket.entries]
+    shared = [len(e.workers) for e in bucket.entries]  # with how many others
     return tuple(matrices), tuple(held), tuple(lengths), tuple(shared)
 
 
 def busiest(plan: Plan) -> Coordinate:
     """The coordinate of a rank with the most Newton–Schulz work."""
-    loads: Counter[tuple[tuple[str, ...], int]] = Counter()
+    loads: dict[tuple[str, ...], list[int]] = {}  # by position, as differences to the one before
     for bucket in plan.buckets:
+        load = loads.setdefault(bucket.axes, [0] * (plan.grid.at(0).size(*bucket.axes) + 1))
         for entry in bucket.entries:
-            for position in entry.workers:
-                loads[bucket.axes, position] += _operations(entry.matrix)
-    if not loads:
-        return plan.grid.at(0)
-    (axes, position), _ = max(loads.items(), key=lambda item: (item[1], -item[0][1]))
+            work = _operations(entry.matrix)
+            load[entry.workers.start] += work
+            load[entry.workers.stop] -= work
+    most, axes, position = 0, ("dp",), 0
+    for each, load in loads.items():
+        for place, work in enumerate(accumulate(load)):
+            if work > most:
+                most, axes, position = work, each, place
     return plan.grid.at(0).peer(position, *axes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import GridError, UsageError
@@ -14,6 +15,7 @@ from .machine import Machine
 from .model_shape import ModelShape, stage_matrices
 from .planner import StepEstimate, adamw_zero1, compare
 
+COLUMNS = ("strategy", "step", "×AdamW", "compute", "exposed", "sends", "shares", "state", "peak")
 AXES = ("dp", "tp", "ep", "pp")
 DOUBLINGS = 7  # of bandwidth, and halvings, at which another strategy may win
 CLOSE = 1.02  # what is slower by less is as fast
@@ -111,31 +113,22 @@ def table_of(plan: ModelPlan) -> Table:
     grid = ", ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1) or "one rank"
     size = f"{plan.shape.hidden / 1e9:.3g} billion elements in matrices"
     title = f"{plan.shape.name}, {size}, on {grid}; {plan.machine.name}"
-    table = Table(title=title, title_justify="left")
-    for column in (
-        "strategy",
-        "step",
-        "compute",
-        "exposed",
-        "× AdamW",
-        "sends",
-        "Newton–Schulz",
-        "state",
-        "peak buffer",
-    ):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.show_edge = table.pad_edge = False
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for one in sorted(plan.estimates, key=lambda one: one.seconds):
-        table.add_row(
-            one.strategy + (" *" if not one.averages else ""),
+        cells = (
             say_seconds(one.seconds),
+            say_number(one.seconds / plan.adamw) if plan.adamw else "–",
             say_seconds(one.product + one.copy),
             say_seconds(one.waiting),
-            f"{one.seconds / plan.adamw:.2f}" if plan.adamw else "–",
             say_bytes(one.sent),
-            f"{one.runs} runs, {one.fair_shares:.2f} shares",
+            say_number(one.fair_shares),
             say_bytes(one.state),
             say_bytes(one.peak),
         )
+        table.add_row(one.strategy, *(cell.replace(" ", "") for cell in cells))
     return table
 
 
@@ -147,17 +140,11 @@ def say(plan: ModelPlan) -> list[str]:
         return [
             f"No strategy fits into {most} a rank: take more ranks, smaller buckets or tensor parallelism."
         ]
-    lines = [_recommendation(plan, best), *_turns(plan, best), *_warnings(plan)]
-    if any(not one.averages for one in plan.estimates):
-        lines.append(
-            "* expects gradients that DDP or FSDP2 has averaged: that comes on top. The others average in "
-            "the step."
-        )
-    return lines
+    return [_recommendation(plan, best), *_turns(plan, best), *_warnings(plan)]
 
 
 def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
-    others = [one for one in plan.fitting if one is not best and one.averages == best.averages]
+    others = [one for one in plan.fitting if one is not best]
     line = f"Take {best.strategy}: {say_seconds(best.seconds)} a step"
     if not others:
         return f"{line}."
@@ -195,8 +182,8 @@ def _warnings(plan: ModelPlan) -> list[str]:
     if sliced is not None and sliced.fair_shares > 2:
         found.append(
             f"zero1: buckets of {say_bytes(plan.bucket_bytes)} are small for dp={plan.sizes['dp']}: so many "
-            f"ranks share a matrix that each does {sliced.fair_shares:.0f} fair shares of Newton–Schulz. Make "
-            "buckets larger, or take layerwise."
+            f"ranks share a matrix that each does {say_number(sliced.fair_shares)} fair shares of "
+            "Newton–Schulz. Make buckets larger, or take layerwise."
         )
     if whole is not None and whole.fair_shares > 1.5:
         found.append(
@@ -232,11 +219,19 @@ def as_data(plan: ModelPlan) -> dict[str, Any]:
                 "fair_shares": one.fair_shares,
                 "state_bytes": one.state,
                 "peak_bytes": one.peak,
-                "expects": "local" if one.averages else "averaged",
             }
             for one in plan.estimates
         ],
     }
+
+
+def say_number(number: float) -> str:
+    """Three digits, and thousands as k.
+
+    >>> say_number(1.2345), say_number(16384.2)
+    ('1.23', '16.4k')
+    """
+    return f"{number:.3g}" if number < 999.5 else f"{number / 1000:.3g}k"
 
 
 def say_seconds(seconds: float) -> str:

@@ -171,7 +171,6 @@ class _Clockwork:
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: dict[tuple[int, ...], _Moving] = field(default_factory=dict)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
-    groups: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
@@ -318,10 +317,7 @@ class _Clockwork:
     # Flights.
 
     def _issue(self, rank: _Rank, request: Collective) -> _Ticket:
-        number = rank.at.rank
-        if (number, request.axes) not in self.groups:
-            self.groups[number, request.axes] = rank.at.group(*request.axes)
-        group = self.groups[number, request.axes]
+        number, group = rank.at.rank, rank.at.group(*request.axes)
         flight = next((one for one in self.queues[group] if number not in one.issued), None)
         if flight is None:
             flight = TimedFlight(group, request.label, self.machine.link(group))
