@@ -48,7 +48,8 @@ STRATEGIES: Mapping[str, Builder] = {
 class StepEstimate:
     """What a step costs the rank that computes most. Seconds and bytes; ``newton_schulz`` in operations.
 
-    ``runs`` is how many matrices it orthogonalizes. ``phases`` holds the bytes that it sends, by phase;
+    ``runs`` is how many matrices it orthogonalizes, ``fair_shares`` its work over what each rank would do if
+    every matrix were done once. ``phases`` holds the bytes that it sends, by phase;
     ``state`` what it keeps between steps, ``peak`` the most that a step adds to that. ``copy`` holds
     everything that is computed beside products. ``waiting`` is what communication leaves exposed. Where a
     strategy expects averaged gradients, DDP's all_reduce is counted with its step.
@@ -60,6 +61,7 @@ class StepEstimate:
     waiting: float
     newton_schulz: int
     runs: int
+    buckets: int
     fair_shares: float
     state: int
     peak: int
@@ -88,7 +90,7 @@ def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -
     (sent,) = flight.sent.values()
     moving = travels(sent, machine) / (flight.link.bandwidth * factor)
     sending = sent.data * machine.byte + sent.messages_out * machine.message
-    return max(moving, sending, flight.latency)
+    return flight.latency + max(moving, sending)
 
 
 def estimate(
@@ -120,6 +122,7 @@ def estimate(
         waiting=walked.waiting,
         newton_schulz=work,
         runs=len(worked),
+        buckets=len(plan.buckets),
         fair_shares=work / fair if fair else 0.0,
         state=plan_memory(plan, at).momentum,
         peak=walked.peak,
@@ -192,7 +195,14 @@ def _what_it_sees(bucket: Bucket, at: Coordinate) -> Hashable:
         for e in bucket.entries
     ]
     shared = [len(e.workers) for e in bucket.entries]  # with how many others
-    return tuple(matrices), tuple(held), tuple(lengths), tuple(shared)
+    places = [_seen_from(at.position(*bucket.axes), e.workers, at.size(*bucket.axes)) for e in bucket.entries]
+    return tuple(matrices), tuple(held), tuple(lengths), tuple(shared), tuple(places)
+
+
+def _seen_from(here: int, workers: range, positions: int) -> int | None:
+    """How far on the first worker is, where that may matter: who sends along a chain depends on its ends."""
+    away = (workers.start - here) % positions
+    return away if away in (0, 1, positions - 1) else None
 
 
 def busiest(plan: Plan) -> Coordinate:
@@ -232,7 +242,7 @@ def adamw_zero1(
     link = machine.link(grid.at(0).group("dp"))
     buckets = max(1, -(-elements * g // bucket_bytes))
     latency = 2 * buckets * link.latency * min(dp - 1, 2 * (dp - 1).bit_length())
-    return copying + max(elements * (g + p) * (dp - 1) / dp / link.bandwidth, latency)
+    return copying + elements * (g + p) * (dp - 1) / dp / link.bandwidth + latency
 
 
 def compare(
@@ -276,6 +286,7 @@ def _together(parts: Sequence[StepEstimate]) -> StepEstimate:
         waiting=sum(one.waiting for one in parts),
         newton_schulz=work,
         runs=sum(one.runs for one in parts),
+        buckets=max(one.buckets for one in parts),
         fair_shares=work / fair if fair else 0.0,
         state=sum(one.state for one in parts),
         peak=max(one.peak for one in parts),

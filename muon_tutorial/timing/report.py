@@ -180,10 +180,11 @@ def _warnings(plan: ModelPlan) -> list[str]:
     named = {one.strategy: one for one in plan.estimates}
     sliced, whole = named.get("zero1, boundary"), named.get("layerwise")
     if sliced is not None and sliced.fair_shares > 2:
+        shares, dp = say_number(sliced.fair_shares), plan.sizes["dp"]
+        larger = "Make buckets larger, or take layerwise." if sliced.buckets > 1 else "layerwise does not."
         found.append(
-            f"zero1: buckets of {say_bytes(plan.bucket_bytes)} are small for dp={plan.sizes['dp']}: so many "
-            f"ranks share a matrix that each does {say_number(sliced.fair_shares)} fair shares of "
-            "Newton–Schulz. Make buckets larger, or take layerwise."
+            f"zero1: so many of dp={dp} ranks share a matrix that each does {shares} fair shares of "
+            f"Newton–Schulz, with buckets of {say_bytes(plan.bucket_bytes)}. {larger}"
         )
     if whole is not None and whole.fair_shares > 1.5:
         found.append(

@@ -63,7 +63,7 @@ def test_buckets_that_are_alike_are_walked_once_and_cost_the_same(name: str, gri
     assert short.phases(at) == long.phases(at)
     for part in ("product", "copy", "waiting"):
         assert getattr(short, part) == pytest.approx(getattr(long, part), rel=1e-6, abs=1e-9)
-    assert short.peak == pytest.approx(long.peak, rel=0.02)
+    assert short.peak <= long.peak <= 1.15 * short.peak  # a bucket's last answer outlives it by a moment
 
 
 @for_all
@@ -109,23 +109,24 @@ def planned(model: str, grid: str, **options: int) -> ModelPlan:
 
 
 def test_small_buckets_and_few_matrices_are_warned_of() -> None:
-    small, large = (planned("gpt2", "dp=64", bucket_bytes=size) for size in (5_000_000, 500_000_000))
-    assert any("buckets of 5 MB are small for dp=64" in line for line in say(small))
-    assert not any("are small" in line for line in say(large))
-    few = planned("gpt2", "dp=96", bucket_bytes=500_000_000)
+    small, large = (planned("gpt2", "dp=16,pp=4", bucket_bytes=size) for size in (5_000_000, 500_000_000))
+    assert any("with buckets of 5 MB. Make buckets larger" in line for line in say(small))
+    assert any("layerwise does not." in line for line in say(large))
+    assert not any(line.startswith("zero1") for line in say(planned("gpt2", "dp=2,pp=4", bucket_bytes=10**9)))
+    few = planned("gpt2", "dp=24,pp=4", bucket_bytes=500_000_000)
     assert any("one matrix is the floor" in line for line in say(few))
 
 
 def test_a_gather_that_does_not_fit_is_said_and_not_recommended() -> None:
-    found = planned("gpt2-xl", "dp=512", bucket_bytes=50_000_000)
+    found = planned("llama-3.1-8b", "dp=512,pp=8", bucket_bytes=200_000_000)
     assert found.best is not None
     assert found.best.state + found.best.peak <= 80e9
     assert any(line.startswith("round_robin does not fit") for line in say(found))
 
 
 def test_experts_are_planned_on_their_own_grid() -> None:
-    alone, shared = (planned("moonlight-16b-a3b", f"dp=8,ep={ep}") for ep in (1, 8))
-    assert alone.shape.experts == 64
+    alone, shared = (planned("mixtral-8x7b", f"dp=8,ep={ep},pp=16") for ep in (1, 8))
+    assert alone.shape.experts == 8
     by_name = [{one.strategy: one for one in found.estimates} for found in (alone, shared)]
     # Without expert parallelism every rank averages all experts' gradients; with it, an eighth, and alone.
     assert by_name[1]["zero1"].sent < by_name[0]["zero1"].sent / 4
@@ -154,12 +155,12 @@ def test_bad_input_gets_one_line(what: str, capsys: pytest.CaptureFixture) -> No
 
 
 def test_the_command_prints_a_table_or_one_object(capsys: pytest.CaptureFixture) -> None:
-    assert main(["plan", "gpt2", "--grid", "dp=8", "--machine", "laptop"]) == 0
+    assert main(["plan", "gpt2", "--grid", "dp=8,pp=4", "--machine", "laptop"]) == 0
     out, _ = capsys.readouterr()
     assert all(name in out for name in STRATEGIES)
     assert "• Take " in out
     assert "…" not in out
-    assert main(["plan", "gpt2", "--grid", "dp=8", "--json"]) == 0
+    assert main(["plan", "gpt2", "--grid", "dp=8,pp=4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert {row["strategy"] for row in said["strategies"]} == set(STRATEGIES)
     assert said["parameters"] == 124_439_808
