@@ -49,7 +49,7 @@ def test_the_results_name_their_machine_versions_command_and_date() -> None:
 
 
 def test_predicted_bytes_are_the_kernels_for_every_contender() -> None:
-    for row in table("Bytes of a step: seventeen contenders on the same work"):
+    for row in table("Bytes of a step: fifteen contenders on the same work"):
         assert row["Gloo with preambles"] == row["counted by the kernel"]
 
 
