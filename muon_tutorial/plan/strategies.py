@@ -243,12 +243,10 @@ def _routes_text(bucket: Bucket) -> str:
 
 
 def _route_text(route: Route) -> str:
-    moves = (
-        f"{move.axis} {type(move.src).__name__}→{type(move.dst).__name__}"
-        if isinstance(move, Hop)
-        else f"{'×'.join(move.axes)} {type(move.src).__name__}→{type(move.dst).__name__}"
-        for move in route.hops
-    )
+    moves = []
+    for move in route.hops:
+        axes = (move.axis,) if isinstance(move, Hop) else move.axes
+        moves.append(f"{'×'.join(axes)} {type(move.src).__name__}→{type(move.dst).__name__}")
     return f"{' then '.join(moves) or 'stays'} in {route.dtype}"
 
 

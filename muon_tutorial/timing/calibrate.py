@@ -34,7 +34,7 @@ SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 SENT = (256, 65_536, 1_048_576, 8_388_608)
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")
-RANKS = (2, 4)
+MOST_RANKS = 8
 FEW, MANY = 12, 40
 ENDLESS = 1e12  # bytes a second: what a loopback costs is the processor's
 
@@ -61,7 +61,9 @@ def calibrate(
     finally:
         torch.set_num_threads(threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    samples = [slowest(each) for ranks in RANKS for each in zip(*launch(sample_gloo, ranks), strict=True)]
+    # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
+    counts = (2, min(MOST_RANKS, max(4, 2 * cores)))
+    samples = [slowest(each) for ranks in counts for each in zip(*launch(sample_gloo, ranks), strict=True)]
     byte, message, latency, turn = fit_gloo(samples, cores)
     return Machine(
         name=name or f"{platform.machine()}, {cores} cores",
@@ -75,7 +77,7 @@ def calibrate(
         algorithm="gloo",
         byte=byte,
         message=message,
-        sources={"": f"measured, torch {torch.__version__}, one thread a rank"},
+        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank"},
     )
 
 
@@ -151,6 +153,7 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, f
     """Seconds a byte, a message, a round and a request, by relative least squares, none below zero.
 
     Ranks beyond the cores take turns: what the processor does counts as often as there are ranks for a core.
+    Where there were none beyond, a message's seconds are a round's.
     """
     rows = []
     for sample in samples:
@@ -158,6 +161,8 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, f
         costs = (share * sample.sent.data, share * sample.sent.messages_out, sample.sent.messages_out, share)
         rows.append([cost / middle for cost in costs])
     table = torch.tensor(rows, dtype=torch.float64)
+    if all(sample.ranks <= cores for sample in samples):
+        table[:, 1] = 0.0
     byte, message, latency, turn = _fit_above_zero(table, torch.ones(len(rows), dtype=torch.float64))
     return byte, message, latency, turn
 
@@ -165,9 +170,10 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, f
 def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
     """The best of all fits that leave some columns out and whose others are not below zero."""
     columns = range(rows.shape[1])
+    filled = [column for column in columns if bool(rows[:, column].any())]
     best, least = [0.0 for _ in columns], float("inf")
-    for count in range(1, len(columns) + 1):
-        for kept in combinations(columns, count):
+    for count in range(1, len(filled) + 1):
+        for kept in combinations(filled, count):
             found = torch.linalg.lstsq(rows[:, list(kept)], due[:, None]).solution[:, 0]
             error = float((rows[:, list(kept)] @ found - due).square().sum())
             if bool((found >= 0).all()) and error < least:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -26,9 +27,9 @@ examples:
   python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
 """
 LEGEND = (
-    "exposed: waiting for communication. sends: bytes that a rank sends. shares: of Newton–Schulz, 1 is "
-    "fair. state: kept between steps. peak: what a step adds to it. DDP's all_reduce counts where gradients "
-    "must come averaged."
+    "Of the rank that computes most. exposed: waiting for communication. sends: bytes. shares: of "
+    "Newton–Schulz, 1 is fair. holds: the matrices' parameters, gradients and momentum. peak: what a step "
+    "adds. DDP's all_reduce counts where gradients must come averaged."
 )
 
 
@@ -100,8 +101,8 @@ def plan(options: argparse.Namespace) -> int:
     """Print what each strategy would cost."""
     if options.window < 1:
         raise UsageError(f"--window is a number of buckets, at least 1; got {options.window}")
-    if not options.bucket_mb > 0:
-        raise UsageError(f"--bucket-mb is a number above zero; got {options.bucket_mb:g}")
+    if not (math.isfinite(options.bucket_mb) and options.bucket_mb * MEGABYTE >= 1):
+        raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
     sizes, machine = read_sizes(options.grid), find_machine(options.machine)
     found = plan_model(
         find_model(options.model),

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from ..engine.collective import Kind
 from ..errors import UsageError
 
 Rates = tuple[tuple[float, float], ...]
@@ -69,7 +71,7 @@ class Machine:
     def gemm_seconds(self, dtype: torch.dtype, sizes: Sequence[int], batch: int = 1) -> float:
         """Seconds for products of [m, k] and [k, n] matrices; ``sizes`` are (m, k, n)."""
         name = str(dtype).removeprefix("torch.")
-        rates = self.gemm.get(name) or self.gemm["float32"]
+        rates = self.gemm.get(name) or self.gemm["float32"]  # fp16 and fp64: as fp32
         return 2 * batch * math.prod(sizes) / _at(rates, min(sizes)) if all(sizes) else 0.0
 
     def copy_seconds(self, moved: int) -> float:
@@ -80,10 +82,18 @@ class Machine:
         """The node on which a rank stands."""
         return rank // self.ranks_per_node
 
-    def link(self, ranks: Sequence[int]) -> Link:
-        """What the members of a group send over."""
-        crosses = self.node(ranks[0]) != self.node(ranks[-1])
-        return self.between if crosses and self.between is not None else self.inside
+    def link(self, ranks: Sequence[int], kind: Kind) -> Link:
+        """What one member of a group sends over in a collective of this kind.
+
+        A ring or a chain leaves each node once, over the cards of all members there; in an exchange between
+        all, every rank sends through its own.
+        """
+        if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
+            return self.inside
+        if kind in ("all_to_all", "gather", "scatter") or self.algorithm == "gloo" or self.between.shared:
+            return self.between
+        cards = max(Counter(map(self.node, ranks)).values())
+        return replace(self.between, bandwidth=min(self.inside.bandwidth, cards * self.between.bandwidth))
 
     def write(self, path: str | Path) -> None:
         """Write the machine as JSON."""
@@ -159,12 +169,22 @@ def _check(machine: Machine) -> None:
         if not rates:
             raise UsageError(f"{name} holds no rate")
         positive |= {f"{name}[{i}][{j}]": rates[i][j] for i in range(len(rates)) for j in (0, 1)}
-    if "float32" not in machine.gemm:
-        raise UsageError("gemm needs a table for float32")
+    for name in ("float32", "bfloat16"):
+        if name not in machine.gemm:
+            raise UsageError(f"gemm.{name} is missing")
+    if machine.algorithm not in ("ring", "gloo"):
+        raise UsageError(f"algorithm is 'ring' or 'gloo'; got {machine.algorithm!r}")
+    for name, link in links.items():
+        if link and not isinstance(link.shared, bool):
+            raise UsageError(f"{name}.shared is true or false; got {link.shared!r}")
+    for name, whole in (("ranks_per_node", machine.ranks_per_node), ("cores", machine.cores)):
+        if whole is not None and not isinstance(whole, int):
+            raise UsageError(f"{name} is a whole number; got {whole!r}")
     for name, number in (numbers | positive).items():
         right = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
         if not right or number < 0 or (name in positive and number == 0):
-            raise UsageError(f"{name} is a number above zero; got {number!r}")
+            least = "above zero" if name in positive else "and not below zero"
+            raise UsageError(f"{name} is a number {least}; got {number!r}")
     for name, rates in tables.items():
         if any(one[0] >= two[0] for one, two in pairwise(rates)):
             raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..engine.collective import Collective, Label, Start, Turn, Wait, Walk
+from ..engine.collective import Call, Collective, Idle, Label, Start, Turn, Wait, Walk
 from ..errors import DeadlockError, RequestError
 from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
-from ..evidence.ring_bytes import ring_bytes
+from ..evidence.ring_bytes import ring_bytes, ring_traffic
 from ..plan.grid import Coordinate, Grid
 from ..worlds.local import check_alike
 from .machine import Link, Machine
@@ -47,9 +47,10 @@ class Span:
 class TimedFlight:
     """A collective on its way: when its members issued it, when it began, and when it was answered.
 
-    ``asked`` says what each member asked for, in words, and ``sent`` what it sends. Both, and ``issued``,
-    hold the ranks that are walked: all members, or one alone. ``link`` is what they send over, and
-    ``latency`` the seconds that no bandwidth shortens.
+    ``asked`` says what each member asked for, in words; ``sent``, what it sends; ``busy``, what keeps its
+    link and processor, the larger of what it sends and receives. These and ``issued`` hold the ranks that are
+    walked: all members, or one alone. ``link`` is what they send over, and ``latency`` the seconds that no
+    bandwidth shortens.
     """
 
     group: tuple[int, ...]
@@ -58,6 +59,7 @@ class TimedFlight:
     issued: dict[int, float] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)
     sent: dict[int, GlooTraffic] = field(default_factory=dict)
+    busy: dict[int, GlooTraffic] = field(default_factory=dict)
     latency: float = 0.0
     begin: float = 0.0
     end: float | None = None
@@ -123,7 +125,7 @@ class TimedWorld:
 
     >>> from muon_tutorial.engine.collective import Label
     >>> link = Link(bandwidth=1e9, latency=0.0)
-    >>> rates = {"float32": ((1, 1e9),)}
+    >>> rates = {"float32": ((1, 1e9),), "bfloat16": ((1, 1e9),)}
     >>> machine = Machine("toy", rates, ((1, 1e9),), operation=0.0, turn=0.0, inside=link)
     >>> def program(rank):
     ...     mine = torch.zeros(10**6, device="meta")
@@ -148,15 +150,16 @@ class TimedWorld:
             walks, [self.grid.at(rank) for rank in self.grid.ranks]
         )
 
-    def run_alone(self, walk: Walk, at: Coordinate) -> TimedRun:
+    def run_alone(self, walk: Walk, at: Coordinate, beside: int = 0) -> TimedRun:
         """Walk one rank, as if the others of its groups came when it does: for thousands of ranks.
 
-        So it never waits for a slower one: choose the slowest.
+        So it never waits for a slower one: choose the slowest. ``beside`` are the other ranks of its node,
+        which share the cores and the bus with it all the time.
 
         Raises:
             RequestError: the walk asked for something that takes no predictable time.
         """
-        return _Clockwork(self.grid, self.machine, is_alone=True).run([walk], [at])
+        return _Clockwork(self.grid, self.machine, is_alone=True, beside=beside).run([walk], [at])
 
 
 @dataclass(eq=False)
@@ -164,6 +167,7 @@ class _Clockwork:
     grid: Grid
     machine: Machine
     is_alone: bool = False
+    beside: int = 0
     now: float = 0.0
     ranks: list[_Rank] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -193,6 +197,7 @@ class _Clockwork:
         rates = self._rates(jobs)
         ends = [job.left / rate for job, rate in zip(jobs, rates, strict=True)]
         ends += [moving.after - self.now for moving in self.moving.values() if moving not in sending]
+        ends += [0.0 for moving in sending if not moving.jobs]
         if not ends:
             raise DeadlockError("no rank can go on:\n" + "\n".join(map(self._describe, self.ranks)))
         passed = max(0.0, min(ends))
@@ -202,8 +207,7 @@ class _Clockwork:
 
     def _rates(self, jobs: Sequence[_Job]) -> list[float]:
         """What each job gets of what it shares: at most one core; its part of its link."""
-        beside = min(self.machine.ranks_per_node, self.grid.world_size) - 1 if self.is_alone else 0
-        cores: dict[int, int] = defaultdict(lambda: beside)
+        cores: dict[int, int] = defaultdict(lambda: self.beside)
         links: dict[Any, int] = defaultdict(int)
         for job in jobs:
             if job.link is None:
@@ -276,11 +280,10 @@ class _Clockwork:
         request = turn.request if isinstance(turn, Start) else turn
         if not isinstance(request, Collective):
             return 0.0
-        copied = request.send is not None and request.kind in ("all_reduce", "broadcast", "reduce")
-        moved = (
-            2 * request.send.numel() * request.dtype.itemsize if copied and request.send is not None else 0
-        )
-        return self.machine.turn + self.machine.copy_seconds(moved)
+        copied = 0
+        if request.send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # in place
+            copied = 2 * request.send.numel() * request.dtype.itemsize
+        return self.machine.turn + self.machine.copy_seconds(copied)
 
     def _computed(self, work: Work, extra: float) -> list[tuple[Doing, float]]:
         product, copy = work.take()
@@ -293,11 +296,14 @@ class _Clockwork:
         if isinstance(turn, Wait):
             if not isinstance(turn.ticket, _Ticket):
                 return False
+            rank.label = str(turn.ticket.flight.label)
             return self._wait(rank, turn.ticket)
         request = turn.request if isinstance(turn, Start) else turn
         if not isinstance(request, Collective):
-            if type(request).__name__ == "Call":
+            if isinstance(request, Call):
                 raise RequestError(f"{rank.at} makes a call of its own: no machine says how long that takes")
+            if not isinstance(request, Idle):
+                raise RequestError(f"{rank.at} asked for {request!r}, which takes no time that is known")
             rank.answer = request if isinstance(turn, Start) else None
             return False
         rank.label = str(request.label)
@@ -320,10 +326,11 @@ class _Clockwork:
         number, group = rank.at.rank, rank.at.group(*request.axes)
         flight = next((one for one in self.queues[group] if number not in one.issued), None)
         if flight is None:
-            flight = TimedFlight(group, request.label, self.machine.link(group))
+            flight = TimedFlight(group, request.label, self.machine.link(group, request.kind))
             self.queues[group].append(flight)
         flight.issued[number], flight.asked[number] = self.now, str(request)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
+        flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
         self.asked.setdefault(id(flight), {})[number] = request
         self._begin_next(group)
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
@@ -341,21 +348,22 @@ class _Clockwork:
             check_alike({rank: requests[rank] for rank in group})
         flight.begin, flight.latency = self.now, self._latency(flight)
         self.flights.append(flight)
-        jobs = [job for rank, sent in flight.sent.items() for job in self._jobs(rank, sent, flight)]
+        jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
         self.moving[group] = _Moving(flight, jobs, self.now + flight.latency)
 
-    def _jobs(self, rank: int, sent: GlooTraffic, flight: TimedFlight) -> list[_Job]:
+    def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         node, link = self.machine.node(rank), flight.link
-        cpu = sent.data * self.machine.byte + sent.messages_out * self.machine.message
+        cpu = busy.data * self.machine.byte + busy.messages_out * self.machine.message
         jobs = [_Job(cpu, node)] if cpu else []
-        if travelling := travels(sent, self.machine):
-            on = "bus" if link.shared else rank
-            others = len(flight.group) if self.is_alone and link.shared else 1
-            jobs.append(_Job(float(travelling), node, on, link.bandwidth / others))
+        if travelling := travels(busy, self.machine):
+            on = ("bus", link) if link.shared else (rank, link)
+            others = self.beside if link.shared else 0
+            jobs.append(_Job(float(travelling), node, on, link.bandwidth / (1 + others)))
         return jobs
 
     def _latency(self, flight: TimedFlight) -> float:
-        rounds = max(sent.messages_out for sent in flight.sent.values())
+        """Rounds, one after the other. Where rings would have many, NCCL takes trees: two ways of one."""
+        rounds = max(busy.messages_out for busy in flight.busy.values())
         steps = 2 * max(1, (len(flight.group) - 1).bit_length())
         return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
 
@@ -376,6 +384,20 @@ def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffi
     parts = at.size(*request.axes)
     rounds = {"all_reduce": 2 * (parts - 1)}.get(request.kind, parts - 1)
     return GlooTraffic(ring_bytes(request, at), rounds, rounds)
+
+
+def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> GlooTraffic:
+    """What keeps a rank busy in a collective: the larger of what it sends and what it receives.
+
+    A rank that is walked alone also waits for what the root of Gloo's broadcast sends, one after the other.
+    """
+    sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
+    messages = max(sent.messages_out, sent.messages_in)
+    data = max(sent.data, received)
+    if is_alone and machine.algorithm == "gloo" and request.kind == "broadcast":
+        messages = (at.size(*request.axes) - 1).bit_length()
+        data = messages * request.receive * request.dtype.itemsize
+    return GlooTraffic(data, messages, sent.messages_in)
 
 
 def _least(job: _Job) -> float:

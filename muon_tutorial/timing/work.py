@@ -17,14 +17,16 @@ from torch.utils._pytree import tree_leaves
 from .machine import Machine
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # where the first factor stands among the arguments
+_WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
 _NO_DATA = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
 
 
 @dataclass(eq=False)
 class Work(TorchDispatchMode):
-    """Adds up what the operations cost that run while it is entered: ``seconds``, by what they are for.
+    """Adds up the seconds of the operations that run while it is entered.
 
-    ``product`` holds what the matrix products took of them, ``copy`` what everything else did.
+    ``product`` holds those of matrix products, ``copy`` those of all else. Checks that look at values do
+    nothing on the meta device, and are not charged.
     """
 
     machine: Machine
@@ -36,7 +38,7 @@ class Work(TorchDispatchMode):
         super().__init__()
 
     def take(self) -> tuple[float, float]:
-        """The seconds of products and of all else since the last time, which is then over."""
+        """Return the seconds of products and of all else since it was last asked, and begin anew."""
         taken = self.product, self.copy
         self.product = self.copy = 0.0
         return taken
@@ -52,7 +54,8 @@ class Work(TorchDispatchMode):
             sizes = (rows, inner, second.shape[-1])
             self.product += self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
         elif name not in _NO_DATA and not _is_view(func):
-            leaves = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+            read = args[1:] if name in _WRITES_ONLY else args
+            leaves = [x for x in tree_leaves((read, kwargs, result)) if isinstance(x, Tensor)]
             self.copy += self.machine.copy_seconds(sum(x.numel() * x.itemsize for x in leaves))
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +46,36 @@ def test_rates_lie_on_a_line_between_sizes_and_stay_beyond() -> None:
     assert MACHINE.gemm_seconds(torch.float32, (0, 64, 64)) == MACHINE.copy_seconds(0) == 0
 
 
-def test_a_group_on_one_node_stays_inside() -> None:
-    assert MACHINE.link((0, 3)) is MACHINE.inside
-    assert MACHINE.link((3, 4)) is MACHINE.between
+def test_a_group_on_one_node_stays_inside_and_a_ring_leaves_a_node_over_all_its_cards() -> None:
+    ring = replace(MACHINE, algorithm="ring", between=Link(1e10, 1e-5))
+    assert MACHINE.link((0, 3), "all_reduce") is MACHINE.inside
+    assert MACHINE.link((3, 4), "all_reduce") is MACHINE.between
+    assert ring.link(range(8), "all_reduce").bandwidth == 4e10
+    assert ring.link((0, 4, 8), "all_reduce").bandwidth == 1e10
+    assert ring.link(range(8), "all_to_all").bandwidth == 1e10
+    assert replace(ring, inside=Link(3e10, 1e-6)).link(range(8), "all_gather").bandwidth == 3e10
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"inside": None}, "inside is missing"),
-    "negative": ({"byte": -1.0}, "byte is a number above zero; got -1.0"),
+    "negative": ({"byte": -1.0}, "byte is a number and not below zero; got -1.0"),
     "no bandwidth": ({"inside": {"bandwidth": 0, "latency": 0}}, "inside.bandwidth is a number above zero"),
     "half a link": ({"inside": {"bandwidth": 1}}, "inside.latency is missing"),
-    "a word": ({"turn": "fast"}, "turn is a number above zero; got 'fast'"),
-    "infinite": ({"message": float("inf")}, "message is a number above zero; got inf"),
+    "a word": ({"turn": "fast"}, "turn is a number and not below zero; got 'fast'"),
+    "infinite": ({"message": float("inf")}, "message is a number and not below zero; got inf"),
     "no rates": ({"copy": []}, "copy holds no rate"),
     "no pairs": ({"copy": [5]}, "copy is a list of pairs [size, rate]"),
     "a letter for a size": ({"copy": [["s", 1]]}, "copy[0][0] is a number above zero; got 's'"),
     "a list for a link": ({"inside": [1]}, "inside holds no table of numbers by name"),
     "unsorted": ({"copy": [[5, 1], [4, 1]]}, "copy is sorted by size"),
-    "no fp32": ({"gemm": {"bfloat16": [[64, 1e9]]}}, "gemm needs a table for float32"),
+    "no fp32": ({"gemm": {"bfloat16": [[64, 1e9]]}}, "gemm.float32 is missing"),
+    "no bf16": ({"gemm": {"float32": [[64, 1e9]]}}, "gemm.bfloat16 is missing"),
+    "half a rank": ({"ranks_per_node": 2.5}, "ranks_per_node is a whole number; got 2.5"),
+    "another algorithm": ({"algorithm": "Gloo"}, "algorithm is 'ring' or 'gloo'; got 'Gloo'"),
+    "a word for a flag": (
+        {"inside": {"bandwidth": 1, "latency": 0, "shared": "false"}},
+        "inside.shared is true or false; got 'false'",
+    ),
     "unknown": ({"colour": "red"}, "colour is unknown; known are name, gemm"),
 }
 

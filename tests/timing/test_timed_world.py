@@ -23,7 +23,7 @@ FREE = ((1.0, 1e18),)
 # A product of two 100 × 100 matrices takes 2 s; a link carries 1,000 bytes in 1 s.
 TOY = Machine(
     name="toy",
-    gemm={"float32": ((1.0, 1e6),)},
+    gemm={"float32": ((1.0, 1e6),), "bfloat16": ((1.0, 1e6),)},
     copy=FREE,
     operation=0.0,
     turn=0.0,
