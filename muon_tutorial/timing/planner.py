@@ -36,9 +36,9 @@ from .timed_world import TimedFlight, TimedWorld, travels
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
     "round_robin": round_robin,
-    "round_robin, all_gather": partial(round_robin, back="all_gather"),
+    "round_robin gather": partial(round_robin, back="all_gather"),
     "zero1": zero1,
-    "zero1, boundary": partial(zero1, gather="boundary"),
+    "zero1 boundary": partial(zero1, gather="boundary"),
     "layerwise": layerwise,
     "owner": owner,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -146,8 +145,7 @@ def table_of(plan: ModelPlan) -> Table:
     size = f"{plan.shape.hidden / 1e9:,.3g} billion elements in matrices".replace("e+03", "000")
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
     title = Text(f"{plan.shape.name}, {size}, on {grid}{stage}; {plan.machine.name}")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.show_edge = table.pad_edge = False
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for one in sorted(plan.estimates, key=lambda one: one.seconds):
@@ -216,7 +214,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
         if room is not None and one.memory > room:
             found.append(f"{one.strategy} does not fit: {say_bytes(one.memory)} of {say_bytes(room)} a rank.")
     named = {one.strategy: one for one in plan.estimates}
-    sliced, whole = named.get("zero1, boundary"), named.get("layerwise")
+    sliced, whole = named.get("zero1 boundary"), named.get("layerwise")
     if sliced is not None and sliced.fair_shares > 2:
         shares, dp = say_number(sliced.fair_shares), plan.sizes["dp"]
         larger = "Larger buckets, or layerwise, do" if sliced.buckets > 1 else "layerwise does"
