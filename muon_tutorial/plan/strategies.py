@@ -245,6 +245,7 @@ def _routes_text(bucket: Bucket) -> str:
 def _route_text(route: Route) -> str:
     moves = []
     for move in route.hops:
+        assert isinstance(move, Hop | Exchange)
         axes = (move.axis,) if isinstance(move, Hop) else move.axes
         moves.append(f"{'×'.join(axes)} {type(move.src).__name__}→{type(move.dst).__name__}")
     return f"{' then '.join(moves) or 'stays'} in {route.dtype}"

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -86,8 +87,7 @@ def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
     rates: list[tuple[float, float]] = []
     for side in sides:
         a = torch.randn(side, side).to(dtype)
-        out = torch.empty_like(a)
-        seconds = _seconds(lambda a=a, out=out: torch.mm(a, a, out=out))
+        seconds = _seconds(partial(torch.mm, a, a, out=torch.empty_like(a)))
         rates.append((float(side), 2 * side**3 / seconds))
     return tuple(rates)
 
@@ -97,8 +97,7 @@ def measure_copies(sizes: Sequence[int] = BYTES) -> Rates:
     rates: list[tuple[float, float]] = []
     for size in sizes:
         a = torch.ones(size // 12)
-        b = torch.ones_like(a)
-        seconds = _seconds(lambda a=a, b=b: a.add_(b, alpha=0.5))
+        seconds = _seconds(partial(a.add_, torch.ones_like(a), alpha=0.5))
         rates.append((float(size), 12 * a.numel() / seconds))
     return tuple(rates)
 

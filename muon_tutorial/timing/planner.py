@@ -250,7 +250,8 @@ def busiest(plan: Plan) -> Coordinate:
             work = newton_schulz_cost(entry.matrix.sides)
             load[entry.workers.start] += work
             load[entry.workers.stop] -= work
-    most, axes, position = 0, ("dp",), 0
+    most, position = 0, 0
+    axes: tuple[str, ...] = ("dp",)
     for each, load in loads.items():
         for place, work in enumerate(accumulate(load)):
             if work > most:

@@ -287,9 +287,8 @@ class _Clockwork:
 
     def _computed(self, work: Work, extra: float) -> list[tuple[Doing, float]]:
         product, copy = work.take()
-        return [
-            (doing, seconds) for doing, seconds in (("product", product), ("copy", copy + extra)) if seconds
-        ]
+        jobs: list[tuple[Doing, float]] = [("product", product), ("copy", copy + extra)]
+        return [(doing, seconds) for doing, seconds in jobs if seconds]
 
     def _take(self, rank: _Rank, turn: Turn) -> bool:
         """Do what a rank asks; returns whether it now waits."""

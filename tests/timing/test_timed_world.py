@@ -14,6 +14,7 @@ from muon_tutorial import STRATEGIES, Grid, Matrix, Shard, zero1
 from muon_tutorial.engine.collective import IDLE, Call, Collective, Kind, Label, Start, Wait, Walk
 from muon_tutorial.errors import DeadlockError, MismatchError, RequestError
 from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
 from muon_tutorial.worlds.shadow import requests_of
@@ -152,7 +153,7 @@ MATRICES = [
     Matrix(i, f"m{i}", shape, (("tp", Shard(i % 2)),), grad_dtype=torch.float32)
     for i, shape in enumerate(((64, 96), (96, 64), (64, 64), (128, 64), (64, 96)))
 ]
-BUILDERS = {**STRATEGIES, "boundary": partial(zero1, gather="boundary")}
+BUILDERS: dict[str, Builder] = {**STRATEGIES, "boundary": partial(zero1, gather="boundary")}
 
 
 @pytest.mark.parametrize("window", [1, 3])
