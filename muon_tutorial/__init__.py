@@ -53,7 +53,16 @@ from .plan.bucket import Bucket, DistMeta
 from .plan.grid import Coordinate, Grid
 from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
 from .plan.matrix import Matrix
-from .plan.strategies import STRATEGIES, Plan, owner, owner_per_replica, replicated, round_robin, zero1
+from .plan.strategies import (
+    STRATEGIES,
+    Plan,
+    layerwise,
+    owner,
+    owner_per_replica,
+    replicated,
+    round_robin,
+    zero1,
+)
 from .worlds.live import LiveWorld, build_mesh
 from .worlds.local import LocalWorld
 
@@ -90,6 +99,7 @@ __all__ = [
     "create_dtensor_config",
     "create_processgroup_config",
     "launch",
+    "layerwise",
     "load_checkpoint",
     "owner",
     "owner_per_replica",

@@ -41,6 +41,7 @@ from .launching.torchrun import (
     torchrun_run_id,
 )
 from .plan.strategies import STRATEGIES
+from .timing.commands import add_calibrate, add_plan
 from .training import job
 from .training.checkpoints import TORCHRUN_ECHO, Saving, StoppedRun, stopping_on_interrupt
 from .training.records import RunResult
@@ -118,10 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fill_standard_descriptors()
         _print_on_any_terminal()
         options = build_parser().parse_args(arguments)
-        options.given = _given(sys.argv[1:] if arguments is None else arguments)
-        check_numbers(options)
         if options.json and not has_output:
             raise UsageError("--json prints to standard output, which is closed")
+        if options.command != "train":
+            return int(options.run(options))
+        options.given = _given(sys.argv[1:] if arguments is None else arguments)
+        check_numbers(options)
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
     except TutorialError as error:
         return _complain(str(error), _exit_code(error))
@@ -301,6 +304,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--compare", action="store_true", help="then run the same job on one process and draw both curves"
     )
+    add_plan(commands)
+    add_calibrate(commands)
     return parser
 
 

@@ -128,7 +128,8 @@ def execute(
     ]
     notebook.cells = [*hidden, *notebook.cells]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with TemporaryDirectory() as folder, patch.dict(os.environ, PYTHONPATH=path, IPYTHONDIR=folder):
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # last digits depend on the threads
+    with TemporaryDirectory() as folder, patch.dict(os.environ, one, PYTHONPATH=path, IPYTHONDIR=folder):
         os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
         executed = papermill.execute_notebook(
             notebook,

@@ -39,6 +39,7 @@ FLOORS = {
     "evidence": 4,
     "callbacks": 5,
     "optimizer": 6,
+    "timing": 6,
     "checkpoint": 7,
     "training": 7,
     "benchmarks": 8,

@@ -16,7 +16,7 @@ from ..evidence.tables import Table, TableRow, fitted_overhead, median_and_sprea
 from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
-from ..plan.strategies import STRATEGIES, Builder, Plan, owner, round_robin, zero1
+from ..plan.strategies import STRATEGIES, Builder, Plan, layerwise, owner, round_robin, zero1
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
 from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
@@ -186,6 +186,7 @@ VARIANTS: dict[str, Builder] = {
     "round_robin": round_robin,
     "zero1, gather all": zero1,
     "zero1, boundary": partial(zero1, gather="boundary"),
+    "layerwise": layerwise,
     "owner": owner,
 }
 

@@ -18,7 +18,7 @@ from ..evidence.tables import Table, TableRow
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import Builder, Plan, owner, round_robin, zero1
+from ..plan.strategies import Builder, Plan, layerwise, owner, round_robin, zero1
 
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
@@ -28,6 +28,7 @@ KINDS: tuple[Kind, ...] = (
     "gather",
     "scatter",
     "broadcast",
+    "reduce",
 )
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 LAYER_70B = (
@@ -77,10 +78,11 @@ def sample_request(
         "all_to_all": (whole, whole),
         "gather": (each, whole if rooted else 0),
         "scatter": (whole if rooted else None, each),
+        "reduce": (whole, whole if rooted else 0),
         "broadcast": (whole if rooted else None, whole),
     }[kind]
     send = None if sent is None else torch.zeros(sent, dtype=dtype, device=device)
-    root = 0 if kind in ("gather", "scatter", "broadcast") else None
+    root = 0 if kind in ("gather", "scatter", "broadcast", "reduce") else None
     splits = (each,) * parts if kind == "all_to_all" else None
     return Collective(kind, ("dp",), dtype, send, received or 0, Label(kind), root, splits, splits)
 
@@ -133,6 +135,7 @@ def _strategies_of(
     yield "zero1, gather all", "ρN(g+p+2)", every, nothing, _mean(zero1, D, g, p)
     straddling = zero + Fraction(_straddling(D, g, p))
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
+    yield "layerwise", "ρN(g+p)", formulas.layerwise(D, N, g, p), nothing, _mean(layerwise, D, g, p)
     shared = formulas.round_robin_updates(D, N)
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
     owned, sharded = formulas.owner_both_ways(D, N), (("dp", Shard(0)),)

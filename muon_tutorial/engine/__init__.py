@@ -1,7 +1,7 @@
 """What a generator may ask of a world, and in which order. Knows no process group.
 
 ``collective``   requests: plain records
-``hops``         one change of placement, or one exchange: at most one request
+``hops``         one change of placement, or one exchange
 ``travel``       a tensor travels a route, hop by hop; back along its inverse
 ``order``        several buckets in flight, in an order that follows from the plan alone
 """

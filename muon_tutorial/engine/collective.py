@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ..errors import RequestError
 
-Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "all_to_all"]
+Kind = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "reduce", "all_to_all"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The table of hops: one change of placement along one axis, or one packed exchange over several.
 
-Each is a generator that asks for at most one collective. Beside each hop in the table stands its opposite;
-only the reduce_scatter has none.
+Each is a generator that asks for one collective at most, or for one a slice where slices of a flat buffer are
+of different lengths. Beside each hop in the table stands its opposite; only the reduce_scatter has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .collective import Collective, Label, Walk
 
 
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """Change placement along one axis, or layout over several: at most one request.
+    """Change placement along one axis, or layout over several.
 
     Must be walked by all ranks of the group. Returns this rank's tensor afterwards, or None where ``Owned``
     by another rank.
@@ -49,15 +49,18 @@ def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate,
 
 
 def _pack(x: Tensor, cargo: Cargo) -> Tensor:
-    """Boxes of a flat buffer, one after the other. On the meta device only their size matters."""
+    """Boxes of a flat buffer, one after the other. On the meta device one copy stands for all."""
     if x.is_meta:
-        return x.new_empty(sum(math.prod(shape) for _, _, shape in cargo))
+        packed = x.new_empty(sum(math.prod(shape) for _, _, shape in cargo))
+        return packed.copy_(packed)
     return torch.cat([x.new_empty(0), *(view(x, held)[index].reshape(-1) for held, index, _ in cargo)])
 
 
 def _unpack(arrived: Tensor, buffer: Tensor, cargo: Cargo) -> None:
     """The opposite of ``_pack``: each box to its place in the buffer."""
-    if not arrived.is_meta:
+    if arrived.is_meta:
+        arrived.copy_(arrived)  # stands for the copies of all boxes
+    else:
         parts = arrived.split([math.prod(shape) for _, _, shape in cargo])
         for part, (held, index, shape) in zip(parts, cargo, strict=True):
             view(buffer, held)[index] = part.view(shape)
@@ -65,6 +68,8 @@ def _unpack(arrived: Tensor, buffer: Tensor, cargo: Cargo) -> None:
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
+    if _cuts_unevenly(hop, pieces):
+        return (yield from _send_slice_to_all(x, hop, pieces, dtype, label))
     send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
     answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
     return _unpadded(answer, hop, pieces)
@@ -118,9 +123,37 @@ def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
+    if _cuts_unevenly(hop, pieces):
+        return (yield from _sum_slices_of_all(x, hop, pieces, dtype, label))
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
     return _first(answer, pieces.shape)
+
+
+def _cuts_unevenly(hop: Hop, pieces: HopPieces) -> bool:
+    """Whether a flat buffer is cut into slices of different lengths: padding could multiply what travels."""
+    return len(hop.shape) == 1 and len({shape for _, shape in pieces.uneven}) > 1
+
+
+def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
+    """An all_gather of slices of any length: each that is not empty is broadcast, in order of position."""
+    whole = x.new_empty(hop.shape, dtype=dtype)
+    for root, (index, shape) in enumerate(pieces.uneven):
+        if shape[0]:
+            send = x.reshape(-1) if index == pieces.index else None
+            whole[index] = yield Collective("broadcast", (hop.axis,), dtype, send, shape[0], label, root)
+    return whole
+
+
+def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
+    """A reduce_scatter into slices of any length: each that is not empty is reduced to its position."""
+    mine = x.new_empty(0, dtype=dtype)
+    for root, (index, shape) in enumerate(pieces.uneven):
+        if shape[0]:
+            receive = shape[0] if index == pieces.index else 0
+            answer = yield Collective("reduce", (hop.axis,), dtype, x[index], receive, label, root)
+            mine = answer if receive else mine
+    return mine
 
 
 _MOVES = {

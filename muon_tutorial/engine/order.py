@@ -40,7 +40,10 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
             else:
                 assert isinstance(request, Collective | Call | Idle)
                 going.append(_Task(task.index, task.walk, (yield Start(request))))
+                del request
+            del answer
         flight = going
+        del task
 
 
 @dataclass(frozen=True, slots=True, eq=False)

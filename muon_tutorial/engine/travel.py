@@ -1,4 +1,4 @@
-"""How a tensor travels a route: hop by hop, each asking for at most one collective.
+"""How a tensor travels a route: hop by hop.
 
 There is one function for both directions. The way back is ``travel(x, route.inverse, ...)``: the same hops in
 opposite order, each the other way. Who takes part follows from the route and the coordinate, never from the

@@ -54,6 +54,11 @@ def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fra
     return rho(D) * N * (g + p + b)
 
 
+def layerwise(D: int, N: int, g: int, p: int) -> Fraction:
+    """Gradients to their owners and parameters back, on average over ranks: ρN(g+p), as ZeRO-1 AdamW's."""
+    return zero1_adamw(D, N, g, p)
+
+
 def tp_gathers(T: int, pieces: Iterable[int], b: int = WIRE_BYTES) -> int:
     """b·(T−1)·n for each matrix this rank's slice touches, n its elements per tensor-parallel rank."""
     return sum(b * (T - 1) * n for n in pieces)

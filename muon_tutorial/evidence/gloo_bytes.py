@@ -3,8 +3,9 @@
 Knows sizes and positions alone. Gloo's bytes are not those of a ring (``ring_bytes``): its reduce_scatter is
 an all_reduce whose answer is cut, and its broadcast a tree in which the root sends log₂ P times. The formulas
 follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``alltoallv.cc``, ``gather.cc``,
-``scatter.cc``, ``broadcast.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
-from either side), and equal the kernel's own TCP counters to the byte (``evidence/kernel_counters.py``).
+``scatter.cc``, ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and
+a notice of 48 from either side), and equal the kernel's own TCP counters to the byte
+(``evidence/kernel_counters.py``).
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
     if request.kind == "broadcast":
         return _tree(request.receive * size, (here - request.root) % parts, parts)
     rooted = here == request.root
+    if request.kind == "reduce":
+        return _ring_to_root(sent * size, size, here, parts, request.root)
     messages = (parts - 1, 0) if rooted == (request.kind == "scatter") else (0, parts - 1)
     if not rooted:
         messages = (1, 0) if request.kind == "gather" else (0, 1)
@@ -99,6 +102,36 @@ def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraf
         2 * filled - messages(here) - messages(here - 1),
         2 * filled - messages(here + 1) - messages(here),
     )
+
+
+def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) -> GlooTraffic:
+    """Gloo's reduce: the first half of its all_reduce's ring, then every chunk to the root.
+
+    The ring goes two segments short of a round, whatever a chunk has: of more than two segments a rank sends
+    all but two of its own chunk as well, which nobody needs.
+    """
+    if not total:
+        return GlooTraffic()
+    largest = element * max(1, LARGEST_SEGMENT // element)
+    segment = _up(min(_ceil(total, 2 * parts), largest), element)
+    segments = _up(max(_ceil(total, segment), 2 * parts), parts)
+    count = segments // parts
+
+    def data(start: int, length: int) -> int:
+        return max(0, min(length, total - start * segment))
+
+    def ring(sender: int) -> list[int]:
+        """Bytes of each segment that a position sends on."""
+        first = (sender + 1) % parts * count
+        return [n for i in range(segments - 2) if (n := data((first + i) % segments, segment))]
+
+    def chunk(sender: int) -> int:
+        return data(sender * count, count * segment) if sender != root else 0
+
+    mine, its = ring(here), ring((here + 1) % parts)
+    arriving = sum(1 for other in range(parts) if chunk(other)) if here == root else 0
+    own = chunk(here)
+    return GlooTraffic(sum(mine) + own, len(mine) + bool(own), len(its) + arriving)
 
 
 def _tree(total: int, here: int, parts: int) -> GlooTraffic:

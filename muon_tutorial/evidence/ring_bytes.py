@@ -1,7 +1,8 @@
 """Bytes that a rank sends and receives when a collective runs as a ring (NCCL's usual algorithm).
 
 Knows sizes and positions alone. gather, scatter and all_to_all are counted point to point, as NCCL runs them;
-broadcast as a chain, in which every rank but the last passes the tensor on: all but the one before the root.
+broadcast as a chain, in which every rank but the last passes the tensor on: all but the one before the root;
+reduce as the same chain, towards the root: it begins at the one after.
 What Gloo really sends is in ``gloo_bytes``.
 """
 
@@ -28,6 +29,7 @@ def ring_traffic(request: Collective, at: Coordinate) -> tuple[int, int]:
         "reduce_scatter": ((parts - 1) * asked, (parts - 1) * asked),
         "all_gather": ((parts - 1) * given, (parts - 1) * given),
         "broadcast": (0 if (here + 1) % parts == request.root else asked, 0 if rooted else asked),
+        "reduce": (0 if rooted else given, 0 if (here - 1) % parts == request.root else given),
         "gather": (0, asked - given) if rooted else (given, 0),
         "scatter": ((parts - 1) * asked, 0) if rooted else (0, asked),
         "all_to_all": (sum(sends) - sends[here], sum(receives) - receives[here]),

@@ -80,7 +80,10 @@ def _state(rank: int, child: subprocess.Popen[bytes], before: ProcessState | Non
     exit_code = child.poll()
     stopped = before is not None and before.is_stopped
     if exit_code is None and hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
-        change = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        try:
+            change = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        except ChildProcessError:  # it has ended since
+            exit_code, change = child.poll(), None
         if change is not None:
             stopped = change.si_code == os.CLD_STOPPED
     return ProcessState(rank, child.pid, exit_code, stopped)

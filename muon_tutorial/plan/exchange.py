@@ -50,11 +50,19 @@ class VirtualBuffer:
 
 @dataclass(frozen=True, slots=True)
 class SlicedBuffer:
-    """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat
-    piece."""
+    """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
+
+    Slices are of one length, unless ``sizes`` states each.
+    """
 
     axis: str
     size: int
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def cut(self) -> Shard:
+        """How the axis cuts the buffer."""
+        return Shard(0, self.sizes)
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's slice holds of each matrix: the slice intersected with the matrix's own
@@ -79,12 +87,13 @@ class SlicedBuffer:
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
+        if axes != (self.axis,) or self.sizes is not None:
+            return range(at.size(*axes))
         step = -(-self.size // at.size(self.axis))
-        touching = range(entry.offset // step, (entry.offset + entry.size - 1) // step + 1)
-        return touching if axes == (self.axis,) else range(at.size(*axes))
+        return range(entry.offset // step, (entry.offset + entry.size - 1) // step + 1)
 
     def _slice(self, at: Coordinate) -> Box:
-        return shard_box((self.size,), Shard(0), at[self.axis], at.size(self.axis))
+        return shard_box((self.size,), self.cut, at[self.axis], at.size(self.axis))
 
 
 @dataclass(frozen=True, slots=True)

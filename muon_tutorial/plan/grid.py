@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 
 from ..errors import GridError
 
@@ -53,6 +52,10 @@ class Grid:
         """Ranks along ``axis``; 1 for an axis the grid does not have."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
+    def stride(self, axis: str) -> int:
+        """How far apart in rank two neighbours along ``axis`` are."""
+        return math.prod(self.sizes[self.axes.index(axis) + 1 :])
+
     def at(self, rank: int) -> Coordinate:
         """Where ``rank`` stands."""
         if rank not in self.ranks:
@@ -88,8 +91,7 @@ class Coordinate(Mapping[str, int]):
         """The position along ``axis``; 0 for an axis the grid does not have."""
         if axis not in self.grid.axes:
             return 0
-        stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
-        return self.rank // stride % self.grid.size(axis)
+        return self.rank // self.grid.stride(axis) % self.grid.size(axis)
 
     def __contains__(self, axis: object) -> bool:
         return axis in self.grid.axes
@@ -114,8 +116,13 @@ class Coordinate(Mapping[str, int]):
 
     def group(self, *axes: str) -> tuple[int, ...]:
         """The ranks that differ from this one in ``axes`` alone, itself included, in order of position."""
-        places = product(*(range(self.grid.size(axis)) for axis in axes))
-        return tuple(self.grid.rank({**self, **dict(zip(axes, place, strict=True))}) for place in places)
+        ranks = [self.rank]  # axis by axis, since a group may have thousands of ranks
+        for axis in axes:
+            if axis in self.grid.axes:
+                stride = self.grid.stride(axis)
+                first, last = -self[axis] * stride, (self.grid.size(axis) - self[axis]) * stride
+                ranks = [rank + step for rank in ranks for step in range(first, last, stride)]
+        return tuple(ranks)
 
     def peer(self, position: int, *axes: str) -> Coordinate:
         """The member of the group over the axes that stands at ``position`` in it.
@@ -126,8 +133,7 @@ class Coordinate(Mapping[str, int]):
         rank = self.rank
         for axis in reversed([axis for axis in axes if axis in self.grid.axes]):
             position, place = divmod(position, self.grid.size(axis))
-            stride = math.prod(self.grid.sizes[self.grid.axes.index(axis) + 1 :])
-            rank += (place - self[axis]) * stride
+            rank += (place - self[axis]) * self.grid.stride(axis)
         return Coordinate(self.grid, rank)
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -217,7 +218,12 @@ class Hop:
         equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
         if equal and cut.dim == 0:  # without a list of all: a plan may have thousands of ranks
             return HopPieces(mine.slices, mine.shape, mine.numel, parts)
-        boxes = [shard_box(self.shape, cut, position, parts) for position in range(parts)]
+        lengths = cut.lengths(self.shape[cut.dim], parts)
+        before, after = self.shape[: cut.dim], self.shape[cut.dim + 1 :]
+        boxes = [
+            Box((*(0 for _ in before), start, *(0 for _ in after)), (*before, length, *after))
+            for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False)
+        ]
         uneven = tuple((box.slices, box.shape) for box in boxes)
         return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
 

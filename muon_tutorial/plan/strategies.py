@@ -6,6 +6,8 @@ buffer
   that is zero elsewhere, or by an all_gather (the first distributed Muon, KellerJordan/modded-nanogpt 2024).
 - ``zero1``: flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
   (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3).
+- ``layerwise``: each matrix lives at one dp position: gradients are summed there, parameters sent from
+  there, and momentum never moves (Megatron-LM's layer-wise optimizer; ``Owned`` parameters in torchtitan).
 - ``owner``: each matrix whole on exactly one rank and back, over any sharding, many in one exchange.
 - ``owner_per_replica``: the same within every replica, so that nothing travels between replicas.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -141,6 +144,28 @@ def zero1(
     return _plan("zero1", matrices, grid, bucket_bytes, "local", bucket)
 
 
+def layerwise(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BUCKET_BYTES) -> Plan:
+    """Each matrix at one dp position: its momentum is kept there, and Newton–Schulz runs there.
+
+    Gradients travel to the owners, summed, and stepped parameters from them to all: as many bytes as ZeRO-1
+    with AdamW, together over the ranks. Slices are as long as what their owners have, so that nothing is
+    padded but what tensor parallelism cut unevenly. Owners share each bucket's Newton–Schulz cost, longest
+    first; along tp, every rank at the owner's position gathers the matrix and works on it.
+
+    Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan, pull request 3719.
+    """
+    loads = [0] * grid.size("dp")
+
+    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
+        owners = longest_first(costs, loads)
+        for cost, place in zip(costs, owners, strict=True):
+            loads[place] += cost
+        return _lived_in(index, buffer, run, grid, owners)
+
+    return _plan("layerwise", matrices, grid, bucket_bytes, "local", bucket)
+
+
 def owner(
     matrices: Sequence[Matrix],
     grid: Grid,
@@ -178,6 +203,7 @@ STRATEGIES: dict[str, Builder] = {
     "replicated": replicated,
     "round_robin": round_robin,
     "zero1": zero1,
+    "layerwise": layerwise,
     "owner": owner,
     "owner_per_replica": owner_per_replica,
 }
@@ -217,12 +243,11 @@ def _routes_text(bucket: Bucket) -> str:
 
 
 def _route_text(route: Route) -> str:
-    moves = (
-        f"{move.axis} {type(move.src).__name__}→{type(move.dst).__name__}"
-        if isinstance(move, Hop)
-        else f"{'×'.join(move.axes)} {type(move.src).__name__}→{type(move.dst).__name__}"
-        for move in route.hops
-    )
+    moves = []
+    for move in route.hops:
+        assert isinstance(move, Hop | Exchange)
+        axes = (move.axis,) if isinstance(move, Hop) else move.axes
+        moves.append(f"{'×'.join(axes)} {type(move.src).__name__}→{type(move.dst).__name__}")
     return f"{' then '.join(moves) or 'stays'} in {route.dtype}"
 
 
@@ -394,6 +419,35 @@ def _sliced(
         compute=compute,
         parameter=_route(grid, "dp", Shard(0), Replicate(), size, first.dtype),
         summands=grid.size("dp"),
+    )
+
+
+def _lived_in(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+    """The virtual buffer, one owner's matrices after the other's, and cut between owners."""
+    sizes = [largest_piece(matrix, grid) for matrix in run]
+    filled = [0] * grid.size("dp")
+    for size, place in zip(sizes, owners, strict=True):
+        filled[place] += size
+    ends = list(accumulate(filled, initial=0))
+    entries = []
+    for matrix, size, place in zip(run, sizes, owners, strict=True):
+        route = _tp_route(matrix, grid)
+        entries.append(BucketEntry(matrix, ends[place], size, range(place, place + 1), route))
+        ends[place] += size
+    slices = SlicedBuffer("dp", sum(filled), tuple(filled))
+    return Bucket(
+        index=index,
+        buffer=buffer,
+        axes=("dp",),
+        entries=tuple(entries),
+        model_layout=VirtualBuffer(slices.size),
+        storage_layout=slices,
+        compute_layout=slices,
+        gradient=_route(grid, "dp", Partial(), slices.cut, slices.size, run[0].grad_dtype),
+        compute=Route((), WIRE),
+        parameter=_route(grid, "dp", slices.cut, Replicate(), slices.size, run[0].dtype),
+        summands=grid.size("dp"),
+        phases=("keep", "keep"),
     )
 
 

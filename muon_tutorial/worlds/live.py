@@ -302,7 +302,9 @@ def _call_backend(
     """Hand a request to torch.distributed, which writes the answer to ``received``."""
     send, root = request.send, request.root
     how: dict[str, Any] = {"group": group, "async_op": async_op}
-    if send is not None and request.kind in ("all_reduce", "broadcast"):  # these work in place
+    if send is not None and request.kind == "reduce" and root != group.rank():
+        received = send.clone()  # written over on the way, and thrown away
+    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
         received.copy_(send)
     match request.kind:
         case "all_gather":
@@ -313,6 +315,8 @@ def _call_backend(
             return dist.all_reduce(received, **how)
         case "broadcast":
             return dist.broadcast(received, group_src=root, **how)
+        case "reduce":
+            return dist.reduce(received, group_dst=root, **how)
         case "gather":
             assert send is not None
             pieces = list(received.chunk(group.size())) if group.rank() == root else None

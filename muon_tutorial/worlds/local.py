@@ -273,6 +273,8 @@ def _sizes(requests: list[Collective]) -> tuple[list[int | None], list[int]]:
 def _sizes_due(request: Collective, most: int, parts: int) -> tuple[list[int | None], list[int]]:
     """What each position has to send and to receive, where the largest answer has ``most`` elements."""
     at_root = [position == request.root for position in range(parts)]
+    if request.kind == "reduce":
+        return [most] * parts, [most if root else 0 for root in at_root]
     if request.kind in ("broadcast", "scatter"):
         whole = most if request.kind == "broadcast" else most * parts
         return [whole if root else None for root in at_root], [most] * parts
@@ -299,12 +301,14 @@ def _answers(requests: list[Collective]) -> list[Tensor]:
             whole = torch.cat(sent)
             kept = [first.root in (None, position) for position in range(parts)]
             return [whole.clone() if keeps else whole.new_empty(0) for keeps in kept]
-        case "all_reduce" | "reduce_scatter":
+        case "all_reduce" | "reduce_scatter" | "reduce":
             total = sent[0].clone()
             for other in sent[1:]:
                 total += other
             if first.kind == "reduce_scatter":
                 return list(total.chunk(parts))
+            if first.kind == "reduce":
+                return [total if position == first.root else total.new_empty(0) for position in range(parts)]
             return [total.clone() for _ in requests]
         case "broadcast":
             return [sent[0].clone() for _ in requests]

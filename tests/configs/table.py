@@ -22,7 +22,7 @@ from muon_tutorial.callbacks.create_configs import create_devicemesh_config
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.plan.strategies import owner, owner_per_replica, round_robin, zero1
+from muon_tutorial.plan.strategies import layerwise, owner, owner_per_replica, round_robin, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 STEPS = 2
@@ -119,6 +119,7 @@ COLUMNS: dict[str, Settings] = {
     "round_robin, all_gather back": by_strategy(partial(round_robin, back="all_gather")),
     "zero1": by_strategy(zero1),
     "zero1, boundary": by_strategy(partial(zero1, gather="boundary")),
+    "layerwise": by_strategy(layerwise),
     "owner": by_strategy(owner),
     "owner, in turn": by_strategy(partial(owner, assign="in_turn")),
     "owner, per replica": by_strategy(owner_per_replica),

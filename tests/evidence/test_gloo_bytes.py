@@ -54,7 +54,7 @@ def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("parts", [2, 3, 4, 8])
 def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
-    assert launch(miscounted, parts, args=((1, 300_001),)) == [[]] * parts
+    assert launch(miscounted, parts, args=((1, 300_001, 700_001),)) == [[]] * parts
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,8 +66,11 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
     assert sum(e.wire.messages_out for e in entries) == sum(e.wire.messages_in for e in entries)
     assert parts > 1 or entries[0].wire.tcp == entries[0].ring == 0
     assert sum(e.ring for e in entries) == pytest.approx(sum(e.received for e in entries), abs=parts)
-    factor = 2 if kind == "reduce_scatter" else 1
-    assert sum(e.gloo for e in entries) == pytest.approx(factor * sum(e.ring for e in entries), abs=2 * parts)
+    ring, gloo = sum(e.ring for e in entries), sum(e.gloo for e in entries)
+    if kind == "reduce":  # a ring and then every chunk to the root; of many segments, some for nothing
+        assert ring * (1 + 1 / parts) - 2 * parts <= gloo <= ring * (1 + 2 / max(1, parts - 1))
+    else:
+        assert gloo == pytest.approx((2 if kind == "reduce_scatter" else 1) * ring, abs=2 * parts)
 
 
 @pytest.mark.live

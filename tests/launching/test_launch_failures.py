@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from muon_tutorial.errors import LaunchTimeoutError, RankFailedError
+from muon_tutorial.launching import spawn
 from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import nothing_is_left
@@ -111,3 +114,10 @@ def test_a_spawned_rank_that_breaks_is_named_too() -> None:
     ):
         launch(ranks.fail_with, 3, args=("kill",), method="spawn", output="quiet")
     assert "[in phase: dp gather · bucket 2]" in str(caught.value)
+
+
+def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there for the first look, and nobody's child any more for the second."""
+    looks = iter([None, 3])
+    child = Mock(pid=os.getpid(), poll=lambda: next(looks))  # no child of this process
+    assert spawn._state(0, child, None).exit_code == 3

@@ -17,6 +17,7 @@ from muon_tutorial import (
     Matrix,
     Plan,
     Shard,
+    layerwise,
     owner,
     owner_per_replica,
     replicated,
@@ -33,11 +34,13 @@ VARIANTS: dict[str, Builder] = {
     "round_robin, all_gather": partial(round_robin, back="all_gather"),
     "zero1, all": partial(zero1, gather="all"),
     "zero1, boundary": partial(zero1, gather="boundary"),
+    "layerwise": layerwise,
     "owner, longest first": partial(owner, assign="longest_first"),
     "owner, in turn": partial(owner, assign="in_turn"),
     "owner, per replica": owner_per_replica,
 }
-SLICED = ("zero1, all", "zero1, boundary")
+EVEN_SLICES = ("zero1, all", "zero1, boundary")
+SLICED = (*EVEN_SLICES, "layerwise")
 CAPS = (1, 64, 400, 25_000_000)
 CutDrawer = Callable[[tuple[int, int], Grid], st.SearchStrategy[tuple[Cut, ...]]]
 DTYPES = (torch.float32, torch.bfloat16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -13,15 +14,16 @@ from muon_tutorial import STRATEGIES, Bucket, Coordinate, DistMeta, Grid, Matrix
 from muon_tutorial.plan.bucket import buffer_key, fill_buckets, padded
 from muon_tutorial.plan.strategies import BUCKET_BYTES
 
-from .cases import SLICED, VARIANTS, Case, cases, disjoint_in_order, span
+from .cases import EVEN_SLICES, SLICED, VARIANTS, Case, cases, disjoint_in_order, span
 
 sliced = pytest.mark.parametrize("variant", SLICED)
 
 
 def kept_slice(bucket: Bucket, at: Coordinate) -> tuple[int, int]:
-    """The interval of the virtual buffer that a rank keeps: its dp position's equal share."""
-    size = bucket.length(bucket.storage_layout, at)
-    return at["dp"] * size, (at["dp"] + 1) * size
+    """The interval of the virtual buffer that a rank keeps: its dp position's share, in turn."""
+    others = [at.grid.at(at.grid.rank({"dp": place, "tp": at["tp"]})) for place in range(at["dp"] + 1)]
+    ends = list(itertools.accumulate(bucket.length(bucket.storage_layout, other) for other in others))
+    return (ends[-2] if len(ends) > 1 else 0), ends[-1]
 
 
 def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
@@ -42,7 +44,7 @@ def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
 @settings(deadline=None, max_examples=30)
 def test_offsets_are_the_same_at_every_tensor_parallel_position(variant: str, case: Case) -> None:
     for bucket in case.plan(VARIANTS[variant]).buckets:
-        assert disjoint_in_order([(e.offset, e.offset + e.size) for e in bucket.entries], span(bucket))
+        assert disjoint_in_order(sorted((e.offset, e.offset + e.size) for e in bucket.entries), span(bucket))
         for entry in bucket.entries:
             held = [int(piece(entry.matrix, at).sum()) for at in case.places]
             assert entry.size == max(held)
@@ -60,7 +62,7 @@ def test_the_master_plan_is_ranges_in_order_and_local_ranges_their_intersections
         for at in case.places:
             metas = bucket.dist_meta(at)
             length = bucket.length(bucket.model_layout, at)
-            assert disjoint_in_order([meta.global_range for meta in metas], length)
+            assert disjoint_in_order(sorted(meta.global_range for meta in metas), length)
             for meta, entry in zip(metas, bucket.entries, strict=True):
                 assert meta.global_range[1] - meta.global_range[0] == piece(entry.matrix, at).sum()
                 assert meta.local_range == intersection(meta, kept_slice(bucket, at))
@@ -72,7 +74,19 @@ def intersection(meta: DistMeta, kept: tuple[int, int]) -> tuple[int, int]:
     return (low - kept[0], high - kept[0]) if low < high else (0, 0)
 
 
-@sliced
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_layerwise_slices_are_whole_matrices_and_pad_nothing(case: Case) -> None:
+    for bucket in case.plan(VARIANTS["layerwise"]).buckets:
+        lengths = [bucket.length(bucket.storage_layout, at) for at in case.places if at["tp"] == 0]
+        assert sum(lengths) == sum(entry.size for entry in bucket.entries)
+        for entry in bucket.entries:
+            start = sum(lengths[: entry.workers.start])
+            assert start <= entry.offset
+            assert entry.offset + entry.size <= start + lengths[entry.workers.start]
+
+
+@pytest.mark.parametrize("variant", EVEN_SLICES)
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
 def test_a_buffer_is_padded_to_equal_slices_and_no_further(variant: str, case: Case) -> None:

@@ -165,8 +165,11 @@ def test_owners_can_be_named() -> None:
 
 def test_what_a_step_must_find_in_the_gradients_is_stated() -> None:
     one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
-    assert {name: find_builder(name)(one, grid).expects for name in ("zero1", "replicated", "owner")} == {
+    assert {
+        name: find_builder(name)(one, grid).expects for name in ("zero1", "layerwise", "replicated", "owner")
+    } == {
         "zero1": "local",
+        "layerwise": "local",
         "replicated": "averaged",
         "owner": "averaged",
     }
@@ -175,7 +178,8 @@ def test_what_a_step_must_find_in_the_gradients_is_stated() -> None:
 def test_unknown_strategies_and_options_are_named() -> None:
     one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
     with pytest.raises(
-        StrategyError, match="unknown strategy 'zero2'; known: owner, owner_per_replica, replicated"
+        StrategyError,
+        match="unknown strategy 'zero2'; known: layerwise, owner, owner_per_replica, r",
     ):
         find_builder("zero2")
     with pytest.raises(StrategyError, match='gather="all" and gather="boundary"; got \'most\''):

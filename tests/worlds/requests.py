@@ -19,6 +19,7 @@ KINDS: tuple[Kind, ...] = (
     "broadcast",
     "gather",
     "scatter",
+    "reduce",
     "all_to_all",
 )
 SPLITS = {
@@ -52,9 +53,10 @@ class Ask:
             "broadcast": (size if at_root else None, size),
             "gather": (size, parts * size if at_root else 0),
             "scatter": (parts * size if at_root else None, size),
+            "reduce": (size, size if at_root else 0),
             "all_to_all": (sum(sends), sum(receives)),
         }[self.kind]
-        rooted, split = self.kind in ("broadcast", "gather", "scatter"), self.kind == "all_to_all"
+        rooted, split = self.kind in ("broadcast", "gather", "scatter", "reduce"), self.kind == "all_to_all"
         return Collective(
             kind=self.kind,
             axes=("dp",),
@@ -79,6 +81,8 @@ class Ask:
         if self.kind in ("all_reduce", "reduce_scatter"):
             total = torch.stack(sent).sum(0)
             return total if self.kind == "all_reduce" else total.view(PARTS, -1)[position]
+        if self.kind == "reduce":
+            return torch.stack(sent).sum(0)[: asked[position].receive]
         return sent[0] if self.kind == "broadcast" else sent[0].view(PARTS, -1)[position]
 
 
@@ -88,7 +92,7 @@ def numbers(position: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def asks(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> list[Ask]:
-    """All seven kinds, with pieces of several elements and of none, in each dtype."""
+    """All eight kinds, with pieces of several elements and of none, in each dtype."""
     made = [Ask(kind, size, dtype) for dtype in dtypes for kind in KINDS[:-1] for size in (4, 1, 0)]
     return made + [Ask("all_to_all", 0, dtype, splits) for dtype in dtypes for splits in SPLITS.values()]
 

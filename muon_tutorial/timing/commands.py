@@ -1,0 +1,135 @@
+"""The commands ``plan`` and ``calibrate``: what they take, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from rich.console import Console
+
+from ..errors import UsageError
+from ..plan.strategies import BUCKET_BYTES
+from .calibrate import calibrate
+from .machine import Machine, read_machine
+from .models import find_model, public_names
+from .report import as_data, plan_model, read_sizes, say, table_of
+
+MACHINES = Path(__file__).with_name("machines")
+MEGABYTE = 10**6
+
+EPILOG = """\
+examples:
+  python -m muon_tutorial plan llama-3.1-70b --grid dp=256,tp=8
+  python -m muon_tutorial plan kimi-k2 --grid dp=256,tp=8,ep=64 --bucket-mb 400
+  python -m muon_tutorial plan config.json --grid dp=32 --machine a100-infiniband --json
+  python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
+"""
+LEGEND = (
+    "Of the rank that computes most. exposed: waiting for communication. sends: bytes. shares: of "
+    "Newton–Schulz, 1 is fair. holds: the matrices' parameters, gradients and momentum. peak: what a step "
+    "adds. DDP's all_reduce counts where gradients must come averaged."
+)
+
+
+def machine_names() -> list[str]:
+    """The machines whose files come with the package."""
+    return sorted(path.stem for path in MACHINES.glob("*.json"))
+
+
+def find_machine(name: str) -> Machine:
+    """A machine of the package by name, or a file.
+
+    Raises:
+        UsageError: there is none, or its file is wrong.
+    """
+    if name in machine_names():
+        return read_machine(MACHINES / f"{name}.json")
+    if not Path(name).exists():
+        known = ", ".join(machine_names())
+        raise UsageError(f"no machine is called {name!r}; known are {known}, or a file that calibrate wrote")
+    return read_machine(name)
+
+
+def add_plan(commands: argparse._SubParsersAction) -> None:
+    """Add ``plan`` to a command line."""
+    parser = commands.add_parser(
+        "plan",
+        help="say what a step of each strategy would cost, without running it",
+        description="What a distributed Muon step costs for a model on a grid: bytes, work, memory, seconds.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    names = ", ".join(public_names())
+    parser.add_argument("model", metavar="MODEL", help=f"a config.json, module:function, or one of {names}")
+    parser.add_argument("--grid", required=True, metavar="SIZES", help="such as dp=64,tp=8; also ep and pp")
+    parser.add_argument(
+        "--machine",
+        default="h100-infiniband",
+        metavar="NAME",
+        help=f"a file that calibrate wrote, or one of {', '.join(machine_names())} (h100-infiniband)",
+    )
+    parser.add_argument(
+        "--bucket-mb",
+        type=float,
+        default=BUCKET_BYTES / MEGABYTE,
+        metavar="X",
+        help="most gradient megabytes in a bucket (25)",
+    )
+    parser.add_argument("--window", type=int, default=1, metavar="N", help="buckets in flight (1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(run=plan)
+
+
+def add_calibrate(commands: argparse._SubParsersAction) -> None:
+    """Add ``calibrate`` to a command line."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this machine for plan",
+        description="Measure this machine, in under half a minute, into a file for plan --machine.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("machine.json"), metavar="FILE", help="(machine.json)"
+    )
+    parser.set_defaults(run=measure, json=False)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print what each strategy would cost."""
+    if options.window < 1:
+        raise UsageError(f"--window is a number of buckets, at least 1; got {options.window}")
+    if not (math.isfinite(options.bucket_mb) and options.bucket_mb * MEGABYTE >= 1):
+        raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
+    sizes, machine = read_sizes(options.grid), find_machine(options.machine)
+    found = plan_model(
+        find_model(options.model),
+        sizes,
+        machine,
+        bucket_bytes=int(options.bucket_mb * MEGABYTE),
+        window=options.window,
+    )
+    if options.json:
+        print(json.dumps(as_data(found)), flush=True)
+        return 0
+    console = Console(highlight=False)
+    console.print(table_of(found))
+    console.print(LEGEND, style="dim")
+    for line in say(found):
+        console.print(f"• {line}", markup=False)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Measure this machine, and write its file."""
+    if not options.out.parent.is_dir():
+        raise UsageError(f"there is no folder {options.out.parent}")
+    machine = calibrate()
+    try:
+        machine.write(options.out)
+    except OSError as error:
+        raise UsageError(f"{options.out} cannot be written: {error.strerror}") from None
+    print(f"wrote {options.out}: {machine.name}")
+    return 0

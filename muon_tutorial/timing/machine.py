@@ -1,0 +1,202 @@
+"""A machine: how fast it multiplies, copies and sends. A small file that a person can read and edit.
+
+Rates are tables by size, since small matrices and short copies are slower; between two sizes they are read
+off a straight line through logarithms, and outside they stay as at the last size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..engine.collective import Kind
+from ..errors import UsageError
+
+Rates = tuple[tuple[float, float], ...]
+"""Pairs (size, rate), by rising size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What ranks send over. ``bandwidth`` in bytes a second, ``latency`` in seconds a message.
+
+    ``shared``: one bus that all ranks share, as a namespace's loopback is; else every rank has its own.
+    """
+
+    bandwidth: float
+    latency: float
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a rank's work costs on nodes of one kind.
+
+    ``ranks_per_node`` ranks stand on a node, one after the other, and share its ``cores``; None where each
+    computes on a GPU of its own. ``gemm`` holds, by dtype, floating-point operations a second by the smallest
+    of a product's three sizes; ``copy`` bytes read and written a second by bytes. ``operation`` is what any
+    operation costs before it does anything, ``turn`` what a request does, in seconds. ``algorithm`` says how
+    collectives run: as rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for
+    each that it sends: none where a network card works alone. ``memory`` is what a rank has, in bytes.
+    ``sources`` say where the numbers come from.
+    """
+
+    name: str
+    gemm: Mapping[str, Rates]
+    copy: Rates
+    operation: float
+    turn: float
+    inside: Link
+    between: Link | None = None
+    ranks_per_node: int = 8
+    cores: int | None = None
+    algorithm: Literal["ring", "gloo"] = "ring"
+    byte: float = 0.0
+    message: float = 0.0
+    memory: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def gemm_seconds(self, dtype: torch.dtype, sizes: Sequence[int], batch: int = 1) -> float:
+        """Seconds for products of [m, k] and [k, n] matrices; ``sizes`` are (m, k, n)."""
+        name = str(dtype).removeprefix("torch.")
+        rates = self.gemm.get(name) or self.gemm["float32"]  # fp16 and fp64: as fp32
+        return 2 * batch * math.prod(sizes) / _at(rates, min(sizes)) if all(sizes) else 0.0
+
+    def copy_seconds(self, moved: int) -> float:
+        """Seconds for an operation that reads and writes so many bytes, element by element."""
+        return moved / _at(self.copy, moved) if moved else 0.0
+
+    def node(self, rank: int) -> int:
+        """The node on which a rank stands."""
+        return rank // self.ranks_per_node
+
+    def link(self, ranks: Sequence[int], kind: Kind) -> Link:
+        """What one member of a group sends over in a collective of this kind.
+
+        A ring or a chain leaves each node once, over the cards of all members there; in an exchange between
+        all, every rank sends through its own.
+        """
+        if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
+            return self.inside
+        if kind in ("all_to_all", "gather", "scatter") or self.algorithm == "gloo" or self.between.shared:
+            return self.between
+        cards = max(Counter(map(self.node, ranks)).values())
+        return replace(self.between, bandwidth=min(self.inside.bandwidth, cards * self.between.bandwidth))
+
+    def write(self, path: str | Path) -> None:
+        """Write the machine as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read_machine(path: str | Path) -> Machine:
+    """Read a machine's file.
+
+    Raises:
+        UsageError: it cannot be read, lacks a number, or has one that no machine has.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the machine {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"the machine {path} is no JSON: {error}") from None
+    try:
+        return _from_data(held)
+    except UsageError as error:
+        raise UsageError(f"the machine {path}: {error}") from None
+
+
+def _from_data(held: Any) -> Machine:
+    values = _named(Machine, held, "")
+    for name in ("inside", "between"):
+        if values.get(name) is not None:
+            values[name] = Link(**_named(Link, values[name], f"{name}."))
+    if not isinstance(values["gemm"], dict):
+        raise UsageError("gemm holds a table of rates by dtype")
+    gemm = {name: _pairs(f"gemm.{name}", rates) for name, rates in values["gemm"].items()}
+    return Machine(**{**values, "gemm": gemm, "copy": _pairs("copy", values["copy"])})
+
+
+def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
+    """A record's fields by name: all that it needs, and none that it does not know."""
+    if not isinstance(held, dict):
+        raise UsageError(f"{where.rstrip('.') or 'it'} holds no table of numbers by name")
+    known = {one.name: one for one in fields(kind)}
+    for name in held:
+        if name not in known:
+            raise UsageError(f"{where}{name} is unknown; known are {', '.join(known)}")
+    for name, one in known.items():
+        if one.default is MISSING and one.default_factory is MISSING and held.get(name) is None:
+            raise UsageError(f"{where}{name} is missing")
+    return dict(held)
+
+
+def _pairs(name: str, rates: Any) -> Rates:
+    if not isinstance(rates, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in rates):
+        raise UsageError(f"{name} is a list of pairs [size, rate]")
+    return tuple((size, rate) for size, rate in rates)
+
+
+def _check(machine: Machine) -> None:
+    links = {"inside": machine.inside, "between": machine.between}
+    numbers: dict[str, Any] = {
+        "operation": machine.operation,
+        "turn": machine.turn,
+        "byte": machine.byte,
+        "message": machine.message,
+        **{f"{name}.latency": link.latency for name, link in links.items() if link},
+    }
+    positive: dict[str, Any] = {
+        "ranks_per_node": machine.ranks_per_node,
+        **({} if machine.cores is None else {"cores": machine.cores}),
+        **({} if machine.memory is None else {"memory": machine.memory}),
+        **{f"{name}.bandwidth": link.bandwidth for name, link in links.items() if link},
+    }
+    tables = {"copy": machine.copy, **{f"gemm.{name}": rates for name, rates in machine.gemm.items()}}
+    for name, rates in tables.items():
+        if not rates:
+            raise UsageError(f"{name} holds no rate")
+        positive |= {f"{name}[{i}][{j}]": rates[i][j] for i in range(len(rates)) for j in (0, 1)}
+    for name in ("float32", "bfloat16"):
+        if name not in machine.gemm:
+            raise UsageError(f"gemm.{name} is missing")
+    if machine.algorithm not in ("ring", "gloo"):
+        raise UsageError(f"algorithm is 'ring' or 'gloo'; got {machine.algorithm!r}")
+    for name, link in links.items():
+        if link and not isinstance(link.shared, bool):
+            raise UsageError(f"{name}.shared is true or false; got {link.shared!r}")
+    for name, whole in (("ranks_per_node", machine.ranks_per_node), ("cores", machine.cores)):
+        if whole is not None and not isinstance(whole, int):
+            raise UsageError(f"{name} is a whole number; got {whole!r}")
+    for name, number in (numbers | positive).items():
+        right = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+        if not right or number < 0 or (name in positive and number == 0):
+            least = "above zero" if name in positive else "and not below zero"
+            raise UsageError(f"{name} is a number {least}; got {number!r}")
+    for name, rates in tables.items():
+        if any(one[0] >= two[0] for one, two in pairwise(rates)):
+            raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")
+
+
+def _at(rates: Rates, size: float) -> float:
+    sizes = [one for one, _ in rates]
+    place = bisect_left(sizes, size)
+    if place == 0:
+        return rates[0][1]
+    if place == len(rates):
+        return rates[-1][1]
+    (low, slow), (high, fast) = rates[place - 1], rates[place]
+    along = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
+    return math.exp(math.log(slow) + along * (math.log(fast) - math.log(slow)))

@@ -1,0 +1,401 @@
+"""A model's shape from its ``config.json``, as Hugging Face's transformers lays models out.
+
+Every linear layer is a family, and those that a model stores fused (q, k and v; gate and up) are listed
+apart. Counts are those of transformers' own models. Layers for predicting further tokens (DeepSeek-V3,
+GLM-4.5) are not counted, since transformers builds none.
+
+Tensor parallelism cuts as Megatron-LM does: q, k, v, gate and up by rows (column parallel), o and down by
+columns (row parallel; megatron/core/transformer/attention.py and mlp.py). In latent attention the projections
+down to a rank are whole everywhere, and those up from it are cut by rows
+(megatron/core/transformer/multi_latent_attention.py). Experts are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import UsageError
+from ..plan.layout import Replicate, Shard
+from .model_shape import Cut, MatrixFamily, ModelShape, OtherFamily
+
+ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
+
+Flag = bool | tuple[str, bool]
+"""Whether a model has something: always or never, or as a key says, with what it is without the key."""
+
+ATTENTION_BIAS: Flag = ("attention_bias", False)
+MLP_BIAS: Flag = ("mlp_bias", False)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Where a model type with experts states their sizes.
+
+    ``width`` is the key of their inner size. ``shared`` says how the expert that sees all tokens is stated,
+    ``dense`` which layers have none: the first ones, or those that ``decoder_sparse_step`` and
+    ``mlp_only_layers`` leave out.
+    """
+
+    width: str = "moe_intermediate_size"
+    shared: Literal["none", "n_shared_experts", "shared_expert_intermediate_size"] = "none"
+    dense: Literal["none", "first_k_dense_replace", "decoder_sparse_step"] = "none"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a model type has that its ``config.json`` does not say.
+
+    ``norms`` are those of a layer; ``head_norms`` those of q and k, over one head or over all of them.
+    ``kv_heads`` and ``head`` say whether the config must state how many heads of keys and values there are,
+    and how wide a head is; without that they are as many as heads, and as wide as an even cut makes them.
+    """
+
+    attention: Literal["grouped", "latent"] = "grouped"
+    qkv_bias: Flag = False
+    o_bias: Flag = False
+    mlp_bias: Flag = False
+    head_norms: Flag = False
+    head_norms_over: Literal["head", "all"] = "head"
+    sinks: bool = False
+    norms: int = 2
+    tied: bool = False
+    kv_heads: Literal["stated", "heads"] = "stated"
+    head: Literal["stated", "width / heads"] = "width / heads"
+    mixture: Mixture | None = None
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, mlp_bias=MLP_BIAS, kv_heads="heads"
+    ),
+    "mistral": Architecture(),
+    "mixtral": Architecture(mixture=Mixture("intermediate_size")),
+    "qwen2": Architecture(qkv_bias=True),
+    "qwen2_moe": Architecture(
+        qkv_bias=("qkv_bias", True),
+        mixture=Mixture(shared="shared_expert_intermediate_size", dense="decoder_sparse_step"),
+    ),
+    "qwen3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, head_norms=True, head="stated"),
+    "qwen3_moe": Architecture(
+        qkv_bias=ATTENTION_BIAS,
+        o_bias=ATTENTION_BIAS,
+        head_norms=True,
+        mixture=Mixture(dense="decoder_sparse_step"),
+    ),
+    "deepseek_v2": Architecture(
+        "latent",
+        mlp_bias=MLP_BIAS,
+        mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace"),
+    ),
+    "deepseek_v3": Architecture(
+        "latent", mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
+    ),
+    "glm4_moe": Architecture(
+        qkv_bias=ATTENTION_BIAS,
+        head_norms=("use_qk_norm", False),
+        mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace"),
+    ),
+    "gpt_oss": Architecture(
+        qkv_bias=("attention_bias", True),
+        o_bias=("attention_bias", True),
+        sinks=True,
+        head="stated",
+        mixture=Mixture("intermediate_size", bias=True),
+    ),
+    "olmo2": Architecture(
+        qkv_bias=ATTENTION_BIAS,
+        o_bias=ATTENTION_BIAS,
+        head_norms=True,
+        head_norms_over="all",
+        kv_heads="heads",
+    ),
+    "olmoe": Architecture(
+        qkv_bias=ATTENTION_BIAS,
+        o_bias=ATTENTION_BIAS,
+        head_norms=True,
+        head_norms_over="all",
+        kv_heads="heads",
+        mixture=Mixture("intermediate_size"),
+    ),
+    "phi3": Architecture(kv_heads="heads"),
+    "smollm3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, mlp_bias=MLP_BIAS, tied=True),
+    "gemma2": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, norms=4, tied=True, head="stated"),
+    "gemma3_text": Architecture(
+        qkv_bias=ATTENTION_BIAS,
+        o_bias=ATTENTION_BIAS,
+        head_norms=True,
+        norms=4,
+        tied=True,
+        head="stated",
+    ),
+}
+"""Model types of transformers, but for ``gpt2``, whose keys have other names."""
+
+SAME_AS = {"kimi_k2": "deepseek_v3"}
+"""Model types with another's layout: Kimi K2's card says so of its own."""
+
+MODEL_TYPES = tuple(sorted({"gpt2", *ARCHITECTURES, *SAME_AS}))
+
+Family = MatrixFamily | OtherFamily
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKeys:
+    """The keys of a ``config.json``, read with an error that names the file and the key."""
+
+    where: str
+    held: Mapping[str, Any]
+
+    def size(self, *keys: str, least: int = 1) -> int:
+        """The number under the first key that is there.
+
+        Raises:
+            UsageError: none is there, or it is no number of at least ``least``.
+        """
+        found = self.size_or(None, *keys, least=least)
+        if found is None:
+            raise UsageError(f"{self.where} lacks {' or '.join(map(repr, keys))}")
+        return found
+
+    def size_or(self, otherwise: Any, *keys: str, least: int = 1) -> Any:
+        """The number under the first key that is there, or ``otherwise``."""
+        for key in keys:
+            value = self.held.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{self.where}: {key!r} is a whole number, at least {least}; got {value!r}")
+            return value
+        return otherwise
+
+    def flag(self, flag: Flag) -> bool:
+        """What a flag says."""
+        if isinstance(flag, bool):
+            return flag
+        key, otherwise = flag
+        value = self.held.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise UsageError(f"{self.where}: {key!r} is true or false; got {value!r}")
+        return otherwise if value is None else value
+
+
+def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelShape:
+    """The shape of the model that a ``config.json`` describes; ``where`` names the file in errors.
+
+    Raises:
+        UsageError: the model type is unknown, a size is missing, or is no size.
+
+    >>> sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 4, "vocab_size": 9}
+    >>> shape = shape_from_config({"model_type": "gpt2", **sizes}, "tiny", "written here", "the config")
+    >>> [(family.name, family.shape, family.count) for family in shape.families][-1]
+    ('layers.*.mlp.down', (8, 32), 2)
+    """
+    if not isinstance(held, dict):
+        raise UsageError(f"{where} holds no table of keys")
+    if held.get("model_type") is None:
+        raise UsageError(f"{where} lacks 'model_type'")
+    model_type = str(held["model_type"])
+    if model_type not in MODEL_TYPES:
+        raise UsageError(
+            f"{where}: model_type {model_type!r} is not known; known are {', '.join(MODEL_TYPES)}. "
+            "module:function takes any model"
+        )
+    keys = ConfigKeys(where, held)
+    if model_type == "gpt2":
+        return _gpt2(keys, name, source)
+    return _decoder(keys, ARCHITECTURES[SAME_AS.get(model_type, model_type)], name, source)
+
+
+def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: str) -> ModelShape:
+    layers, heads = keys.size("num_hidden_layers"), keys.size("num_attention_heads")
+    latent = architecture.attention == "latent"
+    attention = _latent_attention(keys) if latent else _grouped_attention(keys, architecture)
+    sparse = _sparse_layers(keys, architecture.mixture, layers)
+    families = [
+        *_tables(keys, layers, architecture.tied),
+        *attention,
+        *_mlp(keys, architecture, tuple(layer for layer in range(layers) if layer not in sparse)),
+        *_experts(keys, architecture, sparse),
+        *_norms(keys.size("hidden_size"), layers, architecture.norms),
+    ]
+    kv_heads = heads if latent else _kv_heads(keys, architecture)
+    experts = max((family.experts for family in families), default=0)
+    return _shape(name, source, layers, heads, kv_heads, experts, families)
+
+
+def _shape(
+    name: str, source: str, layers: int, heads: int, kv_heads: int, experts: int, found: Sequence[Family]
+) -> ModelShape:
+    families = tuple(family for family in found if isinstance(family, MatrixFamily))
+    others = tuple(family for family in found if isinstance(family, OtherFamily))
+    return ModelShape(name, source, layers, heads, kv_heads, experts, families, others)
+
+
+def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
+    """GPT-2 has biases and gains everywhere, a table of positions, and a plain MLP."""
+    layers, width, heads = keys.size("n_layer"), keys.size("n_embd"), keys.size("n_head")
+    inner, each = keys.size_or(4 * width, "n_inner"), tuple(range(layers))
+    tied, table = keys.flag(("tie_word_embeddings", True)), keys.size("vocab_size") * width
+    families = [
+        OtherFamily("embedding", table, ROWS, (0,)),
+        OtherFamily("positions", keys.size("n_positions") * width, WHOLE, (0,)),
+        *(() if tied else (OtherFamily("head", table, ROWS, (layers - 1,)),)),
+        *_linear("layers.*.attention.q", width, width, ROWS, each, bias=True),
+        *_linear("layers.*.attention.k", width, width, ROWS, each, bias=True),
+        *_linear("layers.*.attention.v", width, width, ROWS, each, bias=True),
+        *_linear("layers.*.attention.o", width, width, COLUMNS, each, bias=True),
+        *_linear("layers.*.mlp.up", inner, width, ROWS, each, bias=True),
+        *_linear("layers.*.mlp.down", width, inner, COLUMNS, each, bias=True),
+        *_norms(2 * width, layers, 2),
+    ]
+    return _shape(name, source, layers, heads, heads, 0, families)
+
+
+def _tables(keys: ConfigKeys, layers: int, tied: bool) -> Iterator[Family]:
+    size = keys.size("vocab_size") * keys.size("hidden_size")
+    yield OtherFamily("embedding", size, ROWS, (0,))
+    if not keys.flag(("tie_word_embeddings", tied)):
+        yield OtherFamily("head", size, ROWS, (layers - 1,))
+
+
+def _norms(width: int, layers: int, each: int) -> Iterator[Family]:
+    yield OtherFamily("layers.*.norms", each * width, WHOLE, tuple(range(layers)))
+    yield OtherFamily("norm", width, WHOLE, (layers - 1,))
+
+
+def _linear(
+    name: str, out: int, into: int, cut: Cut, layers: tuple[int, ...], bias: bool = False, experts: int = 0
+) -> Iterator[Family]:
+    """A layer's matrix, and its bias, which is cut where rows are."""
+    yield MatrixFamily(name, (out, into), cut, layers, experts)
+    if bias:
+        rows = cut if cut == ROWS else WHOLE
+        yield OtherFamily(f"{name}.bias", out * max(1, experts), rows, layers, experts)
+
+
+def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator[Family]:
+    """Heads of queries that share fewer heads of keys and values."""
+    width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
+    kv_heads, head = _kv_heads(keys, architecture), _head(keys, architecture)
+    qkv_bias, o_bias = keys.flag(architecture.qkv_bias), keys.flag(architecture.o_bias)
+    yield from _linear("layers.*.attention.q", heads * head, width, ROWS, each, qkv_bias)
+    yield from _linear("layers.*.attention.k", kv_heads * head, width, ROWS, each, qkv_bias)
+    yield from _linear("layers.*.attention.v", kv_heads * head, width, ROWS, each, qkv_bias)
+    yield from _linear("layers.*.attention.o", width, heads * head, COLUMNS, each, o_bias)
+    if keys.flag(architecture.head_norms):
+        gains = 2 * head if architecture.head_norms_over == "head" else (heads + kv_heads) * head
+        yield OtherFamily("layers.*.attention.norms", gains, WHOLE, each)
+    if architecture.sinks:
+        yield OtherFamily("layers.*.attention.sinks", heads, ROWS, each)
+
+
+def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to a rank, and up."""
+    width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
+    rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
+    rank, value = keys.size("kv_lora_rank"), keys.size("v_head_dim")
+    bias, q_rank = keys.flag(ATTENTION_BIAS), _q_rank(keys)
+    if q_rank is None:
+        yield from _linear("layers.*.attention.q", heads * (plain + rope), width, ROWS, each)
+    else:
+        yield from _linear("layers.*.attention.q_a", q_rank, width, WHOLE, each, bias)
+        yield from _linear("layers.*.attention.q_b", heads * (plain + rope), q_rank, ROWS, each)
+    yield from _linear("layers.*.attention.kv_a_with_mqa", rank + rope, width, WHOLE, each, bias)
+    yield from _linear("layers.*.attention.kv_b", heads * (plain + value), rank, ROWS, each)
+    yield from _linear("layers.*.attention.o", width, heads * value, COLUMNS, each, bias)
+    yield OtherFamily("layers.*.attention.norms", (q_rank or 0) + rank, WHOLE, each)
+
+
+def _q_rank(keys: ConfigKeys) -> int | None:
+    """The rank that queries go through; None where the config says null."""
+    says_null = "q_lora_rank" in keys.held and keys.held["q_lora_rank"] is None
+    return None if says_null else keys.size("q_lora_rank")
+
+
+def _mlp(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
+    """The MLP of layers without experts."""
+    if layers:
+        inner, bias = keys.size("intermediate_size"), keys.flag(architecture.mlp_bias)
+        yield from _gated("layers.*.mlp", inner, keys.size("hidden_size"), (ROWS, COLUMNS), layers, bias)
+
+
+def _experts(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
+    """Experts of which a token sees some, the one that it always sees, and the router."""
+    mixture = architecture.mixture
+    if mixture is None or not layers:
+        return
+    width, experts, inner = keys.size("hidden_size"), _expert_count(keys), keys.size(mixture.width)
+    shared, bias = _shared_width(keys, mixture), mixture.bias
+    if shared:
+        shared_bias = keys.flag(architecture.mlp_bias)
+        yield from _gated("layers.*.shared_expert", shared, width, (ROWS, COLUMNS), layers, shared_bias)
+    yield from _gated("layers.*.experts.*", inner, width, (WHOLE, WHOLE), layers, bias, experts)
+    router = experts * (width + bias) + (width if mixture.shared == "shared_expert_intermediate_size" else 0)
+    yield OtherFamily("layers.*.router", router, WHOLE, layers)
+
+
+def _gated(
+    name: str,
+    inner: int,
+    width: int,
+    cuts: tuple[Cut, Cut],
+    layers: tuple[int, ...],
+    bias: bool = False,
+    experts: int = 0,
+) -> Iterator[Family]:
+    yield from _linear(f"{name}.gate", inner, width, cuts[0], layers, bias, experts)
+    yield from _linear(f"{name}.up", inner, width, cuts[0], layers, bias, experts)
+    yield from _linear(f"{name}.down", width, inner, cuts[1], layers, bias, experts)
+
+
+def _each_layer(keys: ConfigKeys) -> tuple[int, ...]:
+    return tuple(range(keys.size("num_hidden_layers")))
+
+
+def _kv_heads(keys: ConfigKeys, architecture: Architecture) -> int:
+    if architecture.kv_heads == "heads":
+        return int(keys.size_or(keys.size("num_attention_heads"), "num_key_value_heads"))
+    return keys.size("num_key_value_heads")
+
+
+def _head(keys: ConfigKeys, architecture: Architecture) -> int:
+    if architecture.head == "stated":
+        return keys.size("head_dim")
+    width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    if width < heads:
+        raise UsageError(f"{keys.where}: 'hidden_size' {width} is not enough for {heads} heads")
+    return int(keys.size_or(width // heads, "head_dim"))
+
+
+def _expert_count(keys: ConfigKeys) -> int:
+    return keys.size("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _shared_width(keys: ConfigKeys, mixture: Mixture) -> int:
+    """The inner size of the experts that see all tokens, taken together."""
+    if mixture.shared == "none":
+        return 0
+    if mixture.shared == "shared_expert_intermediate_size":
+        return keys.size("shared_expert_intermediate_size")
+    return keys.size("n_shared_experts", least=0) * keys.size(mixture.width)
+
+
+def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tuple[int, ...]:
+    """The layers with experts."""
+    if mixture is None:
+        return ()
+    if keys.held.get("moe_layer_freq", 1) != 1:
+        raise UsageError(
+            f"{keys.where}: 'moe_layer_freq' is 1 in every model known here; got "
+            f"{keys.held['moe_layer_freq']!r}. module:function takes any model"
+        )
+    first = keys.size("first_k_dense_replace", least=0) if mixture.dense == "first_k_dense_replace" else 0
+    if mixture.dense != "decoder_sparse_step":
+        return tuple(range(first, layers))
+    step, dense = keys.size_or(1, "decoder_sparse_step"), keys.held.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise UsageError(f"{keys.where}: 'mlp_only_layers' is a list of layers; got {dense!r}")
+    return tuple(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)

@@ -1,0 +1,246 @@
+"""A model as the planner sees it: families of equal matrices, and what one pipeline stage holds of them.
+
+Knows shapes, and how tensor parallelism cuts them. Refuses to know configuration files and modules:
+``model_configs`` and ``module_shapes`` read those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import GridError
+from ..plan.grid import Grid
+from ..plan.layout import Replicate, Shard
+from ..plan.matrix import Matrix
+
+Cut = Shard | Replicate | None
+"""How tensor parallelism holds something; None where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFamily:
+    """Matrices of one kind and shape, one in each of ``layers``, or ``experts`` in each if that is not 0.
+
+    The stars of ``name`` stand for the layer and the expert. ``shape`` is (out, in), of one matrix.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    cut: Cut
+    layers: tuple[int, ...]
+    experts: int = 0
+
+    @property
+    def count(self) -> int:
+        """Matrices in the whole model."""
+        return len(self.layers) * max(1, self.experts)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all of them."""
+        return self.count * math.prod(self.shape)
+
+    def name_in(self, layer: int, expert: int = 0) -> str:
+        """The name of one matrix.
+
+        >>> MatrixFamily("layers.*.experts.*.up", (6, 4), None, (0, 1), experts=8).name_in(1, 7)
+        'layers.1.experts.7.up'
+        """
+        name, numbers = self.name, (layer, expert) if self.experts else (layer,)
+        for number in numbers[len(numbers) - name.count("*") :]:  # without a star for the layer: not in one
+            name = name.replace("*", str(number), 1)
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFamily:
+    """What AdamW steps: ``size`` elements in each of ``layers``, of ``experts`` together if that is not 0.
+
+    Embeddings lie in the first layer, the head and the last norm in the last.
+    """
+
+    name: str
+    size: int
+    cut: Cut
+    layers: tuple[int, ...]
+    experts: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Elements in the whole model."""
+        return len(self.layers) * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model's sizes, and where they come from.
+
+    ``heads`` and ``kv_heads`` are None where nobody says; ``experts`` is how many a layer has, 0 in a dense
+    model. ``families`` go to Muon, ``others`` to AdamW.
+    """
+
+    name: str
+    source: str
+    layers: int
+    heads: int | None
+    kv_heads: int | None
+    experts: int
+    families: tuple[MatrixFamily, ...]
+    others: tuple[OtherFamily, ...]
+
+    @property
+    def hidden(self) -> int:
+        """Elements that Muon steps."""
+        return sum(family.numel for family in self.families)
+
+    @property
+    def rest(self) -> int:
+        """Elements that AdamW steps: embeddings, head, norms, routers, biases."""
+        return sum(other.numel for other in self.others)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the whole model, those of tied weights once."""
+        return self.hidden + self.rest
+
+
+def stage_layers(shape: ModelShape, pp: int, stage: int = 0) -> range:
+    """The layers of one pipeline stage. Where they cannot be even, the first stages hold one more.
+
+    Raises:
+        GridError: there are fewer layers than stages, or no such stage.
+    """
+    if pp > shape.layers:
+        raise GridError(f"{shape.name} has {shape.layers} layers: pp={pp} would leave stages without any")
+    if not 0 <= stage < pp:
+        raise GridError(f"pp={pp} has stages 0 to {pp - 1}; got stage {stage}")
+    each, more = divmod(shape.layers, pp)
+    start = stage * each + min(stage, more)
+    return range(start, start + each + (stage < more))
+
+
+def stage_matrices(
+    shape: ModelShape,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    pp: int = 1,
+    stage: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    grad_dtype: torch.dtype = torch.float32,
+) -> tuple[list[Matrix], list[Matrix]]:
+    """What the ranks of one pipeline stage hold for Muon: dense matrices, then experts'.
+
+    Dense ones are cut over the axis "tp" as Megatron-LM cuts them. Experts' are those of one expert-parallel
+    position, each whole: every position has as many. Both lists count from 0, since each gets its own plan.
+
+    Raises:
+        GridError: the sizes do not divide the model.
+
+    >>> from .models import find_model
+    >>> dense, experts = stage_matrices(find_model("mixtral-8x7b"), tp=2, ep=8, pp=32, stage=31)
+    >>> [(matrix.name, matrix.shape, matrix.cuts) for matrix in dense][-1]
+    ('layers.31.attention.o', (4096, 4096), (('tp', Shard(dim=1, sizes=None)),))
+    >>> [(matrix.name, matrix.shape) for matrix in experts][-1]
+    ('layers.31.experts.0.down', (4096, 14336))
+    """
+    check_grid(shape, tp=tp, ep=ep, pp=pp)
+    mine = stage_layers(shape, pp, stage)
+
+    def records(found: Iterator[tuple[MatrixFamily, str]]) -> list[Matrix]:
+        return [
+            Matrix(
+                index,
+                name,
+                family.shape,
+                (("tp", family.cut),) if tp > 1 and isinstance(family.cut, Shard) else (),
+                dtype=dtype,
+                grad_dtype=grad_dtype,
+            )
+            for index, (family, name) in enumerate(found)
+        ]
+
+    return records(_dense(shape, mine)), records(_of_experts(shape, mine, ep))
+
+
+def stage_rest(shape: ModelShape, *, tp: int = 1, ep: int = 1, pp: int = 1, stage: int = 0) -> int:
+    """Elements that AdamW steps on one rank of a stage, before the data-parallel ranks share them out.
+
+    Tables are cut over tp by their rows, rounded up. A tied table counts on the first stage alone.
+
+    Raises:
+        GridError: the sizes do not divide the model.
+    """
+    check_grid(shape, tp=tp, ep=ep, pp=pp)
+    mine = stage_layers(shape, pp, stage)
+    held = 0
+    for other in shape.others:
+        parts = (tp if isinstance(other.cut, Shard) else 1) * (ep if other.experts else 1)
+        held += sum(layer in mine for layer in other.layers) * -(-other.size // parts)
+    return held
+
+
+def check_grid(shape: ModelShape, *, tp: int, ep: int, pp: int) -> None:
+    """Check that a model can be cut so.
+
+    Heads are cut whole. With fewer heads of keys and values than tp, Megatron-LM cuts their projections
+    evenly all the same, and gathers what they give (megatron/core/transformer/attention.py,
+    ``SelfAttention.get_query_key_value_tensors``).
+
+    Raises:
+        GridError: it cannot.
+    """
+    Grid.of(tp=tp, ep=ep, pp=pp)
+    stage_layers(shape, pp)
+    _check_tp(shape, tp)
+    if ep > 1 and not shape.experts:
+        raise GridError(f"{shape.name} has no experts for ep={ep} to divide")
+    for family in shape.families:
+        if family.experts % ep:
+            raise GridError(f"ep={ep} does not divide the {family.experts} experts of {shape.name}")
+
+
+def _check_tp(shape: ModelShape, tp: int) -> None:
+    if tp == 1:
+        return
+    dense = [family for family in shape.families if not family.experts]
+    unknown = [family.name for family in dense if family.cut is None]
+    if unknown:
+        raise GridError(
+            f"nobody says how tensor parallelism cuts {unknown[0]} of {shape.name}: plan it with tp=1, "
+            "or give a config.json of a known model_type"
+        )
+    if shape.heads and shape.heads % tp:
+        raise GridError(f"tp={tp} does not divide the {shape.heads} heads of {shape.name}")
+    if shape.kv_heads and shape.kv_heads % tp and tp % shape.kv_heads:
+        raise GridError(
+            f"tp={tp} neither divides the {shape.kv_heads} heads of keys and values of {shape.name} "
+            "nor is divided by them"
+        )
+    for family in dense:
+        if isinstance(family.cut, Shard) and family.shape[family.cut.dim] % tp:
+            side = ("rows", "columns")[family.cut.dim]
+            raise GridError(
+                f"tp={tp} does not divide the {family.shape[family.cut.dim]} {side} of {family.name} "
+                f"in {shape.name}"
+            )
+
+
+def _dense(shape: ModelShape, layers: range) -> Iterator[tuple[MatrixFamily, str]]:
+    for layer in layers:
+        for family in shape.families:
+            if not family.experts and layer in family.layers:
+                yield family, family.name_in(layer)
+
+
+def _of_experts(shape: ModelShape, layers: range, ep: int) -> Iterator[tuple[MatrixFamily, str]]:
+    for layer in layers:
+        held = [family for family in shape.families if family.experts and layer in family.layers]
+        for expert in range(max((family.experts // ep for family in held), default=0)):
+            for family in held:
+                if expert < family.experts // ep:
+                    yield family, family.name_in(layer, expert)

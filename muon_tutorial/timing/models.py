@@ -1,0 +1,111 @@
+"""Finds the model that a plan is asked for: a public one by name, a ``config.json``, or a function of yours.
+
+``public_models.json`` holds, for each public model, the sizes in its ``config.json`` and where that stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import os
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from .model_configs import shape_from_config
+from .model_shape import ModelShape
+from .module_shapes import shape_from_module
+
+PUBLIC_MODELS = Path(__file__).with_name("public_models.json")
+
+
+def find_model(name: str) -> ModelShape:
+    """The shape of a model.
+
+    ``name`` is one of ``public_names()``, a ``config.json`` as Hugging Face's libraries write it, a folder
+    with one, or ``module:function``. The function takes nothing and returns an ``nn.Module``. It is called
+    with the meta device as default, so that a model of any size costs no memory; where it insists on another
+    device, the sizes are the same.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be read; one line that says why.
+
+    >>> shape = find_model("llama-3.1-8b")
+    >>> shape.parameters, shape.layers, [family.name for family in shape.families][-1]
+    (8030261248, 32, 'layers.*.mlp.down')
+    """
+    public = _public_models()
+    if name in public:
+        held = public[name]
+        return shape_from_config(held["config"], name, held["source"], f"the config of {name}")
+    if os.path.exists(name):
+        return _from_file(Path(name, "config.json") if os.path.isdir(name) else Path(name))
+    near = _near(name.rpartition("/")[2].lower(), public)
+    meant = f"; did you mean {near}?" if near else ""
+    if name.endswith(".json") or "/" in name:
+        raise UsageError(f"the model {name} cannot be read: No such file or directory{meant}")
+    if ":" in name:
+        return _from_function(name)
+    raise UsageError(
+        f"no model is called {name!r}{meant or '.'} Known are {', '.join(public)}; "
+        "a path to a config.json or module:function will also do"
+    )
+
+
+def public_names() -> tuple[str, ...]:
+    """The names of the public models, from small to large within a family."""
+    return tuple(_public_models())
+
+
+def _near(name: str, public: Collection[str]) -> str | None:
+    """The public name that begins so, or else the most similar one."""
+    begins = [one for one in public if name and one.startswith(name)]
+    return next(iter(begins or difflib.get_close_matches(name, public, n=1)), None)
+
+
+@cache
+def _public_models() -> dict[str, Any]:
+    return dict(json.loads(PUBLIC_MODELS.read_text(encoding="utf-8")))
+
+
+def _from_file(path: Path) -> ModelShape:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the model {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"the model {path} is no JSON: {error}") from None
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return shape_from_config(held, name or "model", str(path), f"the model {path}")
+
+
+def _from_function(name: str) -> ModelShape:
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name, None)
+    except Exception as error:
+        raise UsageError(f"the module of {name} cannot be imported: {_said(error)}") from None
+    if not callable(function):
+        raise UsageError(f"the module of {name} has no function {function_name!r}")
+    try:
+        with torch.device("meta"):
+            model = function()
+    except Exception as error:
+        raise UsageError(f"{name}() failed: {_said(error)}") from None
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name}() is to return a torch.nn.Module; it returned {type(model).__name__}")
+    shape = shape_from_module(model, name, f"{name}()")
+    if not shape.families:
+        raise UsageError(f"{name}() returned {type(model).__name__}, which has no hidden matrix for Muon")
+    return shape
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,409 @@
+"""All ranks at once, without data, each with a clock: when a rank computes, waits and is answered.
+
+A fourth world beside the live, the local and the shadow one. It walks the same generators, charges what
+they compute and what they ask for by a machine, and lets ranks share what the machine shares: cores, where
+there are fewer than ranks, and a bus, where links are one. So waiting and overlap follow from the order of
+requests; nothing here knows a strategy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..engine.collective import Call, Collective, Idle, Label, Start, Turn, Wait, Walk
+from ..errors import DeadlockError, RequestError
+from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
+from ..evidence.ring_bytes import ring_bytes, ring_traffic
+from ..plan.grid import Coordinate, Grid
+from ..worlds.local import check_alike
+from .machine import Link, Machine
+from .work import Work
+
+Doing = Literal["product", "copy", "wait"]
+_INSTANT = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one rank did from ``begin`` to ``end``, in seconds since the start of all ranks.
+
+    ``label`` is the request's that it had asked for last, or that it waits for.
+    """
+
+    rank: int
+    doing: Doing
+    begin: float
+    end: float
+    label: str
+
+
+@dataclass(slots=True, eq=False)
+class TimedFlight:
+    """A collective on its way: when its members issued it, when it began, and when it was answered.
+
+    ``asked`` says what each member asked for, in words; ``sent``, what it sends; ``busy``, what keeps its
+    link and processor, the larger of what it sends and receives. These and ``issued`` hold the ranks that are
+    walked: all members, or one alone. ``link`` is what they send over, and ``latency`` the seconds that no
+    bandwidth shortens.
+    """
+
+    group: tuple[int, ...]
+    label: Label
+    link: Link
+    issued: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, str] = field(default_factory=dict)
+    sent: dict[int, GlooTraffic] = field(default_factory=dict)
+    busy: dict[int, GlooTraffic] = field(default_factory=dict)
+    latency: float = 0.0
+    begin: float = 0.0
+    end: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """What ranks did and when. ``seconds`` is when the last of them ended."""
+
+    seconds: float
+    ends: tuple[float, ...]
+    spans: tuple[Span, ...]
+    flights: tuple[TimedFlight, ...]
+
+    def total(self, doing: Doing, rank: int) -> float:
+        """Seconds that a rank spent so."""
+        return sum(span.end - span.begin for span in self.spans if (span.rank, span.doing) == (rank, doing))
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What takes ``left`` of something shared: seconds of a core, or bytes of a link."""
+
+    left: float
+    node: int = 0
+    link: Any = None
+    bandwidth: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    flight: TimedFlight
+    answer: Tensor | None
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    walk: Walk
+    at: Coordinate
+    job: _Job | None = None
+    jobs: list[tuple[Doing, float]] = field(default_factory=list)
+    doing: Doing = "copy"
+    since: float = 0.0
+    turn: Turn | None = None
+    waiting: _Ticket | None = None
+    answer: Any = None
+    label: str = "start"
+    ended: float | None = None
+
+
+@dataclass(eq=False)
+class _Moving:
+    """A flight whose members all have issued it, and what of it is still to be done."""
+
+    flight: TimedFlight
+    jobs: list[_Job]
+    after: float
+
+
+@dataclass(eq=False)
+class TimedWorld:
+    """A grid of ranks with clocks. ``run`` walks one generator a rank, whose tensors lie on the meta device.
+
+    >>> from muon_tutorial.engine.collective import Label
+    >>> link = Link(bandwidth=1e9, latency=0.0)
+    >>> rates = {"float32": ((1, 1e9),), "bfloat16": ((1, 1e9),)}
+    >>> machine = Machine("toy", rates, ((1, 1e9),), operation=0.0, turn=0.0, inside=link)
+    >>> def program(rank):
+    ...     mine = torch.zeros(10**6, device="meta")
+    ...     yield Collective("all_reduce", ("dp",), mine.dtype, mine, 10**6, Label("sum"))
+    >>> run = TimedWorld(Grid.of(dp=2), machine).run([program(0), program(1)])
+    >>> round(1000 * (run.flights[0].end - run.flights[0].begin), 3)  # 4 MB at 1 GB/s
+    4.0
+    """
+
+    grid: Grid
+    machine: Machine
+
+    def run(self, walks: Sequence[Walk]) -> TimedRun:
+        """Walk all ranks to their end.
+
+        Raises:
+            MismatchError: members of a group asked for different collectives.
+            DeadlockError: no rank can go on.
+            RequestError: a walk asked for something that takes no predictable time.
+        """
+        return _Clockwork(self.grid, self.machine).run(
+            walks, [self.grid.at(rank) for rank in self.grid.ranks]
+        )
+
+    def run_alone(self, walk: Walk, at: Coordinate, beside: int = 0) -> TimedRun:
+        """Walk one rank, as if the others of its groups came when it does: for thousands of ranks.
+
+        So it never waits for a slower one: choose the slowest. ``beside`` are the other ranks of its node,
+        which share the cores and the bus with it all the time.
+
+        Raises:
+            RequestError: the walk asked for something that takes no predictable time.
+        """
+        return _Clockwork(self.grid, self.machine, is_alone=True, beside=beside).run([walk], [at])
+
+
+@dataclass(eq=False)
+class _Clockwork:
+    grid: Grid
+    machine: Machine
+    is_alone: bool = False
+    beside: int = 0
+    now: float = 0.0
+    ranks: list[_Rank] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    flights: list[TimedFlight] = field(default_factory=list)
+    queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
+    moving: dict[tuple[int, ...], _Moving] = field(default_factory=dict)
+    asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
+
+    def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
+        self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
+        with torch.no_grad(), Work(self.machine) as work:
+            for rank in self.ranks:
+                self._go_on(rank, work)
+            while not all(rank.ended is not None for rank in self.ranks):
+                self._pass_time()
+                self._settle(work)
+        ends = tuple(rank.ended or 0.0 for rank in self.ranks)
+        return TimedRun(max(ends), ends, tuple(self.spans), tuple(self.flights))
+
+    # Time.
+
+    def _pass_time(self) -> None:
+        """Let all jobs proceed until the first of them is done."""
+        jobs = [rank.job for rank in self.ranks if rank.job is not None]
+        sending = [moving for moving in self.moving.values() if moving.after <= self.now + _INSTANT]
+        jobs += [job for moving in sending for job in moving.jobs]
+        rates = self._rates(jobs)
+        ends = [job.left / rate for job, rate in zip(jobs, rates, strict=True)]
+        ends += [moving.after - self.now for moving in self.moving.values() if moving not in sending]
+        ends += [0.0 for moving in sending if not moving.jobs]
+        if not ends:
+            raise DeadlockError("no rank can go on:\n" + "\n".join(map(self._describe, self.ranks)))
+        passed = max(0.0, min(ends))
+        for job, rate in zip(jobs, rates, strict=True):
+            job.left = max(0.0, job.left - passed * rate)
+        self.now += passed
+
+    def _rates(self, jobs: Sequence[_Job]) -> list[float]:
+        """What each job gets of what it shares: at most one core; its part of its link."""
+        cores: dict[int, int] = defaultdict(lambda: self.beside)
+        links: dict[Any, int] = defaultdict(int)
+        for job in jobs:
+            if job.link is None:
+                cores[job.node] += 1
+            else:
+                links[job.link] += 1
+
+        def rate(job: _Job) -> float:
+            if job.link is not None:
+                return job.bandwidth / links[job.link]
+            return 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / cores[job.node])
+
+        return [rate(job) for job in jobs]
+
+    def _settle(self, work: Work) -> None:
+        """Whatever is done by now has its consequences."""
+        for group, moving in list(self.moving.items()):
+            if moving.after <= self.now + _INSTANT:
+                moving.jobs = [job for job in moving.jobs if job.left > _least(job)]
+                if not moving.jobs:
+                    del self.moving[group]
+                    moving.flight.end = self.now
+                    self._begin_next(group)
+        for rank in self.ranks:
+            if rank.job is not None and rank.job.left <= _least(rank.job):
+                self._note(rank, rank.doing)
+                rank.job = None
+                self._go_on(rank, work)
+            elif rank.waiting is not None and rank.waiting.flight.end is not None:
+                self._note(rank, "wait")
+                rank.answer, rank.waiting = rank.waiting.answer, None
+                self._go_on(rank, work)
+
+    def _note(self, rank: _Rank, doing: Doing) -> None:
+        if self.now > rank.since:
+            self.spans.append(Span(rank.at.rank, doing, rank.since, self.now, rank.label))
+        rank.since = self.now
+
+    # Ranks.
+
+    def _go_on(self, rank: _Rank, work: Work) -> None:
+        """Let a rank proceed until it computes or waits."""
+        while rank.ended is None:
+            if rank.jobs:
+                doing, seconds = rank.jobs.pop(0)
+                if seconds > _INSTANT:
+                    rank.doing, rank.job = doing, _Job(seconds, self.machine.node(rank.at.rank))
+                    return
+                continue
+            if rank.turn is not None:
+                turn, rank.turn = rank.turn, None
+                if self._take(rank, turn):
+                    return
+                continue
+            work.take()
+            try:
+                rank.turn = rank.walk.send(rank.answer)
+            except StopIteration:
+                rank.turn = None
+                rank.jobs = self._computed(work, 0.0)
+                if not rank.jobs:
+                    rank.ended = self.now
+                    return
+                rank.walk, rank.answer = _ended(), None  # nothing more to ask, but something to compute
+                continue
+            rank.answer = None
+            rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
+
+    def _cost_of_turn(self, turn: Turn) -> float:
+        request = turn.request if isinstance(turn, Start) else turn
+        if not isinstance(request, Collective):
+            return 0.0
+        copied = 0
+        if request.send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # in place
+            copied = 2 * request.send.numel() * request.dtype.itemsize
+        return self.machine.turn + self.machine.copy_seconds(copied)
+
+    def _computed(self, work: Work, extra: float) -> list[tuple[Doing, float]]:
+        product, copy = work.take()
+        jobs: list[tuple[Doing, float]] = [("product", product), ("copy", copy + extra)]
+        return [(doing, seconds) for doing, seconds in jobs if seconds]
+
+    def _take(self, rank: _Rank, turn: Turn) -> bool:
+        """Do what a rank asks; returns whether it now waits."""
+        if isinstance(turn, Wait):
+            if not isinstance(turn.ticket, _Ticket):
+                return False
+            rank.label = str(turn.ticket.flight.label)
+            return self._wait(rank, turn.ticket)
+        request = turn.request if isinstance(turn, Start) else turn
+        if not isinstance(request, Collective):
+            if isinstance(request, Call):
+                raise RequestError(f"{rank.at} makes a call of its own: no machine says how long that takes")
+            if not isinstance(request, Idle):
+                raise RequestError(f"{rank.at} asked for {request!r}, which takes no time that is known")
+            rank.answer = request if isinstance(turn, Start) else None
+            return False
+        rank.label = str(request.label)
+        ticket = self._issue(rank, request)
+        if isinstance(turn, Start):
+            rank.answer = ticket
+            return False
+        return self._wait(rank, ticket)
+
+    def _wait(self, rank: _Rank, ticket: _Ticket) -> bool:
+        if ticket.flight.end is not None:
+            rank.answer = ticket.answer
+            return False
+        rank.waiting = ticket
+        return True
+
+    # Flights.
+
+    def _issue(self, rank: _Rank, request: Collective) -> _Ticket:
+        number, group = rank.at.rank, rank.at.group(*request.axes)
+        flight = next((one for one in self.queues[group] if number not in one.issued), None)
+        if flight is None:
+            flight = TimedFlight(group, request.label, self.machine.link(group, request.kind))
+            self.queues[group].append(flight)
+        flight.issued[number], flight.asked[number] = self.now, str(request)
+        flight.sent[number] = sent_by(request, rank.at, self.machine)
+        flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
+        self.asked.setdefault(id(flight), {})[number] = request
+        self._begin_next(group)
+        return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
+
+    def _begin_next(self, group: tuple[int, ...]) -> None:
+        """Begin a group's next flight: a group answers in order, one after the other."""
+        if group in self.moving or not self.queues[group]:
+            return
+        flight = self.queues[group][0]
+        if len(flight.issued) < (1 if self.is_alone else len(group)):
+            return
+        self.queues[group].pop(0)
+        requests = self.asked.pop(id(flight))  # what is sent is not kept longer than a backend would
+        if not self.is_alone:
+            check_alike({rank: requests[rank] for rank in group})
+        flight.begin, flight.latency = self.now, self._latency(flight)
+        self.flights.append(flight)
+        jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
+        self.moving[group] = _Moving(flight, jobs, self.now + flight.latency)
+
+    def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
+        node, link = self.machine.node(rank), flight.link
+        cpu = busy.data * self.machine.byte + busy.messages_out * self.machine.message
+        jobs = [_Job(cpu, node)] if cpu else []
+        if travelling := travels(busy, self.machine):
+            on = ("bus", link) if link.shared else (rank, link)
+            others = self.beside if link.shared else 0
+            jobs.append(_Job(float(travelling), node, on, link.bandwidth / (1 + others)))
+        return jobs
+
+    def _latency(self, flight: TimedFlight) -> float:
+        """Rounds, one after the other. Where rings would have many, NCCL takes trees: two ways of one."""
+        rounds = max(busy.messages_out for busy in flight.busy.values())
+        steps = 2 * max(1, (len(flight.group) - 1).bit_length())
+        return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
+
+    def _describe(self, rank: _Rank) -> str:
+        doing = "has ended" if rank.ended is not None else f"waits in {rank.label}"
+        return f"  {rank.at} {doing}"
+
+
+def travels(sent: GlooTraffic, machine: Machine) -> int:
+    """Bytes that a rank puts on its link: the data, and what Gloo says around it."""
+    return sent.tcp if machine.algorithm == "gloo" else sent.data
+
+
+def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:
+    """What a rank sends for a request: bytes and messages, as the machine's collectives run."""
+    if machine.algorithm == "gloo":
+        return gloo_sent(request, at)
+    parts = at.size(*request.axes)
+    rounds = {"all_reduce": 2 * (parts - 1)}.get(request.kind, parts - 1)
+    return GlooTraffic(ring_bytes(request, at), rounds, rounds)
+
+
+def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> GlooTraffic:
+    """What keeps a rank busy in a collective: the larger of what it sends and what it receives.
+
+    A rank that is walked alone also waits for what the root of Gloo's broadcast sends, one after the other.
+    """
+    sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
+    messages = max(sent.messages_out, sent.messages_in)
+    data = max(sent.data, received)
+    if is_alone and machine.algorithm == "gloo" and request.kind == "broadcast":
+        messages = (at.size(*request.axes) - 1).bit_length()
+        data = messages * request.receive * request.dtype.itemsize
+    return GlooTraffic(data, messages, sent.messages_in)
+
+
+def _least(job: _Job) -> float:
+    """What of a job counts as nothing: rounding left it."""
+    return _INSTANT if job.link is None else 1e-3
+
+
+def _ended() -> Walk:
+    """A walk that asks for nothing and computes nothing."""
+    yield from ()

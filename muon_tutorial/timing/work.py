@@ -1,0 +1,66 @@
+"""What a rank computes between two requests: seconds, read off the operations themselves.
+
+Tensors lie on the meta device, where operations have sizes and do nothing: each is charged what the machine
+says for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .machine import Machine
+
+_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # where the first factor stands among the arguments
+_WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
+_NO_DATA = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
+
+
+@dataclass(eq=False)
+class Work(TorchDispatchMode):
+    """Adds up the seconds of the operations that run while it is entered.
+
+    ``product`` holds those of matrix products, ``copy`` those of all else. Checks that look at values do
+    nothing on the meta device, and are not charged.
+    """
+
+    machine: Machine
+    product: float = 0.0
+    copy: float = 0.0
+    operations: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def take(self) -> tuple[float, float]:
+        """Return the seconds of products and of all else since it was last asked, and begin anew."""
+        taken = self.product, self.copy
+        self.product = self.copy = 0.0
+        return taken
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        self.operations += 1
+        self.copy += self.machine.operation
+        if name in _PRODUCTS:
+            first, second = args[_PRODUCTS[name]], args[_PRODUCTS[name] + 1]
+            *batch, rows, inner = first.shape
+            sizes = (rows, inner, second.shape[-1])
+            self.product += self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
+        elif name not in _NO_DATA and not _is_view(func):
+            read = args[1:] if name in _WRITES_ONLY else args
+            leaves = [x for x in tree_leaves((read, kwargs, result)) if isinstance(x, Tensor)]
+            self.copy += self.machine.copy_seconds(sum(x.numel() * x.itemsize for x in leaves))
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation only looks at its argument in another way."""
+    returned = func._schema.returns
+    return bool(returned) and returned[0].alias_info is not None and not returned[0].alias_info.is_write

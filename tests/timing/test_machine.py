@@ -1,0 +1,100 @@
+"""A machine's file: what is written is read, and a bad number is named on one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.timing.machine import Link, Machine, read_machine
+
+MACHINE = Machine(
+    name="some",
+    gemm={"float32": ((64.0, 1e9), (256.0, 4e9)), "bfloat16": ((64.0, 2e9),)},
+    copy=((1000.0, 1e9), (100_000.0, 1e10)),
+    operation=1e-6,
+    turn=2e-6,
+    inside=Link(1e11, 1e-6),
+    between=Link(1e10, 1e-5, shared=True),
+    ranks_per_node=4,
+    cores=2,
+    algorithm="gloo",
+    byte=1e-10,
+    message=1e-6,
+    sources={"inside": "measured"},
+)
+
+
+def test_a_machine_survives_its_file(tmp_path: Path) -> None:
+    MACHINE.write(tmp_path / "machine.json")
+    assert read_machine(tmp_path / "machine.json") == MACHINE
+
+
+def test_rates_lie_on_a_line_between_sizes_and_stay_beyond() -> None:
+    def seconds(side: int) -> float:
+        return MACHINE.gemm_seconds(torch.float32, (side, side, side))
+
+    assert [2 * side**3 / seconds(side) / 1e9 for side in (1, 64, 128, 256, 999)] == pytest.approx(
+        [1, 1, 2, 4, 4]
+    )
+    assert MACHINE.gemm_seconds(torch.float16, (64, 64, 64), 3) == pytest.approx(3 * seconds(64))
+    assert MACHINE.gemm_seconds(torch.float32, (0, 64, 64)) == MACHINE.copy_seconds(0) == 0
+
+
+def test_a_group_on_one_node_stays_inside_and_a_ring_leaves_a_node_over_all_its_cards() -> None:
+    ring = replace(MACHINE, algorithm="ring", between=Link(1e10, 1e-5))
+    assert MACHINE.link((0, 3), "all_reduce") is MACHINE.inside
+    assert MACHINE.link((3, 4), "all_reduce") is MACHINE.between
+    assert ring.link(range(8), "all_reduce").bandwidth == 4e10
+    assert ring.link((0, 4, 8), "all_reduce").bandwidth == 1e10
+    assert ring.link(range(8), "all_to_all").bandwidth == 1e10
+    assert replace(ring, inside=Link(3e10, 1e-6)).link(range(8), "all_gather").bandwidth == 3e10
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": ({"inside": None}, "inside is missing"),
+    "negative": ({"byte": -1.0}, "byte is a number and not below zero; got -1.0"),
+    "no bandwidth": ({"inside": {"bandwidth": 0, "latency": 0}}, "inside.bandwidth is a number above zero"),
+    "half a link": ({"inside": {"bandwidth": 1}}, "inside.latency is missing"),
+    "a word": ({"turn": "fast"}, "turn is a number and not below zero; got 'fast'"),
+    "infinite": ({"message": float("inf")}, "message is a number and not below zero; got inf"),
+    "no rates": ({"copy": []}, "copy holds no rate"),
+    "no pairs": ({"copy": [5]}, "copy is a list of pairs [size, rate]"),
+    "a letter for a size": ({"copy": [["s", 1]]}, "copy[0][0] is a number above zero; got 's'"),
+    "a list for a link": ({"inside": [1]}, "inside holds no table of numbers by name"),
+    "unsorted": ({"copy": [[5, 1], [4, 1]]}, "copy is sorted by size"),
+    "no fp32": ({"gemm": {"bfloat16": [[64, 1e9]]}}, "gemm.float32 is missing"),
+    "no bf16": ({"gemm": {"float32": [[64, 1e9]]}}, "gemm.bfloat16 is missing"),
+    "half a rank": ({"ranks_per_node": 2.5}, "ranks_per_node is a whole number; got 2.5"),
+    "another algorithm": ({"algorithm": "Gloo"}, "algorithm is 'ring' or 'gloo'; got 'Gloo'"),
+    "a word for a flag": (
+        {"inside": {"bandwidth": 1, "latency": 0, "shared": "false"}},
+        "inside.shared is true or false; got 'false'",
+    ),
+    "unknown": ({"colour": "red"}, "colour is unknown; known are name, gemm"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_bad_number_is_named_on_one_line(wrong: str, tmp_path: Path) -> None:
+    change, says = WRONG[wrong]
+    MACHINE.write(path := tmp_path / "machine.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UsageError) as caught:
+        read_machine(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[1]", "no table of numbers")])
+def test_what_is_no_machine_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "machine.json").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_machine(path)
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_machine(tmp_path / "none.json")

@@ -1,0 +1,471 @@
+"""Models by name, config.json or function: counted as transformers builds them, cut as Megatron-LM does."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from muon_tutorial.errors import GridError, UsageError
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Replicate, Shard
+from muon_tutorial.plan.strategies import STRATEGIES
+from muon_tutorial.timing.model_configs import MODEL_TYPES, SAME_AS, shape_from_config
+from muon_tutorial.timing.model_shape import ModelShape, stage_layers, stage_matrices, stage_rest
+from muon_tutorial.timing.models import PUBLIC_MODELS, find_model, public_names
+from muon_tutorial.timing.module_shapes import shape_from_module
+
+PUBLIC: dict[str, Any] = json.loads(PUBLIC_MODELS.read_text(encoding="utf-8"))
+
+# What the Hub's API says of each repository, as safetensors.total (https://huggingface.co/api/models/...).
+COUNTED = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+
+# What the makers say. GLM-4.5's figure holds a layer for predicting further tokens, not counted here.
+STATED = {
+    "mixtral-8x7b": 46.7e9,  # arXiv 2401.04088 and https://mistral.ai/news/mixtral-of-experts
+    "gpt-oss-20b": 20.91e9,  # arXiv 2508.10925, table 1
+    "gpt-oss-120b": 116.83e9,
+    "glm-4.5": 355e9,  # arXiv 2508.06471
+    "glm-4.5-air": 106e9,
+    "deepseek-v3": 671e9,  # arXiv 2412.19437
+    "kimi-k2": 1.04e12,  # arXiv 2507.20534
+}
+
+SMALL = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
+HEADLESS = {**SMALL, "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0}
+GROUPED = {**HEADLESS, "head_dim": 8}
+EXPERTS = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+MIXED = {**GROUPED, **EXPERTS}
+ROUTED = {"n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
+GROUPS = {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+RANKS = {"kv_lora_rank": 12, "q_lora_rank": 20}
+HEADS = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+LATENT = {**HEADLESS, **ROUTED, **GROUPS, **RANKS, **HEADS, "num_key_value_heads": 4}
+GPT2 = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 40}
+
+VARIANTS: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+    ("gpt2", GPT2, {}),
+    ("gpt2", GPT2, {"n_inner": 40, "tie_word_embeddings": False}),
+    ("llama", GROUPED, {}),
+    ("llama", GROUPED, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("llama", GROUPED, {"num_key_value_heads": None, "head_dim": None}),
+    ("mistral", GROUPED, {"head_dim": 16}),
+    ("mixtral", GROUPED, {"num_local_experts": 6}),
+    ("qwen2", HEADLESS, {"tie_word_embeddings": True}),
+    ("qwen2_moe", {**HEADLESS, **EXPERTS}, {"shared_expert_intermediate_size": 56}),
+    ("qwen2_moe", {**HEADLESS, **EXPERTS}, {"shared_expert_intermediate_size": 56, "mlp_only_layers": [2]}),
+    ("qwen3", GROUPED, {"attention_bias": True}),
+    ("qwen3_moe", MIXED, {"decoder_sparse_step": 2}),
+    ("qwen3_moe", MIXED, {"mlp_only_layers": [0, 2], "attention_bias": True}),
+    ("deepseek_v2", LATENT, {}),
+    ("deepseek_v2", LATENT, {"attention_bias": True, "mlp_bias": True, "q_lora_rank": None}),
+    ("deepseek_v3", LATENT, {}),
+    ("deepseek_v3", LATENT, {"q_lora_rank": None, "first_k_dense_replace": 3}),
+    ("deepseek_v3", LATENT, {"attention_bias": True, "first_k_dense_replace": 0}),
+    ("glm4_moe", {**MIXED, **ROUTED}, {"use_qk_norm": True, "attention_bias": True}),
+    ("glm4_moe", {**MIXED, **ROUTED}, {"tie_word_embeddings": True}),
+    ("gpt_oss", GROUPED, {"num_local_experts": 6}),
+    ("gpt_oss", GROUPED, {"num_local_experts": 6, "attention_bias": False}),
+    ("olmo2", HEADLESS, {"attention_bias": True}),
+    ("olmoe", HEADLESS, {"num_experts": 6}),
+    ("phi3", HEADLESS, {}),
+    ("smollm3", HEADLESS, {"attention_bias": True, "mlp_bias": True}),
+    ("gemma2", GROUPED, {}),
+    ("gemma3_text", GROUPED, {"attention_bias": True}),
+]
+
+
+def built(config: Mapping[str, Any]) -> nn.Module:
+    """The model as transformers builds it, on the meta device."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hosts' brings transformers")
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    model_type = config["model_type"]
+    with torch.device("meta"):
+        of_type = transformers.AutoConfig.for_model(SAME_AS.get(model_type, model_type), **keys)
+        return transformers.AutoModelForCausalLM.from_config(of_type)
+
+
+def by_layer(shape: ModelShape) -> Counter[tuple[int, bool]]:
+    """Muon's elements in each layer, experts' apart."""
+    held: Counter[tuple[int, bool]] = Counter()
+    for family in shape.families:
+        for layer in family.layers:
+            held[layer, bool(family.experts)] += family.numel // len(family.layers)
+    return held
+
+
+def matrices_of(shape: ModelShape) -> Counter[tuple[int, int]]:
+    """How many matrices there are of each shape."""
+    held: Counter[tuple[int, int]] = Counter()
+    for family in shape.families:
+        held[family.shape] += family.count
+    return held
+
+
+def assert_as_built(shape: ModelShape, model: nn.Module) -> None:
+    """Both ways to the same shape agree, and with the module's own count."""
+    of_module = shape_from_module(model, shape.name, "transformers")
+    assert shape.parameters == sum(param.numel() for param in model.parameters())
+    assert (shape.hidden, shape.rest) == (of_module.hidden, of_module.rest)
+    assert (shape.layers, shape.experts) == (of_module.layers, of_module.experts)
+    assert by_layer(shape) == by_layer(of_module)
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_a_public_model_is_counted_as_transformers_builds_it(name: str) -> None:
+    assert_as_built(find_model(name), built(PUBLIC[name]["config"]))
+
+
+@pytest.mark.parametrize(("model_type", "sizes", "more"), VARIANTS)
+def test_any_config_of_a_known_type_is_counted_as_built(
+    model_type: str, sizes: Mapping[str, Any], more: Mapping[str, Any]
+) -> None:
+    config = {"model_type": model_type, **sizes, **more}
+    assert_as_built(shape_from_config(config, "small", "here", "the config"), built(config))
+
+
+def test_every_known_type_has_a_variant() -> None:
+    assert {model_type for model_type, _, _ in VARIANTS} == set(MODEL_TYPES) - set(SAME_AS)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b", "qwen3-0.6b"])
+def test_a_dense_model_has_the_matrices_that_split_parameters_finds(name: str) -> None:
+    of_module = shape_from_module(built(PUBLIC[name]["config"]), name, "transformers")
+    assert matrices_of(find_model(name)) == matrices_of(of_module)
+
+
+def test_counts_are_those_of_the_published_weights() -> None:
+    assert {name: find_model(name).parameters for name in COUNTED} == COUNTED
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_counts_are_near_what_the_makers_say(name: str) -> None:
+    assert find_model(name).parameters == pytest.approx(STATED[name], rel=0.015)  # 1.04e12 is the farthest
+
+
+def test_every_public_model_names_its_source() -> None:
+    assert all(find_model(name).source.startswith("https://") for name in public_names())
+
+
+def test_tensor_parallelism_cuts_as_megatron_does() -> None:
+    cuts = {family.name.split("*.")[-1]: family.cut for family in find_model("deepseek-v3").families}
+    assert cuts == {
+        **dict.fromkeys(["attention.q_a", "attention.kv_a_with_mqa"], Replicate()),
+        **dict.fromkeys(["attention.q_b", "attention.kv_b"], Shard(0)),
+        **dict.fromkeys(
+            [f"{mlp}.{part}" for mlp in ("mlp", "shared_expert") for part in ("gate", "up")], Shard(0)
+        ),
+        **dict.fromkeys(["attention.o", "mlp.down", "shared_expert.down"], Shard(1)),
+        **dict.fromkeys(["gate", "up", "down"], Replicate()),  # of the experts
+    }
+
+
+GRIDS = [("gpt2", 4, 1, 5), ("mixtral-8x7b", 2, 4, 3), ("deepseek-v3", 8, 16, 16), ("qwen3-30b-a3b", 8, 2, 7)]
+
+
+@pytest.mark.parametrize(("name", "tp", "ep", "pp"), GRIDS)
+def test_stages_hold_every_matrix_once(name: str, tp: int, ep: int, pp: int) -> None:
+    shape = find_model(name)
+    dense, experts = [], []
+    for stage in range(pp):
+        of_stage = stage_matrices(shape, tp=tp, ep=ep, pp=pp, stage=stage)
+        assert all([it.index for it in held] == list(range(len(held))) for held in of_stage)
+        dense += of_stage[0]
+        experts += of_stage[1]
+    names = [matrix.name for matrix in dense + experts]
+    assert len(set(names)) == len(names)
+    assert not any("*" in it for it in names)
+    assert sum(it.numel for it in dense) + ep * sum(it.numel for it in experts) == shape.hidden
+    assert all(it.axes == () for it in experts)
+
+
+@pytest.mark.parametrize(("name", "tp", "ep", "pp"), GRIDS)
+def test_the_pieces_of_tensor_parallel_ranks_make_the_matrix(name: str, tp: int, ep: int, pp: int) -> None:
+    dense, _ = stage_matrices(find_model(name), tp=tp, ep=ep, pp=pp)
+    grid = Grid.of(tp=tp)
+    for matrix in dense:
+        pieces = [matrix.box(grid.at(rank)) for rank in grid.ranks]
+        assert len({piece.shape for piece in pieces}) == 1
+        assert sum(piece.numel for piece in pieces) == matrix.numel * (1 if matrix.cuts else tp)
+
+
+def test_layers_are_divided_as_evenly_as_they_can_be() -> None:
+    shape = find_model("deepseek-v3")
+    for pp in range(1, 62):
+        stages = [stage_layers(shape, pp, stage) for stage in range(pp)]
+        assert [layer for stage in stages for layer in stage] == list(range(61))
+        assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-oss-20b", "kimi-k2"])
+def test_stages_hold_the_rest_once(name: str) -> None:
+    shape = find_model(name)
+    assert sum(stage_rest(shape, pp=5, stage=stage) for stage in range(5)) == shape.rest
+    assert stage_rest(shape, tp=4) < shape.rest
+
+
+def test_the_rest_of_experts_is_divided_over_their_positions() -> None:
+    shape = find_model("gpt-oss-20b")
+    biases = sum(other.numel for other in shape.others if other.experts)
+    assert biases == 24 * 32 * 3 * 2880
+    assert shape.rest - stage_rest(shape, ep=8) == biases - biases // 8
+
+
+@pytest.mark.parametrize("strategy", ["owner", "zero1", "layerwise"])
+def test_a_stage_can_be_planned(strategy: str) -> None:
+    dense, experts = stage_matrices(find_model("mixtral-8x7b"), tp=2, ep=8, pp=16)
+    for matrices, grid in ((dense, Grid.of(dp=2, tp=2)), (experts, Grid.of(dp=2))):
+        plan = STRATEGIES[strategy](matrices, grid)
+        assert sum(len(bucket.entries) for bucket in plan.buckets) == len(matrices)
+
+
+def test_matrices_carry_the_dtypes_asked_for() -> None:
+    dense, _ = stage_matrices(find_model("gpt2"))
+    assert {(it.dtype, it.grad_dtype) for it in dense} == {(torch.bfloat16, torch.float32)}
+    dense, _ = stage_matrices(find_model("gpt2"), dtype=torch.float32, grad_dtype=torch.bfloat16)
+    assert {(it.dtype, it.grad_dtype) for it in dense} == {(torch.float32, torch.bfloat16)}
+
+
+def test_a_config_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine" / "config.json"
+    path.write_text(json.dumps(PUBLIC["qwen3-8b"]["config"]), encoding="utf-8")
+    by_file, by_folder = find_model(str(path)), find_model(str(tmp_path / "mine"))
+    assert by_file == by_folder
+    assert (by_file.name, by_file.source) == ("mine", str(path))
+    assert by_file.families == find_model("qwen3-8b").families
+
+
+MODULES = """
+import torch
+from torch import nn
+
+class Expert(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24, bias=bias), nn.Linear(24, 8, bias=False)
+
+class Mixed(nn.Module):
+    def __init__(self, experts):
+        super().__init__()
+        self.mix, self.gate = nn.Linear(8, 8), nn.Linear(8, experts)
+        self.experts = nn.ModuleList(Expert(i % 2 == 0) for i in range(experts))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        self.stem = nn.Linear(8, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), Mixed(4), Mixed(2)])
+        self.lm_head = nn.Linear(8, 50, bias=False)
+
+def model():
+    return Model()
+
+def on_cpu():
+    with torch.device("cpu"):
+        return Model()
+
+def needs(size):
+    return Model()
+
+def embedding():
+    return nn.Embedding(50, 8)
+
+def nothing():
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"of_mine_{random.randrange(10**9)}"  # each test imports afresh
+    (tmp_path / f"{name}.py").write_text(MODULES, encoding="utf-8")
+    (tmp_path / f"{name}_broken.py").write_text("1 / 0", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_function_gives_any_module(my_module: str) -> None:
+    shape = find_model(f"{my_module}:model")
+    found = [(family.name, family.shape, family.layers, family.experts) for family in shape.families]
+    assert found == [
+        ("stem.weight", (8, 8), (0,), 0),
+        ("layers.*.weight", (8, 8), (0,), 0),
+        ("layers.*.mix.weight", (8, 8), (1, 2), 0),
+        ("layers.*.experts.*.up.weight", (24, 8), (2,), 2),
+        ("layers.*.experts.*.up.weight", (24, 8), (1,), 4),
+        ("layers.*.experts.*.down.weight", (8, 24), (2,), 2),
+        ("layers.*.experts.*.down.weight", (8, 24), (1,), 4),
+    ]
+    _, experts = stage_matrices(shape, ep=2, pp=3, stage=1)
+    assert [it.name for it in experts] == [
+        f"layers.1.experts.{i}.{part}.weight" for i in (0, 1) for part in ("up", "down")
+    ]
+    assert sum(stage_rest(shape, pp=3, stage=stage) for stage in range(3)) == shape.rest
+    head = next(other for other in shape.others if other.name == "lm_head.weight")
+    assert (head.layers, head.size) == ((2,), 400)
+
+
+def test_a_function_that_uses_another_device_gives_the_same(my_module: str) -> None:
+    first, second = (find_model(f"{my_module}:{name}") for name in ("model", "on_cpu"))
+    assert (first.families, first.others) == (second.families, second.others)
+
+
+def test_fused_and_transposed_weights_are_seen_as_matrices() -> None:
+    small = {"model_type": "gpt2", **GPT2}
+    shape = shape_from_module(built(small), "small", "transformers")
+    assert matrices_of(shape) == {(32, 32): 12, (128, 32): 3, (32, 128): 3}
+    stacks = {"model_type": "gpt_oss", **GROUPED, "num_local_experts": 6}
+    shape = shape_from_module(built(stacks), "small", "transformers")
+    experts = {family.name: (family.shape, family.experts) for family in shape.families if family.experts}
+    assert experts == {
+        "model.layers.*.mlp.experts.gate_up_proj[*]": ((96, 32), 6),
+        "model.layers.*.mlp.experts.down_proj[*]": ((32, 48), 6),
+    }
+    dense, held = stage_matrices(shape, ep=3, pp=3, stage=2)
+    assert [it.name.split(".", 2)[2] for it in held][:2] == [
+        "2.mlp.experts.gate_up_proj[0]",
+        "2.mlp.experts.down_proj[0]",
+    ]
+    assert all(math.prod(it.shape) for it in dense)
+
+
+LLAMA = {"model_type": "llama", **GROUPED}
+UNRANKED = {key: value for key, value in LATENT.items() if key != "q_lora_rank"}
+
+CONFIGS = {
+    "not json": ("{", "is no JSON"),
+    "no table": ("[1]", "holds no table of keys"),
+    "no type": ('{"n_layer": 2}', "lacks 'model_type'"),
+    "another type": ('{"model_type": "bert"}', "model_type 'bert' is not known; known are deepseek_v2"),
+    "no size": (json.dumps({**LLAMA, "hidden_size": None}), "lacks 'hidden_size'"),
+    "no heads": (
+        json.dumps({**LLAMA, "model_type": "qwen3", "num_key_value_heads": None}),
+        "'num_key_value_heads'",
+    ),
+    "no head": (json.dumps({"model_type": "qwen3", **HEADLESS}), "lacks 'head_dim'"),
+    "no rank": (
+        json.dumps({"model_type": "kimi_k2", **LATENT, "q_lora_rank": "?"}),
+        "'q_lora_rank' is a whole",
+    ),
+    "rank left out": (json.dumps({"model_type": "kimi_k2", **UNRANKED}), "lacks 'q_lora_rank'"),
+    "neither true nor false": (json.dumps({**LLAMA, "mlp_bias": 1}), "'mlp_bias' is true or false; got 1"),
+    "layers in no list": (
+        json.dumps({"model_type": "qwen3_moe", **MIXED, "mlp_only_layers": 1}),
+        "'mlp_only_layers' is a list of layers; got 1",
+    ),
+    "more heads than width": (json.dumps({**LLAMA, "num_attention_heads": 64}), "not enough for 64 heads"),
+    "no experts": (json.dumps({**LLAMA, "model_type": "mixtral"}), "'num_experts' or 'num_local_experts'"),
+    "a word": (
+        json.dumps({**LLAMA, "vocab_size": "many"}),
+        "'vocab_size' is a whole number, at least 1; got 'many'",
+    ),
+    "nought": (json.dumps({**LLAMA, "num_hidden_layers": 0}), "at least 1; got 0"),
+    "every other layer": (
+        json.dumps({**LATENT, "model_type": "deepseek_v3", "moe_layer_freq": 2}),
+        "'moe_layer_freq' is 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_config_that_cannot_be_used_says_why(case: str, tmp_path: Path) -> None:
+    text, said = CONFIGS[case]
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as raised:
+        find_model(str(path))
+    assert said in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is no JSON"):
+        find_model(str(path))
+
+
+NAMES = {
+    "lama-3.1-8b": "did you mean llama-3.1-8b? Known are gpt2, ",
+    "GPT-5": "no model is called 'GPT-5'",
+    "nowhere/config.json": "nowhere/config.json cannot be read: No such file or directory",
+    "deepseek-ai/DeepSeek-V3": "did you mean deepseek-v3?",
+    "Qwen/Qwen3-235B": "did you mean qwen3-235b-a22b?",
+    "x" * 5000: "no model is called",
+    "mine.json": "mine.json cannot be read",
+    "": "no model is called ''",
+    "{}:nobody": "has no function 'nobody'",
+    "{}:number": "has no function 'number'",
+    "{}:": "has no function ''",
+    "{}:nothing": "is to return a torch.nn.Module; it returned NoneType",
+    "{}:embedding": "returned Embedding, which has no hidden matrix",
+    "{}:needs": "failed: TypeError: needs() missing 1 required positional argument",
+    "{}_broken:model": "cannot be imported: ZeroDivisionError",
+    "{}_missing:model": "cannot be imported: ModuleNotFoundError",
+    ":model": "cannot be imported: ValueError",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_leads_nowhere_says_why(name: str, my_module: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        find_model(name.format(my_module))
+    assert NAMES[name] in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_without_a_config_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.json cannot be read: No such file"):
+        find_model(str(tmp_path))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt2-xl", {"tp": 2}, "tp=2 does not divide the 25 heads of gpt2-xl"),
+    ("llama-3.1-8b", {"tp": 3}, "tp=3 does not divide the 32 heads"),
+    ("glm-4.5-air", {"tp": 12}, "tp=12 neither divides the 8 heads of keys and values of glm-4.5-air"),
+    ("qwen2.5-7b", {"tp": 28}, "tp=28 does not divide the 512 rows of layers.*.attention.k"),
+    ("mixtral-8x7b", {"ep": 3}, "ep=3 does not divide the 8 experts"),
+    ("gpt2", {"ep": 2}, "gpt2 has no experts for ep=2"),
+    ("gpt2", {"pp": 13}, "gpt2 has 12 layers: pp=13"),
+    ("gpt2", {"pp": 4, "stage": 4}, "pp=4 has stages 0 to 3; got stage 4"),
+    ("gpt2", {"pp": 0}, "at least 1; got 0"),
+    ("gpt2", {"tp": -1}, "at least 1; got -1"),
+]
+
+
+@pytest.mark.parametrize(("name", "grid", "said"), REFUSED)
+def test_a_grid_that_does_not_fit_says_why(name: str, grid: dict[str, Any], said: str) -> None:
+    for ask in (stage_matrices, stage_rest):
+        with pytest.raises(GridError) as raised:
+            ask(find_model(name), **grid)
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_module_is_not_cut_since_nobody_says_how(my_module: str) -> None:
+    with pytest.raises(GridError, match=r"nobody says how tensor parallelism cuts stem\.weight"):
+        stage_matrices(find_model(f"{my_module}:model"), tp=2)
+
+
+def test_fewer_heads_of_keys_than_ranks_are_cut_evenly_all_the_same() -> None:
+    dense, _ = stage_matrices(find_model("qwen3-235b-a22b"), tp=8, pp=94)
+    keys = next(it for it in dense if it.name.endswith("attention.k"))
+    assert keys.box(Grid.of(tp=8).at(7)).shape == (64, 4096)

@@ -1,0 +1,245 @@
+"""The planner: its bytes are the ledger's, its shortcuts change nothing, and it says what hurt others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from muon_tutorial import Grid, Matrix, Shard
+from muon_tutorial.cli import main
+from muon_tutorial.evidence import formulas
+from muon_tutorial.evidence.predict import predict, step_over_ones
+from muon_tutorial.plan.strategies import Builder, layerwise
+from muon_tutorial.timing import planner
+from muon_tutorial.timing.commands import find_machine, machine_names
+from muon_tutorial.timing.machine import Link, Machine
+from muon_tutorial.timing.models import find_model
+from muon_tutorial.timing.planner import STRATEGIES, adamw_zero1, busiest, estimate
+from muon_tutorial.timing.report import ModelPlan, busiest_stage, plan_model, read_sizes, say
+from muon_tutorial.timing.timed_world import TimedWorld
+
+H100, LAPTOP = find_machine("h100-infiniband"), find_machine("laptop")
+SHAPES = ((64, 64), (32, 64), (64, 64), (128, 64), (64, 128))
+LAYERS = 3
+BY_DDP = "gradient all_reduce, by DDP"
+for_all = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def matrices(tp: int) -> list[Matrix]:
+    shapes = [(i, shape) for i, shape in enumerate(SHAPES * LAYERS)]
+    cuts = [(("tp", Shard(i % 2)),) if tp > 1 else () for i, _ in shapes]
+    return [Matrix(i, f"m{i}", shape, cut) for (i, shape), cut in zip(shapes, cuts, strict=True)]
+
+
+def grids() -> list[Grid]:
+    return [Grid.of(dp=4, tp=1), Grid.of(dp=3, tp=4), Grid.of(dp=1, tp=2)]
+
+
+@for_all
+@pytest.mark.parametrize("grid", grids(), ids=str)
+def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
+    found = estimate(name, STRATEGIES[name], matrices(grid.size("tp")), grid, H100, bucket_bytes=50_000)
+    plan = STRATEGIES[name](matrices(grid.size("tp")), grid, bucket_bytes=50_000)
+    ledger = predict(plan, busiest(plan))
+    own = {phase: sent for phase, sent in found.phases.items() if phase != BY_DDP and sent}
+    assert own == {row.phase: row.ring for row in ledger.rows() if row.ring}
+    elements = sum(e.matrix.box(busiest(plan)).numel for b in plan.buckets for e in b.entries)
+    due = float(formulas.ddp_adamw(grid.size("dp"), elements, 4)) if plan.expects == "averaged" else 0
+    assert found.phases.get(BY_DDP, 0) == pytest.approx(due, abs=grid.world_size * len(plan.buckets))
+
+
+@for_all
+@pytest.mark.parametrize("grid", grids(), ids=str)
+@pytest.mark.parametrize("machine", [H100, LAPTOP], ids=["ring", "gloo"])
+def test_buckets_that_are_alike_are_walked_once_and_cost_the_same(
+    name: str, grid: Grid, machine: Machine
+) -> None:
+    plan = STRATEGIES[name](matrices(grid.size("tp")), grid, bucket_bytes=40_000)
+    at = busiest(plan)
+    short, long = planner._Walked(machine, 0), planner._Walked(machine, 0)
+    planner._walk_buckets(short, step_over_ones(plan, at, torch.device("meta"), 1))
+    planner._walk_whole(long, step_over_ones(plan, at, torch.device("meta"), 1))
+    assert short.phases(at) == long.phases(at)
+    for part in ("product", "copy", "waiting"):
+        assert getattr(short, part) == pytest.approx(getattr(long, part), rel=1e-6, abs=1e-9)
+    assert short.peak <= long.peak <= 1.15 * short.peak  # a bucket's last answer outlives it by a moment
+
+
+@for_all
+@pytest.mark.parametrize("machine", [H100, replace(LAPTOP, cores=64)], ids=["ring", "gloo"])
+def test_the_rank_that_is_walked_alone_takes_as_long_as_the_whole_grid(name: str, machine: Machine) -> None:
+    """Within what waiting for others may add, or what Gloo's roots keep others waiting for."""
+    grid, alike = Grid.of(dp=4, tp=2), [Matrix(i, f"m{i}", (64, 64), (("tp", Shard(0)),)) for i in range(16)]
+    plan = STRATEGIES[name](alike, grid, bucket_bytes=10**6)
+    steps = [step_over_ones(plan, grid.at(rank), torch.device("meta")) for rank in grid.ranks]
+    ran = TimedWorld(grid, machine).run([step.step() for step in steps])
+    products = [ran.total("product", rank) for rank in grid.ranks]
+    assert products[busiest(plan).rank] == pytest.approx(max(products))
+    alone = estimate(name, STRATEGIES[name], alike, grid, machine, bucket_bytes=10**6)
+    assert alone.product == pytest.approx(max(products))
+    by_ddp = sum(
+        times * planner.flight_seconds(one, machine)
+        for one, times in alone.flights
+        if one.label.phase == BY_DDP
+    )
+    assert alone.seconds - by_ddp == pytest.approx(ran.seconds, rel=0.25)
+
+
+def test_who_receives_is_busy_too() -> None:
+    """Two slices of different lengths: each is reduced to one rank and broadcast from it, in turn."""
+    grid, given = Grid.of(dp=2), [Matrix(i, f"m{i}", (1024, 1024 + i)) for i in range(2)]
+    slow = replace(H100, inside=Link(1e6, 0.0))
+    found = estimate("layerwise", layerwise, given, grid, slow, bucket_bytes=10**9)
+    assert found.waiting == pytest.approx(2 * 2**20 * (4 + 4) / 1e6, rel=0.01)
+
+
+@for_all
+def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str) -> None:
+    grid = Grid.of(dp=4, tp=2)
+    found = estimate(name, STRATEGIES[name], matrices(2), grid, H100)
+    assert found.seconds_at(1.0) == found.seconds
+    for factor in (0.01, 4.0):
+        inside = replace(H100.inside, bandwidth=factor * H100.inside.bandwidth)
+        other = estimate(name, STRATEGIES[name], matrices(2), grid, replace(H100, inside=inside))
+        assert found.seconds_at(factor) == pytest.approx(other.seconds, rel=1e-6)
+
+
+def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> None:
+    grid, slow = Grid.of(dp=4), replace(H100, inside=Link(1e6, 0.0))
+    due = float(formulas.zero1_adamw(4, 4 * 10**6, 4, 2)) / 1e6
+    assert adamw_zero1([10**6] * 4, grid, slow) == pytest.approx(due, rel=0.01)
+    by_gloo = adamw_zero1([10**6] * 4, grid, replace(LAPTOP, cores=None))
+    assert by_gloo > 4 * 10**6 * LAPTOP.byte * (
+        2 * 0.75 * 4 + 0.75 * 2
+    )  # Gloo's reduce_scatter: an all_reduce
+
+
+def test_the_stage_with_the_most_work_is_planned_for() -> None:
+    shape = find_model("deepseek-v3")  # its first three layers have no experts
+    assert busiest_stage(shape, 16) > 0
+    assert busiest_stage(find_model("gpt2"), 4) == 0
+
+
+def test_ranks_that_share_a_node_share_its_cores_whatever_their_axis() -> None:
+    alone, crowded = (plan_model(find_model("gpt2"), read_sizes(g), LAPTOP) for g in ("dp=4", "dp=4,pp=4"))
+    each = [
+        next(one for one in found.estimates if one.strategy == "replicated") for found in (alone, crowded)
+    ]
+    # A quarter of the layers, and a quarter of a core.
+    assert each[1].product == pytest.approx(each[0].product, rel=0.01)
+
+
+def test_layerwise_sends_what_zero1_adamw_does_and_orthogonalizes_each_matrix_once() -> None:
+    for dp, g, p in ((2, 4, 4), (4, 4, 2), (8, 2, 2)):
+        dtypes = {2: torch.bfloat16, 4: torch.float32}
+        given = [Matrix(i, f"m{i}", (32, 64), (), dtype=dtypes[p], grad_dtype=dtypes[g]) for i in range(16)]
+        grid = Grid.of(dp=dp)
+        plan = layerwise(given, grid)
+        rows = Counter[str]()
+        for rank in grid.ranks:
+            for row in predict(plan, grid.at(rank)).rows():
+                rows[row.phase] += row.ring
+        flags = rows.pop("gradient flags")
+        due = formulas.layerwise(dp, 16 * 32 * 64, g, p) * dp
+        assert sum(rows.values()) == due == formulas.zero1_adamw(dp, 16 * 32 * 64, g, p) * dp
+        assert flags < 0.05 * due
+        assert all(len(plan.workers(i)) == 1 for i in range(16))
+
+
+def planned(model: str, grid: str, **options: int) -> ModelPlan:
+    return plan_model(find_model(model), read_sizes(grid), H100, **options)
+
+
+def test_small_buckets_and_few_matrices_are_warned_of() -> None:
+    small, large = (planned("gpt2", "dp=16,pp=4", bucket_bytes=size) for size in (5_000_000, 500_000_000))
+    assert any("with buckets of 5 MB. Larger buckets, or layerwise, do less." in line for line in say(small))
+    assert any("with buckets of 500 MB. layerwise does less." in line for line in say(large))
+    assert not any(line.startswith("zero1") for line in say(planned("gpt2", "dp=2,pp=4", bucket_bytes=10**9)))
+    few = planned("gpt2", "dp=24,pp=4", bucket_bytes=500_000_000)
+    assert any("one matrix is the floor" in line for line in say(few))
+
+
+def test_a_gather_that_does_not_fit_is_said_and_not_recommended() -> None:
+    found = planned("llama-3.1-8b", "dp=512,pp=8", bucket_bytes=200_000_000)
+    assert found.best is not None
+    assert found.best.memory <= 80e9
+    assert any(line.startswith("round_robin gather does not fit") for line in say(found))
+    nothing = planned("llama-3.1-405b", "dp=64")
+    assert nothing.best is None
+    assert say(nothing)[0].startswith("Nothing fits into 80 GB a rank")
+
+
+def test_experts_are_planned_on_their_own_grid() -> None:
+    alone, shared = (planned("mixtral-8x7b", f"dp=8,ep={ep},pp=16") for ep in (1, 8))
+    assert alone.shape.experts == 8
+    by_name = [{one.strategy: one for one in found.estimates} for found in (alone, shared)]
+    # Without expert parallelism every rank averages all experts' gradients; with it, an eighth, and alone.
+    assert by_name[1]["zero1"].sent < by_name[0]["zero1"].sent / 4
+
+
+BAD = {
+    "no-such-model": (["no-such-model", "--grid", "dp=2"], "no model is called 'no-such-model'"),
+    "no grid": (["gpt2", "--grid", "dp:2"], "a grid is typed as dp=64,tp=8"),
+    "no axis": (["gpt2", "--grid", "cp=2"], "a grid is typed as dp=64,tp=8"),
+    "heads": (["gpt2", "--grid", "dp=2,tp=8"], "heads"),
+    "experts": (["mixtral-8x7b", "--grid", "dp=6,ep=6"], "experts"),
+    "layers": (["gpt2", "--grid", "dp=2,pp=13"], "12 layers"),
+    "machine": (["gpt2", "--grid", "dp=2", "--machine", "abacus"], "no machine is called 'abacus'"),
+    "window": (["gpt2", "--grid", "dp=2", "--window", "0"], "--window"),
+    "twice": (["gpt2", "--grid", "dp=2,dp=4"], "a grid is typed as dp=64,tp=8"),
+    **{
+        f"bucket {size}": (["gpt2", "--grid", "dp=2", "--bucket-mb", size], "--bucket-mb")
+        for size in ("nan", "inf", "0", "1e-7")
+    },
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_gets_one_line(what: str, capsys: pytest.CaptureFixture) -> None:
+    arguments, says = BAD[what]
+    assert main(["plan", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err
+
+
+def test_the_command_prints_a_table_or_one_object(capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", "gpt2", "--grid", "dp=8,pp=4", "--machine", "laptop"]) == 0
+    out, _ = capsys.readouterr()
+    assert all(name in out for name in STRATEGIES)
+    assert "• Take " in out
+    assert "…" not in out
+    assert main(["plan", "gpt2", "--grid", "dp=8,pp=4", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {row["strategy"] for row in said["strategies"]} == set(STRATEGIES)
+    assert said["parameters"] == 124_439_808
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_machine_that_comes_along_says_where_its_numbers_are_from(name: str) -> None:
+    machine = find_machine(name)
+    assert {"gemm", "copy", "operation"} <= set(machine.sources)
+    assert all(machine.sources.values())
+
+
+@pytest.mark.live
+@pytest.mark.timeout(600)
+def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(tmp_path: Path) -> None:
+    """Loosely, since this runs beside other tests: how near it comes is measured by itself."""
+    out = tmp_path / "machine.json"
+    assert main(["calibrate", "--out", str(out)]) == 0
+    machine = find_machine(str(out))
+    assert machine.cores == (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
+    assert machine.byte > 0
+    assert machine.operation > 0
+    builder: Builder = STRATEGIES["zero1"]
+    assert estimate("zero1", builder, matrices(1), Grid.of(dp=2), machine).seconds > 0
+    assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2

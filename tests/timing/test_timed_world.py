@@ -1,0 +1,178 @@
+"""The timed world: clocks against hand-made cases, and walks that are the package's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from muon_tutorial import STRATEGIES, Grid, Matrix, Shard, zero1
+from muon_tutorial.engine.collective import IDLE, Call, Collective, Kind, Label, Start, Wait, Walk
+from muon_tutorial.errors import DeadlockError, MismatchError, RequestError
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.plan.strategies import Builder
+from muon_tutorial.timing.machine import Link, Machine
+from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.worlds.shadow import requests_of
+
+META = torch.device("meta")
+FREE = ((1.0, 1e18),)
+# A product of two 100 × 100 matrices takes 2 s; a link carries 1,000 bytes in 1 s.
+TOY = Machine(
+    name="toy",
+    gemm={"float32": ((1.0, 1e6),), "bfloat16": ((1.0, 1e6),)},
+    copy=FREE,
+    operation=0.0,
+    turn=0.0,
+    inside=Link(bandwidth=1000.0, latency=0.0),
+)
+Program = Callable[[int], Walk]
+
+
+def compute(products: int = 1) -> None:
+    """Two seconds for each."""
+    a = torch.empty(100, 100, device=META)
+    for _ in range(products):
+        torch.mm(a, a)
+
+
+def asked(kind: Kind = "all_reduce", elements: int = 250, axis: str = "dp", phase: str = "sum") -> Collective:
+    mine = torch.empty(elements, device=META)
+    return Collective(kind, (axis,), mine.dtype, mine, elements, Label(phase))
+
+
+def run(program: Program, machine: Machine = TOY, grid: Grid | None = None) -> TimedRun:
+    grid = grid or Grid.of(dp=2)
+    return TimedWorld(grid, machine).run([program(rank) for rank in grid.ranks])
+
+
+def late(rank: int) -> Walk:
+    compute(rank)
+    yield asked()
+
+
+def test_who_comes_first_waits_for_who_comes_last() -> None:
+    ran = run(late)
+    assert ran.seconds == pytest.approx(2 + 1)  # rank 1 computes, then 1,000 bytes travel
+    assert [ran.total("wait", rank) for rank in (0, 1)] == pytest.approx([3, 1])
+    assert [ran.total("product", rank) for rank in (0, 1)] == pytest.approx([0, 2])
+    (flight,) = ran.flights
+    assert (flight.issued, flight.begin, flight.end) == ({0: 0.0, 1: 2.0}, 2.0, 3.0)
+
+
+def overlapped(rank: int) -> Walk:
+    ticket = yield Start(asked())
+    compute()
+    yield Wait(ticket)
+
+
+def in_turn(rank: int) -> Walk:
+    yield asked()
+    compute()
+
+
+def test_what_is_started_early_travels_while_ranks_compute() -> None:
+    assert run(in_turn).seconds == pytest.approx(3)
+    assert run(overlapped).seconds == pytest.approx(2)
+    assert run(overlapped).total("wait", 0) == 0
+
+
+def test_ranks_share_cores() -> None:
+    shared = replace(TOY, cores=1)
+    assert run(in_turn, shared).seconds == pytest.approx(1 + 4)
+    assert run(late, shared).seconds == pytest.approx(3)  # rank 0 waits without a core
+
+
+def test_sending_takes_a_core_where_no_card_does_it() -> None:
+    """Two ranks on one core: each spends a second for its 1,000 bytes."""
+    shared = replace(TOY, cores=1, byte=1e-3)
+    assert run(in_turn, shared).seconds == pytest.approx(2 + 4)
+    assert run(overlapped, shared).seconds == pytest.approx(2 + 4)  # overlap hides nothing here
+    assert run(overlapped, replace(shared, cores=4)).seconds == pytest.approx(2)
+
+
+def in_columns(rank: int) -> Walk:
+    yield asked(axis="dp")
+
+
+def test_groups_share_a_bus_and_nothing_else() -> None:
+    grid = Grid.of(dp=2, tp=2)
+    bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
+    assert run(in_columns, TOY, grid).seconds == pytest.approx(1)
+    assert run(in_columns, bus, grid).seconds == pytest.approx(4)  # all four send on it
+
+
+def test_a_group_answers_in_order() -> None:
+    def twice(rank: int) -> Walk:
+        first, second = (yield Start(asked(phase="a"))), (yield Start(asked(phase="b")))
+        yield Wait(second)
+        yield Wait(first)
+
+    ran = run(twice)
+    assert [flight.begin for flight in ran.flights] == pytest.approx([0, 1])
+    assert [flight.end for flight in ran.flights] == pytest.approx([1, 2])
+
+
+def test_links_between_nodes_and_latency() -> None:
+    far = replace(TOY, ranks_per_node=1, between=Link(500.0, 0.25))
+    assert run(in_columns, far).seconds == pytest.approx(2 + 2 * 0.25)  # there and back
+
+
+def test_the_last_computation_counts() -> None:
+    def after(rank: int) -> Walk:
+        yield IDLE
+        compute(3)
+
+    assert run(after).ends == pytest.approx([6, 6])
+
+
+def test_what_cannot_go_on_or_be_timed_is_named() -> None:
+    def lost(rank: int) -> Walk:
+        if rank == 0:
+            yield asked()
+
+    def apart(rank: int) -> Walk:
+        yield asked(phase=f"of {rank}")
+
+    def own(rank: int) -> Walk:
+        yield Call(lambda: None, Label("gather", "m"))
+
+    with pytest.raises(DeadlockError, match=r"rank 0 \(dp=0\) waits in sum\n.*rank 1 \(dp=1\) has ended"):
+        run(lost)
+    with pytest.raises(MismatchError, match="asked differently"):
+        run(apart)
+    with pytest.raises(RequestError, match="makes a call of its own"):
+        run(own)
+
+
+MATRICES = [
+    Matrix(i, f"m{i}", shape, (("tp", Shard(i % 2)),), grad_dtype=torch.float32)
+    for i, shape in enumerate(((64, 96), (96, 64), (64, 64), (128, 64), (64, 96)))
+]
+BUILDERS: dict[str, Builder] = {**STRATEGIES, "boundary": partial(zero1, gather="boundary")}
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
+    """Each rank asks for what it asks of any world, and computes, copies or waits at any moment."""
+    grid = Grid.of(dp=2, tp=2)
+    plan = BUILDERS[name](MATRICES, grid, bucket_bytes=20_000)
+    machine = replace(TOY, operation=0.001, turn=0.002, cores=2, copy=((1.0, 1e7),))
+    steps = [step_over_ones(plan, grid.at(rank), META, window) for rank in grid.ranks]
+    ran = TimedWorld(grid, machine).run([step.step() for step in steps])
+    for rank in grid.ranks:
+        alone = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
+        assert sorted(flight.asked[rank] for flight in ran.flights if rank in flight.group) == sorted(
+            map(str, alone)
+        )
+        spent = sum(ran.total(doing, rank) for doing in ("product", "copy", "wait"))
+        assert spent == pytest.approx(ran.ends[rank])
+        spans = [span for span in ran.spans if span.rank == rank]
+        assert all(a.end <= b.begin + 1e-9 for a, b in pairwise(spans))
+    again = [step_over_ones(plan, grid.at(rank), META, window).step() for rank in grid.ranks]
+    assert TimedWorld(grid, machine).run(again).seconds == ran.seconds
