@@ -145,7 +145,7 @@ def own_evidence(trouble: Trouble, gradients: Sequence[Tensor | None], stamp: St
     gradient = gradients[trouble.index]
     if trouble.kind == "missing":
         return [float(gradient is None)]
-    peak = _peak(gradient)
+    peak = float(_peak(gradient, torch.device("cpu")))
     return [peak if trouble.kind == "overflow" and math.isfinite(peak) else float(not math.isfinite(peak))]
 
 
@@ -307,15 +307,19 @@ def agreed_overflow(count: Tensor, ranks: int) -> bool:
 
 def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """One rank's flags, to be summed: is each gradient there; is it not finite; its largest element."""
-    peaks = [_peak(grad) for grad in gradients]
-    there = [float(grad is not None) for grad in gradients]
-    spoilt = [float(not math.isfinite(peak)) for peak in peaks]
-    finite = [peak if math.isfinite(peak) else 0.0 for peak in peaks]
-    return torch.tensor([*there, *spoilt, *finite], dtype=torch.float64, device=device)
+    there = torch.tensor([grad is not None for grad in gradients], dtype=torch.float64, device=device)
+    if not gradients:
+        return there
+    peaks = torch.stack([_peak(grad, device) for grad in gradients])
+    return torch.cat([there, (~peaks.isfinite()).double(), peaks.nan_to_num(0.0, 0.0, 0.0)])
 
 
-def _peak(grad: Tensor | None) -> float:
-    """The largest absolute value; NaN or infinity where there is one."""
-    if grad is None or not grad.numel() or grad.is_meta:
-        return 0.0
-    return float(torch.linalg.vector_norm(grad, ord=math.inf))
+def _peak(grad: Tensor | None, device: torch.device) -> Tensor:
+    """The largest absolute value, [], float64; NaN or infinity where there is one.
+
+    By ``aminmax``: a norm of infinite order reads a gradient thirty times more slowly on a CPU.
+    """
+    if grad is None or not grad.numel():
+        return torch.zeros((), dtype=torch.float64, device=device)
+    smallest, largest = torch.aminmax(grad.detach())
+    return torch.maximum(-smallest, largest).to(device, torch.float64)
