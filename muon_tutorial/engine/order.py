@@ -23,31 +23,42 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
     and stride.
     """
     waiting = enumerate(tasks)
-    flight: list[_Task] = []
+    flight: list[Task] = []
     values: dict[int, Any] = {}
     while True:
         room = range(min(stride, window - len(flight)))
-        flight = [*(_Task(index, walk) for _, (index, walk) in zip(room, waiting, strict=False)), *flight]
+        flight = [*(Task(index, walk) for _, (index, walk) in zip(room, waiting, strict=False)), *flight]
         if not flight:
             return [values[index] for index in sorted(values)]
-        going = []
-        for task in flight:
-            answer = None if task.ticket is None else (yield Wait(task.ticket))
-            try:
-                request = task.walk.send(answer)
-            except StopIteration as stop:
-                values[task.index] = stop.value
-            else:
-                assert isinstance(request, Collective | Call | Idle)
-                going.append(_Task(task.index, task.walk, (yield Start(request))))
-                del request
-            del answer
-        flight = going
-        del task
+        flight = yield from take_turn(flight, values)
+
+
+def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
+    """Let every task wait for its own last request and issue the next one; returns those still in flight.
+
+    The values of those that ended go to ``values``, by their index. ``flight`` is emptied, so that what an
+    ended task held is free before the next one goes on. Must be walked by all ranks with the same tasks.
+    """
+    going = []
+    while flight:
+        task = flight.pop(0)
+        answer = None if task.ticket is None else (yield Wait(task.ticket))
+        try:
+            request = task.walk.send(answer)
+        except StopIteration as stop:
+            values[task.index] = stop.value
+        else:
+            assert isinstance(request, Collective | Call | Idle)
+            going.append(Task(task.index, task.walk, (yield Start(request))))
+            del request
+        del answer, task
+    return going
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Task:
+class Task:
+    """A walk in flight: its place among the tasks, and the ticket of what it asked for last."""
+
     index: int
     walk: Walk
     ticket: Any = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -46,6 +47,7 @@ from .changed_parameters import (
     widened,
 )
 from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
+from .early_reduction import EarlyReduction, send_early
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
 from .momentum_slice import mark_slices
@@ -86,6 +88,10 @@ class Muon(torch.optim.Optimizer):
             compares either way.
         compare_every: how many steps lie between two comparisons of what several ranks hold alike, parameters
             and state (a hash of each, summed over every axis of the mesh); None for never.
+        overlap_grad_reduce: for a strategy that averages gradients itself (``zero1``, ``layerwise``): a
+            bucket's gradients travel as soon as ``backward()`` has left all of them, in place of when
+            ``step()`` is called. All but a step's last ``backward()`` then belong into ``no_sync()``. Same
+            bits.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -122,6 +128,7 @@ class Muon(torch.optim.Optimizer):
         distributed_config: DistributedConfig | None = None,
         initial_values: Literal["broadcast", "compare"] = "broadcast",
         compare_every: int | None = 100,
+        overlap_grad_reduce: bool = False,
     ) -> None:
         if window < 1:
             raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
@@ -130,6 +137,8 @@ class Muon(torch.optim.Optimizer):
         if initial_values not in ("broadcast", "compare"):
             raise UsageError(f"initial_values must be 'broadcast' or 'compare', got {initial_values!r}")
         self.initial_values, self.compare_every = initial_values, compare_every
+        self.overlap_grad_reduce = overlap_grad_reduce
+        self._early: EarlyReduction | None = None
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
@@ -173,7 +182,11 @@ class Muon(torch.optim.Optimizer):
         steps = self._steps()
         for mesh in steps:
             if isinstance(mesh.world, LiveWorld):
-                mesh.run(mesh.step.compare(Stamp({PARAMETERS: self._parameters_text()})))
+                alike = {
+                    PARAMETERS: self._parameters_text(),
+                    "overlap_grad_reduce": str(self.overlap_grad_reduce),
+                }
+                mesh.run(mesh.step.compare(Stamp(alike)))
         if self.initial_values == "broadcast":
             broadcast_parameters(steps, self.companions)
 
@@ -238,8 +251,32 @@ class Muon(torch.optim.Optimizer):
         """Say that gradients were written to since they were readied: the next step readies them again."""
         self._gradients_ready = False
         self._readied = []
+        if self._early is not None:
+            self._early.drop()
         for mesh in self._made_steps or ():
             mesh.step.forget()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let ``backward()`` add to gradients without sending them: for all but a step's last one.
+
+        As DDP's. It matters with ``overlap_grad_reduce`` alone.
+        """
+        early = self._early
+        if early is None:
+            yield
+            return
+        before, early.paused = early.paused, True
+        try:
+            yield
+        finally:
+            early.paused = before
+
+    def _finish_early(self) -> GradientError | None:
+        """Wait for the gradients that set out during backward; what keeps this rank from stepping then."""
+        if self._early is None or self._gradients_ready:
+            return None
+        return self._early.finish()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -273,7 +310,8 @@ class Muon(torch.optim.Optimizer):
             TutorialError: as ``step()`` does.
         """
         call = "step() after ready_gradients()" if self._gradients_ready else "step()"
-        stamp = self._stamp(call, complaint or self._complaint())
+        complaint = self._finish_early() or complaint or self._complaint()
+        stamp = self._stamp(call, complaint)
         others = len(rest or ())
         if rest is None and self._gradients_ready:
             others = self._rest or 0  # as many as were readied
@@ -364,8 +402,11 @@ class Muon(torch.optim.Optimizer):
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
         stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", self._complaint())
+        return self._ready_or_infinite(max_norm, list(rest), stamp)
+
+    def _ready_or_infinite(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
         try:
-            return (yield from self._readying(max_norm, list(rest), stamp))
+            return (yield from self._readying(max_norm, rest, stamp))
         except NotFiniteError:  # on all ranks alike
             return None if max_norm is None else torch.tensor(math.inf)
 
@@ -377,12 +418,13 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
-        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", self._complaint())
+        complaint = self._finish_early() or self._complaint()
+        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", complaint)
         steps = self._steps_agreed(stamp, len(rest))
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
             return None
-        return steps[0].run(self.ready_program(max_norm, rest=rest))
+        return steps[0].run(self._ready_or_infinite(max_norm, rest, stamp))
 
     @property
     def plan_steps(self) -> list[PlanStep]:
@@ -463,8 +505,29 @@ class Muon(torch.optim.Optimizer):
         for handle in self._marks:
             handle.remove()
         self._marks = []
-        if any(mesh.step.averages for mesh in self._made_steps or ()):
+        made = self._made_steps or []
+        if any(mesh.step.averages for mesh in made):
             self._marks = mark_gradients(self._params(), self)
+        self._early = self._early_reduction(made) if self.overlap_grad_reduce else None
+        if self._early is not None:
+            self._marks += send_early(self._early, self._params(), self)
+
+    def _early_reduction(self, made: Sequence[MeshStep]) -> EarlyReduction | None:
+        """What sends gradients during backward; None where there is no other rank to send them to.
+
+        Raises:
+            StrategyError: there is nothing that could be sent early.
+        """
+        mesh = made[0]
+        if len(made) != 1 or not isinstance(mesh.step, PlanStep) or mesh.step.plan.expects != "local":
+            raise StrategyError(
+                "overlap_grad_reduce is for a strategy that averages gradients itself ('zero1', "
+                "'layerwise'); with the others, what averages them (DDP, FSDP2) does so during backward "
+                "already"
+            )
+        if not isinstance(mesh.world, LiveWorld):
+            raise StrategyError("overlap_grad_reduce needs a process a rank; a LocalWorld has one for all")
+        return EarlyReduction(mesh.step, mesh.run) if mesh.step.averages else None
 
     def _stamp(self, call: str, complaint: TutorialError | None) -> Stamp:
         """What ranks must have alike in the coming step, theirs and the companions', group by group."""
@@ -567,6 +630,8 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_compared", False)
         self.__dict__.setdefault("initial_values", "compare")
         self.__dict__.setdefault("compare_every", 100)
+        self.__dict__.setdefault("overlap_grad_reduce", False)
+        self.__dict__.setdefault("_early", None)
         self.__dict__.setdefault("companions", ())
         self.__dict__.setdefault("_is_new", not state["state"])
         for param, entry in state["state"].items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, overload
 
 import torch
@@ -180,6 +181,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
         """Make the gradients of both ready for ``step()``, clipped together if ``max_norm`` is given."""
         return self.muon.ready_gradients(max_norm, rest=self._rest)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """``Muon.no_sync``: for all but a step's last ``backward()``."""
+        return self.muon.no_sync()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -48,7 +48,7 @@ class PlanStep:
     """One rank's step over a plan. ``parameters`` go by their index, as the plan's matrices name them.
 
     Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat buffer a bucket, and
-    ``present`` are the parameters that have one.
+    ``present`` are the parameters that have one. ``sent_early``: they were averaged during backward.
     """
 
     plan: Plan
@@ -57,6 +57,7 @@ class PlanStep:
     window: int = 1
     readied: dict[int, Tensor] = field(default_factory=dict)
     present: frozenset[int] | None = None
+    sent_early: bool = False
 
     @cached_property
     def momentum_shards(self) -> dict[int, MomentumShard]:
@@ -85,7 +86,11 @@ class PlanStep:
     def forget(self) -> None:
         """Drop the gradients that were readied: they have been used, or have changed since."""
         self.readied.clear()
-        self.present = None
+        self.present, self.sent_early = None, False
+
+    def take_sent(self, averaged: dict[int, Tensor]) -> None:
+        """Take the averaged gradients of all buckets, by index, that were reduced during backward."""
+        self.readied, self.sent_early = averaged, True
 
     def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
         """Find out which gradients there are, before anything changes, if nobody did since the last step.
@@ -138,8 +143,11 @@ class PlanStep:
         given, else None.
         """
         found = yield from self._agree(rest, stamp)
-        reduced = yield from pipeline((reduce_gradients(bucket) for bucket in self.buckets), self.window)
-        self.readied = {bucket.plan.index: grad for bucket, grad in zip(self.buckets, reduced, strict=True)}
+        if not self.sent_early:
+            walks = (reduce_gradients(bucket) for bucket in self.buckets)
+            flat = yield from pipeline(walks, self.window)
+            self.readied = {bucket.plan.index: it for bucket, it in zip(self.buckets, flat, strict=True)}
+        reduced = [self.readied[bucket.plan.index] for bucket in self.buckets]
         if self.averages:
             yield from average_others(found, self.at)
         if max_norm is None:

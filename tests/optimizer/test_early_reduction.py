@@ -1,0 +1,190 @@
+"""Gradients that travel while backward still runs give the bits of those that wait for the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch, zero1
+from muon_tutorial.engine.collective import Collective
+from muon_tutorial.errors import StrategyError, TutorialError
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.plan.strategies import Builder, layerwise
+from muon_tutorial.worlds.live import LiveWorld
+
+STEPS = 3
+SMALL = 3_000  # bytes a bucket: several buckets
+BUILDERS: dict[str, Builder] = {
+    "zero1": partial(zero1, bucket_bytes=SMALL),
+    "zero1 by boundaries": partial(zero1, gather="boundary", bucket_bytes=SMALL),
+    "layerwise": partial(layerwise, bucket_bytes=SMALL),
+}
+
+
+class Branches(nn.Module):
+    """A chain of matrices, one of which takes part in every second step only, and a vector for AdamW."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.chain = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(6))
+        self.extra = nn.Linear(16, 16, bias=False)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor, with_extra: bool) -> Tensor:
+        for layer in self.chain:
+            x = torch.tanh(layer(x)) * self.scale
+        return x + self.extra(x) if with_extra else x
+
+
+def trained(
+    world: LiveWorld, builder: Builder, early: bool, micro: int = 1, max_norm: float | None = None
+) -> list[Tensor]:
+    """Parameters after some steps, each of ``micro`` backward passes."""
+    model = Branches()
+    both = MuonWithAdamW.from_model(
+        model,
+        lr=0.02,
+        strategy=builder,
+        mesh=world,
+        muon={"tp_dim": None, "overlap_grad_reduce": early},
+    )
+    for step in range(STEPS):
+        both.zero_grad()
+        for number in range(micro):
+            data = torch.Generator().manual_seed(1000 * step + 10 * number + world.at["dp"])
+            loss = model(torch.randn(8, 16, generator=data), with_extra=step % 2 == 0).square().mean()
+            if number < micro - 1:
+                with both.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+        if max_norm is not None:
+            both.ready_gradients(max_norm)
+        both.step()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def compared(rank: int, axes: dict[str, int]) -> list[tuple[str, bool]]:
+    world = LiveWorld(build_mesh(axes))
+    found = []
+    for name, builder in BUILDERS.items():
+        for micro, max_norm in ((1, None), (3, None), (1, 0.01)):
+            late, early = (trained(world, builder, which, micro, max_norm) for which in (False, True))
+            same = all(torch.equal(one, other) for one, other in zip(late, early, strict=True))
+            found.append((f"{name}, {micro} micro-batches, max_norm={max_norm}", same))
+    return found
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("axes", [{"dp": 3}, {"dp": 2, "tp": 2}], ids=str)
+def test_early_and_late_reductions_give_the_same_bits(axes: dict[str, int]) -> None:
+    for by_rank in launch(compared, Grid.of(**axes).world_size, args=(axes,), timeout=120):
+        assert len(by_rank) == 9
+        for case, same in by_rank:
+            assert same, case
+
+
+def asked_when(rank: int) -> tuple[list[str], int]:
+    """What was asked for, in order, and how much of it before ``backward()`` had returned."""
+    asked: list[str] = []
+
+    def note(request: Collective, at: Coordinate) -> None:
+        asked.append(str(request.label))
+
+    world = LiveWorld(build_mesh({"dp": 2}), [note])
+    model = Branches()
+    hidden = [*model.chain.parameters(), *model.extra.parameters()]
+    muon = Muon(hidden, strategy=BUILDERS["zero1"], mesh=world, overlap_grad_reduce=True)
+    asked.clear()
+    model(torch.ones(2, 16), with_extra=rank == 0).sum().backward()  # rank 1 has no gradient of the extra
+    before = len(asked)
+    muon.step()
+    return asked, before
+
+
+@pytest.mark.live
+def test_buckets_set_out_during_backward_and_in_the_same_order_everywhere() -> None:
+    (first, early), (second, waiting) = launch(asked_when, 2)
+    assert first == second  # though rank 1's first bucket was complete only in step()
+    reductions = [label for label in first if "reduce_scatter" in label]
+    assert reductions == [f"gradient reduce_scatter of bucket {i}" for i in range(len(reductions))][::-1]
+    assert len(reductions) > 2
+    assert first[: len(reductions)] == reductions
+    assert early == len(reductions)
+    assert waiting == 0
+
+
+def refused(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except TutorialError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def misused(rank: int) -> list[str]:
+    world = LiveWorld(build_mesh({"dp": 2}))
+    model = Branches()
+    muon = Muon(model.chain.parameters(), strategy=BUILDERS["zero1"], mesh=world, overlap_grad_reduce=True)
+    before = [param.detach().clone() for param in model.parameters()]
+
+    def backward(scale: float = 1.0) -> None:
+        (scale * model(torch.ones(2, 16), with_extra=False).sum()).backward()
+
+    backward()
+    heard = [refused(backward)]
+    muon.zero_grad()
+    backward()
+    if rank == 1:
+        grad = next(iter(model.chain.parameters())).grad
+        assert grad is not None
+        grad.mul_(2)
+    heard.append(refused(muon.step))
+    heard.append(
+        str(all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)))
+    )
+    muon.zero_grad()
+    backward(float("nan") if rank == 0 else 1.0)
+    heard.append(refused(muon.step))
+    muon.zero_grad()
+    backward()
+    heard.append(refused(muon.step))  # and all is well again
+    heard.append(
+        refused(
+            lambda: Muon(
+                model.chain.parameters(), overlap_grad_reduce=rank == 0, mesh=world, strategy="zero1"
+            )
+        )
+    )
+    return heard
+
+
+@pytest.mark.live
+def test_misuse_is_refused_on_all_ranks_and_changes_nothing() -> None:
+    zero, one = launch(misused, 2)
+    for heard in (zero, one):
+        assert heard[0].startswith("GradientError: a second backward() has added")
+        assert "no_sync" in heard[0]
+        assert heard[2] == "True"
+        assert heard[3].startswith("NotFiniteError")
+        assert heard[4] == "nothing"
+        assert heard[5].startswith("MismatchError: ranks would step differently: overlap_grad_reduce")
+    assert zero[1].startswith("MismatchError: rank 1 cannot take this step")
+    assert one[1].startswith("GradientError: rank 1: gradients have changed since they were sent")
+
+
+def test_it_is_refused_where_there_is_nothing_to_send_early() -> None:
+    matrix = nn.Parameter(torch.eye(4))
+    local = LocalWorld(Grid.of(dp=1)).mesh(0)
+    with pytest.raises(StrategyError, match="LocalWorld"):
+        Muon([matrix], strategy="zero1", mesh=local, overlap_grad_reduce=True)
+    with pytest.raises(StrategyError, match="averages gradients itself"):
+        Muon([matrix], strategy="owner", mesh=local, overlap_grad_reduce=True)
+    with pytest.raises(StrategyError, match="averages gradients itself"):
+        Muon([matrix], overlap_grad_reduce=True)
