@@ -161,7 +161,17 @@ def read_counts(text: str) -> InterfaceFit:
 
 
 def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
-    """What the figures were read on. No paths, no names."""
+    """What the figures were read on, and of which work."""
+    return {
+        **machine_facts(command),
+        "ranks": f"{measured.RANKS}, one thread each, Gloo over loopback",
+        "rounds": rounds,
+        "work": f"{work.shape}, global batch of {work.batch} sequences, fp32",
+    }
+
+
+def machine_facts(command: str) -> dict[str, Any]:
+    """This machine now. No paths, no names."""
     return {
         "command": command,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -172,9 +182,6 @@ def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ranks": f"{measured.RANKS}, one thread each, Gloo over loopback",
-        "rounds": rounds,
-        "work": f"{work.shape}, global batch of {work.batch} sequences, fp32",
     }
 
 

@@ -95,9 +95,13 @@ class Machine:
         cards = max(Counter(map(self.node, ranks)).values())
         return replace(self.between, bandwidth=min(self.inside.bandwidth, cards * self.between.bandwidth))
 
+    def text(self) -> str:
+        """The machine as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
     def write(self, path: str | Path) -> None:
         """Write the machine as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(self.text(), encoding="utf-8")
 
 
 def read_machine(path: str | Path) -> Machine:

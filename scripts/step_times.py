@@ -1,0 +1,162 @@
+"""Hold predicted seconds of a step against real ones, on a loopback that is free and one that is limited.
+
+    python scripts/step_times.py
+
+calibrates this machine, predicts and measures more than sixty configurations, sends gradients during and
+after backward, and writes results/step_times.md, step_times.json and step_times.svg. It takes some minutes,
+and nothing else should run. A limited loopback needs Linux, network namespaces and tc (scripts/shaped.sh);
+without them those rows are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from muon_tutorial.benchmarks import overlap, step_times  # noqa: E402
+from muon_tutorial.benchmarks.overlap import OverlapCase, OverlapSeconds  # noqa: E402
+from muon_tutorial.benchmarks.step_times import Measured  # noqa: E402
+from muon_tutorial.evidence.tables import Table  # noqa: E402
+from muon_tutorial.timing.calibrate import calibrate  # noqa: E402
+from muon_tutorial.timing.machine import Machine, read_machine  # noqa: E402
+from scripts.files import made, write_whole  # noqa: E402
+from scripts.measure import machine_facts, say  # noqa: E402
+
+ROUNDS = {None: 9, 1000: 7, 200: 3, 50: 3}
+"""Timed steps on each link. Slow links leave no noise, and take their time."""
+OVERLAP_LINKS = (None, 200)
+CANNOT = 77
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, predict, compare, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser.add_argument("--machine", type=Path, help="a calibrated machine's file; else it is calibrated now")
+    parser.add_argument("--only-measure", type=int, metavar="MBIT", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.only_measure is not None:
+        json.dump(measure(asked.only_measure), sys.stdout)
+        return 0
+    command = shlex.join(["python", "scripts/step_times.py", *(arguments or sys.argv[1:])])
+    out = made(asked.out)
+    say("calibrating")
+    machine = read_machine(asked.machine) if asked.machine else calibrate()
+    steps: list[Measured] = []
+    overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
+    for mbit in ROUNDS:
+        say(f"measuring, {step_times.link_text(mbit)}")
+        found = measure(mbit) if mbit is None else measure_shaped(mbit)
+        if found is not None:
+            steps += zip(step_times.cases(mbit), found["steps"], strict=True)
+            its = (OverlapSeconds(**one) for one in found["overlaps"])
+            overlaps += zip(overlap_cases(mbit), its, strict=True)
+    say("predicting")
+    said = [step_times.predict_step(case, machine).seconds for case, _ in steps]
+    tables = [
+        step_times.accuracy_table(steps, said, command),
+        overlap.overlap_table(overlaps, command),
+        step_times.windows_table(steps, said, command),
+        step_times.steps_table(steps, said, command),
+    ]
+    write(out, tables, facts(command), machine)
+    scatter(out / "step_times.svg", steps, said)
+    print("\n".join(table.markdown() for table in tables[:2]))
+    return 0
+
+
+def overlap_cases(mbit: int | None) -> list[OverlapCase]:
+    """What is reduced during backward on a link: as many ranks as cores, and twice as many."""
+    link = step_times.link_text(mbit)
+    ranks = (2, 4) if mbit is None else (2,)
+    return [
+        OverlapCase(strategy, count, overlap.TOKENS, link)
+        for strategy in overlap.BUILDERS
+        for count in ranks
+        if mbit in OVERLAP_LINKS
+    ]
+
+
+def measure(mbit: int | None) -> dict[str, Any]:
+    """Seconds of a link's cases, on the loopback as it is here."""
+    overlaps = overlap.measure_overlap(overlap_cases(mbit), ROUNDS[None])
+    return {
+        "steps": step_times.measure_steps(step_times.cases(mbit), ROUNDS[mbit]),
+        "overlaps": [asdict(one) for one in overlaps],
+    }
+
+
+def measure_shaped(mbit: int) -> dict[str, Any] | None:
+    """The same on a loopback that is limited; None where this machine cannot do that."""
+    program = [sys.executable, str(Path(__file__).resolve()), "--only-measure", str(mbit)]
+    shaped = ["bash", str(ROOT / "scripts" / "shaped.sh"), f"{mbit}mbit", *program]
+    run = subprocess.run(shaped, capture_output=True, text=True, check=False)
+    if run.returncode == CANNOT:
+        say(f"left out: {run.stderr.strip()}")
+        return None
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def facts(command: str) -> dict[str, Any]:
+    """What the figures were read on."""
+    rounds = ", ".join(f"{count} on {step_times.link_text(mbit)}" for mbit, count in ROUNDS.items())
+    return {**machine_facts(command), "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
+
+
+def write(folder: Path, tables: list[Table], facts: dict[str, Any], machine: Machine) -> None:
+    """Markdown for people, JSON for programs, the calibrated machine with it."""
+    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    picture = "![Predicted over measured milliseconds of a step, a point a configuration](step_times.svg)"
+    opening = "Written by `scripts/step_times.py`; do not edit."
+    body = "\n".join(table.markdown() for table in tables)
+    text = f"# Seconds of a step\n\n{opening}\n\n{head}\n\n{picture}\n\n{body}"
+    write_whole(folder / "step_times.md", text)
+    data = {
+        "facts": facts,
+        "machine": json.loads(machine.text()),
+        "tables": [table.data() for table in tables],
+    }
+    write_whole(folder / "step_times.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def scatter(path: Path, steps: list[Measured], said: list[float]) -> None:
+    """Predicted over measured, both axes logarithmic, a colour a link; dotted lines are 20 % off."""
+    from matplotlib import pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "muon"
+    figure, axes = plt.subplots(figsize=(7, 6), layout="constrained")
+    for link in dict.fromkeys(case.link for case, _ in steps):
+        points = [
+            (1e3 * seen, 1e3 * its)
+            for (case, seen), its in zip(steps, said, strict=True)
+            if case.link == link
+        ]
+        axes.loglog(*zip(*points, strict=True), "o", ms=5, alpha=0.7, label=link)
+    seconds = [seen for _, seen in steps]
+    ends = [0.8e3 * min(seconds), 1.25e3 * max(seconds)]
+    for factor, style in ((1.0, "-"), (0.8, ":"), (1.2, ":")):
+        axes.plot(ends, [factor * end for end in ends], style, color="0.4", lw=1)
+    axes.set_xlabel("measured ms of a step")
+    axes.set_ylabel("predicted ms of a step")
+    axes.legend(title="the line is exact; dotted, 20 % off")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
