@@ -250,6 +250,13 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line. A setting is read as what its default is."""
     parser = Parser(prog="python -m muon_tutorial", description="Distributed Muon, on real processes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_train(commands)
+    add_plan(commands)
+    add_calibrate(commands)
+    return parser
+
+
+def _add_train(commands: Any) -> None:
     trainer = commands.add_parser(
         "train",
         help="train a small GPT with distributed Muon",
@@ -271,6 +278,10 @@ def build_parser() -> argparse.ArgumentParser:
                 help=says.format(default),
             )
     trainer.set_defaults(dp=None)
+    _add_output(trainer)
+
+
+def _add_output(trainer: argparse.ArgumentParser) -> None:
     group = trainer.add_argument_group("output")
     group.add_argument(
         "--out",
@@ -304,9 +315,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--compare", action="store_true", help="then run the same job on one process and draw both curves"
     )
-    add_plan(commands)
-    add_calibrate(commands)
-    return parser
 
 
 def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:

@@ -252,7 +252,7 @@ def tensor_files(life: RunLife) -> int:
 
 
 def loaded_alike(life: RunLife) -> bool:
-    """Whether what the new ranks held before their first step is what was saved, to the bit."""
+    """Whether the new ranks began with the saved state, to the bit."""
     saved = opened(life.left, life.last.begin)
     return same_bits(saved, opened(life.folder / ECHO, life.last.begin))
 
