@@ -25,7 +25,7 @@ from ..worlds.live import LiveWorld, build_mesh
 
 TITLE = "Gradient reduction during backward"
 BUILDERS: dict[str, Builder] = {"zero1": zero1, "layerwise": layerwise}
-WIDTH, LAYERS, TOKENS = 256, 12, 4096
+WIDTH, LAYERS, TOKENS = 256, 12, 12_288
 ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
 
 

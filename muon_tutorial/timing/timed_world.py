@@ -47,10 +47,10 @@ class Span:
 class TimedFlight:
     """A collective on its way: when its members issued it, when it began, and when it was answered.
 
-    ``asked`` says what each member asked for, in words; ``sent``, what it sends; ``busy``, what keeps its
-    link and processor, the larger of what it sends and receives. These and ``issued`` hold the ranks that are
-    walked: all members, or one alone. ``link`` is what they send over, and ``latency`` the seconds that no
-    bandwidth shortens.
+    ``asked`` says what each member asked for, in words; ``sent``, what it sends, which is what it puts on a
+    bus; ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives.
+    These and ``issued`` hold the ranks that are walked: all members, or one alone. ``link`` is what they send
+    over, and ``latency`` the seconds that no bandwidth shortens.
     """
 
     group: tuple[int, ...]
@@ -354,7 +354,7 @@ class _Clockwork:
         node, link = self.machine.node(rank), flight.link
         cpu = busy.data * self.machine.byte + busy.messages_out * self.machine.message
         jobs = [_Job(cpu, node)] if cpu else []
-        if travelling := travels(busy, self.machine):
+        if travelling := travels(flight.sent[rank] if link.shared else busy, self.machine):  # once, on a bus
             on = ("bus", link) if link.shared else (rank, link)
             others = self.beside if link.shared else 0
             jobs.append(_Job(float(travelling), node, on, link.bandwidth / (1 + others)))

@@ -106,6 +106,24 @@ def test_groups_share_a_bus_and_nothing_else() -> None:
     assert run(in_columns, bus, grid).seconds == pytest.approx(4)  # all four send on it
 
 
+def to_one_owner(rank: int) -> Walk:
+    """Ranks 1 to 3 send 1,000 bytes each to rank 0."""
+    sends = (0 if rank == 0 else 250, 0, 0, 0)
+    receives = (0, 250, 250, 250) if rank == 0 else (0, 0, 0, 0)
+    mine = torch.empty(sum(sends), device=META)
+    yield Collective(
+        "all_to_all", ("dp",), mine.dtype, mine, sum(receives), Label("out"), None, sends, receives
+    )
+
+
+def test_a_byte_travels_once_on_a_bus() -> None:
+    """Where links are ranks' own, the owner's is busy with all three thousand as well."""
+    grid = Grid.of(dp=4)
+    bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
+    assert run(to_one_owner, bus, grid).seconds == pytest.approx(3)
+    assert run(to_one_owner, TOY, grid).seconds == pytest.approx(3)
+
+
 def test_a_group_answers_in_order() -> None:
     def twice(rank: int) -> Walk:
         first, second = (yield Start(asked(phase="a"))), (yield Start(asked(phase="b")))
