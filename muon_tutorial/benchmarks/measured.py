@@ -10,13 +10,22 @@ import torch
 
 from ..engine.collective import Walk
 from ..evidence.gloo_bytes import GlooTraffic
-from ..evidence.memory import PeakMemory, plan_memory
+from ..evidence.memory import PeakMemory, note_phases, plan_memory
 from ..evidence.predict import step_over_ones
 from ..evidence.tables import Table, TableRow, fitted_overhead, median_and_spread
 from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
-from ..plan.strategies import STRATEGIES, Builder, Plan, layerwise, owner, round_robin, zero1
+from ..plan.strategies import (
+    STRATEGIES,
+    Builder,
+    Plan,
+    layerwise,
+    owner,
+    owner_per_replica,
+    round_robin,
+    zero1,
+)
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.shadow import walk_alone
 from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
@@ -189,24 +198,36 @@ VARIANTS: dict[str, Builder] = {
     "zero1, boundary": partial(zero1, gather="boundary"),
     "layerwise": layerwise,
     "owner": owner,
+    "owner_per_replica": owner_per_replica,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The peak of one rank's step, by a walk without data and by a real one. Bytes."""
+    """The peak of one rank's step, by a walk without data and by a real one: bytes, by phase."""
 
-    predicted: int
-    measured: int
+    predicted_by_phase: dict[str, int]
+    measured_by_phase: dict[str, int]
+
+    @property
+    def predicted(self) -> int:
+        """Of the whole step."""
+        return max(self.predicted_by_phase.values())
+
+    @property
+    def measured(self) -> int:
+        """Of the whole step."""
+        return max(self.measured_by_phase.values())
 
 
-def _peak(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> int:
-    """The most that one rank's step, flags aside, adds to what it holds."""
+def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> dict[str, int]:
+    """The most that one rank's step, flags aside, adds to what it holds, by phase."""
     step = step_over_ones(plan, at, torch.device(device))
     step.present = frozenset(range(len(step.parameters)))
+    peaks: dict[str, int] = {}
     with torch.no_grad(), PeakMemory() as seen:
-        run(step.step())
-    return seen.peak
+        run(note_phases(step.step(), seen, peaks))
+    return peaks
 
 
 def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: int) -> dict[str, Peak]:
@@ -215,9 +236,10 @@ def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, bucket_bytes: 
     found = {}
     for name, builder in VARIANTS.items():
         plan = builder(matrices, grid, bucket_bytes=bucket_bytes)
-        predicted = _peak(plan, world.at, "meta", lambda walk: walk_alone(walk, lambda request: None))
+        predicted = _peaks(plan, world.at, "meta", lambda walk: walk_alone(walk, lambda request: None))
         # A backend lets go of its buffers from a thread of its own: the least of five is the step's own peak.
-        found[name] = Peak(predicted, min(_peak(plan, world.at, "cpu", world.run) for _ in range(5)))
+        five = [_peaks(plan, world.at, "cpu", world.run) for _ in range(5)]
+        found[name] = Peak(predicted, {phase: min(one[phase] for one in five) for phase in five[0]})
     return found
 
 

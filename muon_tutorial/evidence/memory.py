@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..engine.collective import Collective, Start, Walk
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
 from ..step.parameter_state import local_part
@@ -76,6 +77,11 @@ class PeakMemory(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()
 
+    def lap(self) -> int:
+        """The peak since the last lap, which ends here."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = [_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         known = {id(storage) for storage in before if storage is not None}
@@ -98,6 +104,33 @@ class PeakMemory(TorchDispatchMode):
         self._alive[key] = weakref.ref(storage, gone)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+AFTER = "after the last request"
+
+
+def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
+    """Walk on, and note the most that was held before each request, and after the one before it.
+
+    ``peaks`` goes by the request's phase; what follows the last one stands under ``AFTER``. Must be walked
+    while ``seen`` is entered, in place of ``walk``.
+    """
+    answers: list[Any] = [None]
+    phase = ""
+    while phase != AFTER:
+        try:
+            turn = walk.send(answers.pop())  # kept nowhere else: the walk decides when it goes
+        except StopIteration:
+            turn, phase = None, AFTER
+        request = turn.request if isinstance(turn, Start) else turn
+        if isinstance(request, Collective):
+            phase = request.label.phase
+        if isinstance(request, Collective) or turn is None:
+            peaks[phase] = max(peaks.get(phase, 0), seen.lap())
+        del request
+        if turn is not None:
+            answers.append((yield turn))
+        del turn
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
