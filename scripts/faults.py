@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import time
 from datetime import datetime, timezone
@@ -119,4 +120,5 @@ def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) ->
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
     sys.exit(main())
