@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import shlex
-import signal
 import sys
 import time
 from datetime import datetime, timezone
@@ -120,5 +119,10 @@ def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) ->
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
