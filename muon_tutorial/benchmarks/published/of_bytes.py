@@ -208,10 +208,10 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         "collectives of a step, gather and repeat over one home rank a matrix",
         76 / 4, "×", *HOMES, 1.0, "above", "all",
-        "76 matrices that tensor parallelism cuts, in 19 layers of Qwen3-235B-A22B, over 16 ranks: one "
-        "gather each. With home ranks, one exchange each way for these and one each way for the experts. The "
-        "production model was not published, and does not matter to the counts. Left out: ours asks once "
-        "more, which gradients exist. The published 276 are of a sharded iteration, which we have not.",
+        "Published is 76/276 → 4; we read 76 as gather and repeat, and 276 as the sharded iteration that we "
+        "have not. The production model was not: ours is chosen for its 76 matrices that tensor parallelism "
+        "cuts, 19 layers of Qwen3-235B-A22B, one gather each. With home ranks, one exchange each way for "
+        "these and one for the experts. Left out: ours asks once more, which gradients exist.",
         fewer_collectives, said="76 → 4",
     ),
     Claim(
@@ -223,10 +223,9 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         "bytes that the optimizer's step itself moves where matrices are owned, over gathering all of them",
         0.0, "×", *OWNED, 1.0, "below", "all",
-        "64 equal matrices on 8 ranks, `layerwise` against `zero1` with whole buckets.",
+        "64 equal matrices on 8 ranks, `layerwise` against `zero1` with whole buckets. Gradients reduced to "
+        "owners and parameters sent from them are not counted, as there: that is forward and backward.",
         step_moves_nothing,
-        why="Gradients reduced to owners and parameters sent from them are not counted, as there: FSDP moves "
-        "as much in forward and backward.",
     ),
     Claim(
         "elements of the fullest rank over the emptiest: 30 equal layers, owned whole, on 8 ranks",
