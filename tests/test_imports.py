@@ -57,7 +57,7 @@ HANDLE_PROCESSES = ("scripts", "launching", "faults")
 KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
 
 # Beside the live world, what readers write by hand: each of these holds the reference of an exercise in which
-# their own code moves the bytes. training_rank.py is a loop such as theirs, for lesson 12 to break.
+# their own code moves the bytes. training_rank.py is a loop such as theirs, for lesson 15 to break.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",

@@ -44,9 +44,10 @@ class Machine:
     ``ranks_per_node`` ranks stand on a node, one after the other, and share its ``cores``; None where each
     computes on a GPU of its own. ``gemm`` holds, by dtype, floating-point operations a second by the smallest
     of a product's three sizes; ``copy`` bytes read and written a second by bytes. ``operation`` is what any
-    operation costs before it does anything, ``turn`` what a request does, in seconds. ``algorithm`` says how
-    collectives run: as rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for
-    each that it sends: none where a network card works alone. ``memory`` is what a rank has, in bytes.
+    operation costs before it does anything; a GPU is given its work ahead, and pays that only where the work
+    takes less. ``turn`` is what a request costs, in seconds. ``algorithm`` says how collectives run: as
+    rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for each that it sends:
+    none where a network card works alone. ``memory`` is what a rank has, in bytes.
     ``sources`` say where the numbers come from.
     """
 

@@ -23,7 +23,6 @@ from ..evidence.predict import step_over_ones
 from ..newton_schulz import DEFAULT_STEPS
 from ..plan.assign import newton_schulz_cost
 from ..plan.bucket import Bucket, padded
-from ..plan.exchange import LocalShards
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Hop, Partial, Replicate, Route, Shard
 from ..plan.matrix import Matrix
@@ -49,7 +48,8 @@ class StepEstimate:
     """What a step costs the rank that computes most. Seconds and bytes; ``newton_schulz`` in operations.
 
     ``copy`` holds everything that is computed beside products, ``waiting`` what communication leaves exposed.
-    Where a strategy expects averaged gradients, DDP's all_reduce is counted with its step. ``runs`` is how
+    Where a strategy expects averaged gradients, DDP's all_reduce is counted with its step; what dp shards
+    is reduced by FSDP in backward, as with any optimizer, and is not counted. ``runs`` is how
     many matrices the rank orthogonalizes; ``fair_shares``, its work over what it would do if every matrix
     were done at one position and all had as much. ``held`` are parameters and gradients of the matrices,
     ``momentum`` what is kept beside them, ``peak`` the most that a step adds, a bucket by itself. ``phases``
@@ -126,9 +126,10 @@ def estimate(
     walked = _Walked(machine, beside)
     (_walk_whole if window > 1 else _walk_buckets)(walked, step)
     if plan.expects == "averaged" and grid.size("dp") > 1:
-        lengths = Counter(bucket.length(LocalShards(), at) for bucket in plan.buckets)
+        lengths = Counter(_whole_over_dp(bucket, at) for bucket in plan.buckets)
         for length, times in lengths.items():
-            walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
+            if length:
+                walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
     worked = [e.matrix for b in plan.buckets for e in b.entries if b.works_on(e, at)]
     work = sum(newton_schulz_cost(matrix.sides) for matrix in worked)
     fair = sum(newton_schulz_cost(e.matrix.sides) / at.size(*b.axes) for b in plan.buckets for e in b.entries)
@@ -184,6 +185,11 @@ class _Walked:
         for flight, times in self.flights:
             found[flight.label.phase] += times * flight.sent[at.rank].data
         return dict(found)
+
+
+def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
+    """Elements of a bucket that DDP averages. What is sharded over dp, its framework reduces in backward."""
+    return sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
 
 
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:

@@ -18,6 +18,7 @@ from .machine import Machine
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # where the first factor stands among the arguments
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
+_MARKS = "profiler::"  # labels in a trace
 _NO_DATA = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
 
 
@@ -47,17 +48,32 @@ class Work(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         self.operations += 1
-        self.copy += self.machine.operation
+        executes, works = 0.0, True
         if name in _PRODUCTS:
             first, second = args[_PRODUCTS[name]], args[_PRODUCTS[name] + 1]
             *batch, rows, inner = first.shape
             sizes = (rows, inner, second.shape[-1])
-            self.product += self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
-        elif name not in _NO_DATA and not _is_view(func):
+            executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
+            self.product += executes
+        elif name in _NO_DATA or name.startswith(_MARKS) or _is_view(func):
+            works = False
+        else:
             read = args[1:] if name in _WRITES_ONLY else args
             leaves = [x for x in tree_leaves((read, kwargs, result)) if isinstance(x, Tensor)]
-            self.copy += self.machine.copy_seconds(sum(x.numel() * x.itemsize for x in leaves))
+            executes = self.machine.copy_seconds(sum(x.numel() * x.itemsize for x in leaves))
+            self.copy += executes
+        self.copy += self._starts(executes, works)
         return result
+
+    def _starts(self, executes: float, works: bool) -> float:
+        """What an operation costs beside its execution.
+
+        A core pays for each. A GPU is given an operation while it executes the one before, and a view or a
+        mark gives it nothing.
+        """
+        if self.machine.cores is not None:
+            return self.machine.operation
+        return max(0.0, self.machine.operation - executes) if works else 0.0
 
 
 def _is_view(func: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Ports of lesson 13 that are wrong in one way each, for real ranks to run, and functions that try them."""
+"""Ports of lesson 16 that are wrong in one way each, for real ranks to run, and functions that try them."""
 
 from __future__ import annotations
 

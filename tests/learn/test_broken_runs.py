@@ -1,4 +1,4 @@
-"""Lesson 12: broken runs on real ranks, what their evidence proves, and what is said to wrong findings."""
+"""Lesson 15: broken runs on real ranks, what their evidence proves, and what is said to wrong findings."""
 
 from __future__ import annotations
 

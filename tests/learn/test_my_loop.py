@@ -1,4 +1,4 @@
-"""Lesson 13: its exercises know right from wrong, its runs survive, and its pictures say what was run."""
+"""Lesson 16: its exercises know right from wrong, its runs survive, and its pictures say what was run."""
 
 from __future__ import annotations
 

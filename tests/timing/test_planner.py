@@ -15,7 +15,7 @@ from muon_tutorial import Grid, Matrix, Shard
 from muon_tutorial.cli import main
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict, step_over_ones
-from muon_tutorial.plan.strategies import Builder, layerwise
+from muon_tutorial.plan.strategies import Builder, layerwise, owner
 from muon_tutorial.timing import planner
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link, Machine
@@ -173,6 +173,17 @@ def test_a_gather_that_does_not_fit_is_said_and_not_recommended() -> None:
     nothing = planned("llama-3.1-405b", "dp=64")
     assert nothing.best is None
     assert say(nothing)[0].startswith("Nothing fits into 80 GB a rank")
+
+
+def test_what_is_sharded_over_dp_is_not_averaged_by_ddp() -> None:
+    """FSDP reduces it in backward; an all_reduce would add up different shards."""
+    grid, whole = Grid.of(dp=4), matrices(1)
+    sharded = [replace(matrix, cuts=(("dp", Shard(0)),)) for matrix in whole]
+    sent = [estimate("owner", owner, given, grid, H100).phases for given in (whole, sharded)]
+    assert sent[0][BY_DDP] == pytest.approx(float(formulas.ddp_adamw(4, sum(m.numel for m in whole), 4)))
+    assert BY_DDP not in sent[1]
+    mixed = estimate("owner", owner, [*whole[:5], *sharded[5:]], grid, H100).phases
+    assert mixed[BY_DDP] == pytest.approx(float(formulas.ddp_adamw(4, sum(m.numel for m in whole[:5]), 4)))
 
 
 def test_experts_are_planned_on_their_own_grid() -> None:

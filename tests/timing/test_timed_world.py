@@ -17,6 +17,7 @@ from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.timing.work import Work
 from muon_tutorial.worlds.shadow import requests_of
 
 META = torch.device("meta")
@@ -172,6 +173,18 @@ MATRICES = [
     for i, shape in enumerate(((64, 96), (96, 64), (64, 64), (128, 64), (64, 96)))
 ]
 BUILDERS: dict[str, Builder] = {**STRATEGIES, "boundary": partial(zero1, gather="boundary")}
+
+
+@pytest.mark.parametrize(("cores", "launches"), [(1, 4), (None, 1)])
+def test_a_gpu_is_given_its_work_ahead_and_a_view_gives_it_none(cores: int | None, launches: int) -> None:
+    """A core pays for each operation; a GPU hides a launch behind a product, and shows it behind no work."""
+    a = torch.empty(100, 100, device=META)
+    with Work(replace(TOY, operation=0.5, cores=cores)) as work:
+        torch.mm(a, a.t())  # 2 s and a view
+        a.add_(a.t())  # next to nothing, and another
+    product, copy = work.take()
+    assert product == 2.0
+    assert copy == pytest.approx(0.5 * launches)
 
 
 @pytest.mark.parametrize("window", [1, 3])

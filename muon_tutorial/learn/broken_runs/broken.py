@@ -1,4 +1,4 @@
-"""The loop of lesson 12, broken in ten ways, each as somebody has really broken one. One class, one mistake.
+"""The loop of lesson 15, broken in ten ways, each as somebody has really broken one. One class, one mistake.
 
 ``Fault.rank`` is where the mistake stands, -1 for all ranks, and ``Fault.step`` is the step it begins.
 """

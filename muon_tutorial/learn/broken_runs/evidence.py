@@ -1,4 +1,4 @@
-"""Lesson 12: what a run's notes prove. The first rung that differs from the oracle, and the first call
+"""Lesson 15: what a run's notes prove. The first rung that differs from the oracle, and the first call
 that is missing. Pure functions of a run: nothing here starts a rank.
 """
 

@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: a prediction, six anonymous runs and a hard one, and the quiz.
+"""Exercises of lesson 15: a prediction, six anonymous runs and a hard one, and the quiz.
 
 A wrong answer is met by what the run's own evidence says against it.
 """

@@ -1,4 +1,4 @@
-"""Lesson 12 on real ranks: a run of the loop with its mistakes in it, and what every rank wrote down.
+"""Lesson 15 on real ranks: a run of the loop with its mistakes in it, and what every rank wrote down.
 
 A rank that waits in vain reports whom it waited for, and in which line, instead of failing.
 ``oracle`` is the same training in one process, without a single call.

@@ -1,4 +1,4 @@
-"""Pictures of lesson 12: who waits for whom, a run's ladder beside its oracle, a fault that spreads."""
+"""Pictures of lesson 15: who waits for whom, a run's ladder beside its oracle, a fault that spreads."""
 
 from __future__ import annotations
 

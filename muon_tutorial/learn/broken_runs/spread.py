@@ -1,4 +1,4 @@
-"""Lesson 12, played: one step in a local world with a fault of your choice, call by call, to its end.
+"""Lesson 15, played: one step in a local world with a fault of your choice, call by call, to its end.
 
 A number travels that is 0 where all is well, and 1 from the fault on: a sum spreads it to whoever is told.
 """

@@ -1,4 +1,4 @@
-"""A training loop as somebody might write it by hand, under Muon over dp and tp: lesson 12 breaks it.
+"""A training loop as somebody might write it by hand, under Muon over dp and tp: lesson 15 breaks it.
 
 Every rank holds rows of each matrix: tp cuts them, dp copies them. A step loads whole matrices over tp, takes
 the gradients of this dp position's data, averages them over dp, and updates momentum. Matrix i belongs to dp

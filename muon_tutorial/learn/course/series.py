@@ -108,13 +108,13 @@ LESSONS = (
         ("03", "04", "06"),
     ),
     Lesson(
-        "12_it_hangs_or_lies",
+        "15_it_hangs_or_lies",
         "broken_runs",
         "It hangs, or lies. Which rank, which line?",
         60,
         ("04", "06"),
     ),
-    Lesson("13_does_it_survive_my_loop", "my_loop", "Does it survive my loop?", 40, ("06", "09")),
+    Lesson("16_does_it_survive_my_loop", "my_loop", "Does it survive my loop?", 40, ("06", "09")),
 )
 
 PATHS = (
@@ -125,7 +125,7 @@ PATHS = (
     ),
     CoursePath(
         "Only the systems",
-        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "12", "13"),
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "15", "16"),
     ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )

@@ -1,4 +1,4 @@
-"""The hard exercise of lesson 13: clip gradients that lie on a mesh of two axes, by the norm of the whole.
+"""The hard exercise of lesson 16: clip gradients that lie on a mesh of two axes, by the norm of the whole.
 
 Real ranks hold four gradients, cut along both axes, along one, and along none. What is judged is the factor
 by which each rank has shortened each of them.

@@ -1,4 +1,4 @@
-"""Exercises of lesson 13: which lines change, the port, surviving a kill, published sources, and the quiz."""
+"""Exercises of lesson 16: which lines change, the port, surviving a kill, published sources, and the quiz."""
 
 from __future__ import annotations
 

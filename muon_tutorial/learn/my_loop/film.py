@@ -1,4 +1,4 @@
-"""Lesson 13: the life of a run as a film: ranks are lanes, steps are ticks, checkpoints are diamonds.
+"""Lesson 16: the life of a run as a film: ranks are lanes, steps are ticks, checkpoints are diamonds.
 
 ``draw_life`` is a pure function from a life and a moment to one picture.
 """

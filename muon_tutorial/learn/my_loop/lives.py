@@ -1,4 +1,4 @@
-"""Lesson 13: runs on real ranks that are killed, go on on another grid, and are compared bit by bit.
+"""Lesson 16: runs on real ranks that are killed, go on on another grid, and are compared bit by bit.
 
 A run leaves a diary and checkpoints. ``RunLife`` is read from the diary; ``opened`` reads a checkpoint in
 this process alone, whatever grid it comes from.

@@ -1,4 +1,4 @@
-"""Lesson 13 under torchrun: the reader's functions as a script, and a run of it whose rank is killed.
+"""Lesson 16 under torchrun: the reader's functions as a script, and a run of it whose rank is killed.
 
 ``main`` is what the script calls. The same ``train`` runs under ``launch()``; here torchrun starts the ranks,
 and starts them again after the kill.

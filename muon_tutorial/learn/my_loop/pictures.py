@@ -1,4 +1,4 @@
-"""Lesson 13: the way from a notebook to a cluster, as lanes, and what of it this project has run.
+"""Lesson 16: the way from a notebook to a cluster, as lanes, and what of it this project has run.
 
 What stands in the lanes is said here, once; the tests hold it to the commands that the lesson runs.
 """

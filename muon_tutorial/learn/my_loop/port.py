@@ -1,4 +1,4 @@
-"""Lesson 13: the four functions that a reader ports, the reference's, and the loop around them.
+"""Lesson 16: the four functions that a reader ports, the reference's, and the loop around them.
 
 ``train`` is one rank's part, whoever started it: ``launch()`` or torchrun. Rank 0 writes down what happens,
 line by line, so that what a killed run did can be read afterwards. Knows nothing of how ranks are started.

@@ -1,4 +1,4 @@
-"""Lesson 13: where four ideas of this course stand in two published sources, by name, with permanent links.
+"""Lesson 16: where four ideas of this course stand in two published sources, by name, with permanent links.
 
 The sources were read at the commits below. Nothing of them is copied: names, places, and what they are for.
 """

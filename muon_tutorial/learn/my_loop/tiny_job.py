@@ -1,4 +1,4 @@
-"""Lesson 13: the tiny model, its data, and how it is cut. Plain PyTorch: it knows no optimizer.
+"""Lesson 16: the tiny model, its data, and how it is cut. Plain PyTorch: it knows no optimizer.
 
 One byte in, the next one out, through two MLP layers. Embedding and head are cut by tp, too, and FSDP2 cuts
 everything over dp, so that every parameter is a DTensor on one mesh. A batch follows from the step alone.

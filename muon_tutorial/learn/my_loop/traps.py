@@ -1,4 +1,4 @@
-"""Lesson 13: five things that go wrong in real loops, each with numbers computed here, in one process."""
+"""Lesson 16: five things that go wrong in real loops, each with numbers computed here, in one process."""
 
 from __future__ import annotations
 

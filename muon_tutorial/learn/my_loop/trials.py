@@ -1,4 +1,4 @@
-"""Lesson 13 on real ranks: a plain loop gone wrong, a reader's port step by step, and one step on two grids.
+"""Lesson 16 on real ranks: a plain loop gone wrong, a reader's port step by step, and one step on two grids.
 
 Each function that takes a rank is one rank's part. What it returns says what happened; judging is for others.
 """

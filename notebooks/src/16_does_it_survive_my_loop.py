@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13 · Does it survive my loop?
+# # 16 · Does it survive my loop?
 #
 # At three in the morning a rank dies. Will your run with Muon go on from where it was, on another grid, with the same
 # bits?
@@ -28,10 +28,10 @@ lesson.hero()
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
-# - *Previous:* [12 · It hangs, or lies. Which rank, which line?](12_it_hangs_or_lies.ipynb)
+# - *Previous:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Next:* none yet, this is the last so far.
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. It has
 #   nothing to install.
 #
 # </details>

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 12 · It hangs, or lies. Which rank, which line?
+# # 15 · It hangs, or lies. Which rank, which line?
 #
 # Your training stands still, or it runs and learns the wrong thing. Of all ranks and all lines, which one is it?
 
@@ -27,9 +27,9 @@ lesson.hero()
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
 # - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
-# - *Next:* [13 · Does it survive my loop?](13_does_it_survive_my_loop.ipynb)
+# - *Next:* [16 · Does it survive my loop?](16_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. It has
 #   nothing to install.
 #
 # *Other grids:* dp of 2 or more; tp can be 2, 4, 8 or 16.
