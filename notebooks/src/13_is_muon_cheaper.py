@@ -34,7 +34,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
 #   nothing to install.
 #
-# *Other grids:* dp and tp of 1, 2 or 4; dp may be 3, 6 or 8, too.
+# *Other grids:* dp can be 2, 3, 4, 6 or 8; tp 1, 2 or 4.
 #
 # </details>
 
@@ -55,16 +55,14 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## Three bills, three answers
 #
-# This **waterfall** leads from AdamW's number to Muon's, one change at a time: more bytes, more time, less memory.
-# Nothing ran for it. Now three questions. What did you count? How? And is it the same work?
+# A **waterfall** leads from one number to another, change by change. This one says: more bytes, more time, less memory.
+# Whoever says "cheaper" has picked one of these. We check all three.
 #
 # ## First bill: bytes
 #
-# Same work means: both begin with each rank's *raw* gradient, and end with new weights on all ranks. That is
-# **like for like**. How many bytes do the ranks of one dp group send *together*, along dp, on rings?
-#
-# `zero1` gathers all of its momentum, in bfloat16. `layerwise` is new: a matrix *lives* with one owner. Its gradient is
-# summed there, its momentum never moves, and its new weights go out to all.
+# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. How many bytes
+# do the ranks of one dp group send *together*, on a ring? `zero1` gathers its momentum in bfloat16. `layerwise` is new: a
+# matrix *lives* with one owner, where its gradients are summed. Its momentum never moves; its new weights go to all.
 #
 # *Easy · 4 minutes · required*
 
@@ -91,9 +89,9 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Now let real ranks count. Muon's steps are the package's; AdamW's moves are yours. `bucket.gradient` is the route on
-# which gradients are summed, and ends in your slice. `bucket.parameter` leads from a slice of weights to all of them.
-# `lesson.adamw` is AdamW's arithmetic, element by element. Beware: is a sum a mean?
+# Now let real ranks count. Muon's steps are the package's; you write AdamW's. On the route `bucket.gradient` gradients
+# are summed into slices; on `bucket.parameter` slices of weights become all of them. `lesson.adamw` does the arithmetic
+# of a slice. Beware: a sum is no mean.
 #
 # *Medium · 6 minutes · required*
 
@@ -133,17 +131,16 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# One step, and look how many answers! Three things turn them round:
+# One step, and so many answers:
 #
 # - *dtype:* the momentum's 2 bytes weigh more where all else has 2, too.
-# - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. On Gloo, `layerwise` even beats AdamW.
-# - *raw or averaged gradients:* `owner` looks cheapest by far in fp32. But it expects gradients that are averaged
-#   already, and somebody has paid for that. It is not the same work.
+# - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. There, `layerwise` even beats AdamW.
+# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody has paid for those.
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is no number of bytes. It is *time*: the durations of all events whose names contain `all_reduce` or
-# `all_gather`. A little trace, made up in the form of theirs (microseconds; a kernel is what the GPU runs):
+# The report's 0.57 is *time*: durations of all events with `all_reduce` or `all_gather` in their names, summed. Here is a
+# little trace, made up in the same form (microseconds; a kernel is what the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -172,9 +169,9 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # </details>
 
 # %% [markdown]
-# One collective, logged as four events. Write the honest sum: nanoseconds in which communication ran, each moment once.
-# An event has `sort`, `name`, `begin`, `duration` and `communicates`. `lesson.covered(events)` are the intervals that
-# any of them covers, `lesson.measure(…)` their length.
+# One collective, four events. Write the honest sum: nanoseconds in which communication ran, each moment once. Events have
+# `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them ran, `lesson.measure(…)` how long
+# that is.
 #
 # *Medium · 5 minutes · required*
 
@@ -202,15 +199,15 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# Now the real ones. The report published its traces, which few do; that is why anybody can check. Here is what was read
-# from them, in milliseconds over five steps:
+# Now the real ones. The report published its traces, which few do. What was read from them, in milliseconds over five
+# steps:
 
 # %%
 print(lesson.say_report())
 
 # %% [markdown]
-# Re-derive three headlines: 0.57 × the communication, 1.1 % overhead, and async 2.1 × slower. Beside each, put what you
-# get if you count every collective once, look at the GPU, and take the span from start to end.
+# Re-derive three headlines: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then count each once, on the
+# GPU, from start to end.
 #
 # *Medium · 6 minutes · required*
 
@@ -250,22 +247,20 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline is reproducible, and each says something else than it seems to. 1.1 % is how long the CPU takes to *launch*
-# the optimizer; the GPU works on it for more than half of its span, beside a toy model. And async was 10 % *faster*, in
-# one run: its kernels only spent longer waiting. (At 0.57, both runs are counted about four times, so the ratio barely
-# moves. But is it the same work?) The bytes:
+# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the optimizer,
+# which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: its kernels only waited longer.
+# And 0.57 counts both runs about four times, so the ratio hardly moves. But is it the same work?
 
 # %%
 print(lesson.say_bytes())
 
 # %% [markdown]
-# AdamW there was plain DDP, and averaged its gradients. Muon's run was handed averaged ones, and ended before anybody had
-# new weights.
+# It is not. AdamW averaged its gradients there. Muon was handed averaged ones, and ended before anybody had new weights.
 #
 # ## Waiting is not transfer
 #
-# A communication kernel spins until its peers arrive. So one rank's trace shows waiting as communication, and the report's
-# traces are all rank 0's. With *all* ranks on one clock you can tell: nothing moves before the last member has asked.
+# A kernel spins until its peers arrive. So rank 0's trace, which is all that the report has of these runs, shows waiting
+# as communication. With *all* ranks on one clock you can tell: nothing moves before the last one has asked.
 #
 # *Medium · 5 minutes · required*
 
@@ -290,8 +285,7 @@ waiting.check(waited)
 # </details>
 
 # %% [markdown]
-# Try it on your machine. In this step of `round_robin`, rank 0 owns by far the largest matrix, and all ranks are
-# recorded:
+# Try it on your machine: a step of `round_robin`, in which rank 0 owns by far the largest matrix.
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)
@@ -302,21 +296,20 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# From its own trace, each late-night reader of rank 1 would buy faster links. The cure is a better balance.
+# By its own trace, rank 1 needs faster links. What it needs is a better balance.
 #
 # ## Third bill: the whole step
 #
-# Back to the waterfall. Forward and backward grow with the batch; the optimizer's step does not:
+# Forward and backward grow with the batch; the optimizer's step does not:
 
 # %%
-print(lesson.say_forward())
+print(lesson.say_steps())
 
 # %% [markdown]
-# And to the same *loss*? Muon takes fewer steps: AdamW needs 1.1 × as many, say
-# [Wen et al.](https://arxiv.org/abs/2509.02046) at this size; about 2 ×, say
-# [Liu et al.](https://arxiv.org/abs/2502.16982). Take the cautious 1.1, at the hero's batch. AdamW is then ahead with every
-# strategy. Now links get 64 times slower. With which strategy does Muon overtake: `"zero1"`, `"boundary"` (`zero1` that
-# gathers only what straddles) or `"layerwise"`?
+# And to the same *loss*? AdamW needs more steps: 1.1 × as many at this size, find
+# [Wen et al.](https://arxiv.org/abs/2509.02046); about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982). Take
+# 1.1, and the first picture's batch: AdamW is ahead. Now links get 64 times slower. With which strategy does Muon
+# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"`?
 #
 # *Easy · 2 minutes · required*
 
@@ -341,8 +334,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and the winner turns round. Then slow the links down, and change strategy and dtypes. Can
-# you make Muon lose at the largest batch?
+# Press play: the batch grows, and with 1.1 × the winner turns round. Then slow the links down. Can you make Muon lose at
+# the largest batch?
 
 # %%
 lesson.explore_costs(live=widgets)
@@ -350,9 +343,9 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Find the break-even
 #
-# Somewhere along the bandwidth, the answer turns: the **break-even**. `lead(bandwidth)` asks the planner by how many
-# seconds Muon is ahead (below zero: AdamW), where bandwidth is a part of the file's. Find where it changes sign, to one
-# per cent, between `slowest` and `fastest`. Give None where it never does.
+# Along the bandwidth, the answer may turn: the **break-even**. `lead(bandwidth)` asks the planner how many seconds Muon is
+# ahead (below zero: AdamW is). Bandwidth is a part of the file's. Find where the sign changes, to one per cent. Give None
+# where it does not.
 #
 # *Hard · 20 minutes · optional · par 2 calls*
 
@@ -385,17 +378,16 @@ break_even = turning.accepted_or(lesson.break_even)
 print(lesson.say_break_evens(break_even))
 
 # %% [markdown]
-# Both signs! Slow links help Muon where it sends few bytes, and AdamW where Muon gathers everything. Step for step, with
-# no credit for fewer steps, AdamW is ahead everywhere in this table.
+# Both signs! Slow links help Muon where it sends little, and AdamW where Muon gathers everything. Step for step, AdamW is
+# ahead in every row.
 #
 # ## Recap
 #
-# - Cheaper in what? Bytes, time and memory answer differently.
-# - Compare like for like: raw gradients in, new weights out.
-# - Count each collective once, by its kernel. Names, launches and annotations repeat it.
+# - Bytes, time and memory answer differently.
+# - Like for like: raw gradients in, new weights out.
+# - Count each collective once, by its kernel.
 # - Waiting looks like transfer, until you have all ranks' clocks.
-# - Newton–Schulz costs the same at any batch. Large batches and fewer steps pay for it; a full gather over slow links
-#   does not.
+# - Large batches and fewer steps pay for Newton–Schulz.
 #
 # **Quiz.** One line measures each.
 #

@@ -82,6 +82,14 @@ def forward_backward(tokens: int) -> float:
     )
 
 
+def say_steps() -> str:
+    """Seconds of forward and backward for small and large steps, and of the optimizers' steps, in words."""
+    rows = [(f"forward and backward, {tokens:,} tokens", forward_backward(tokens)) for tokens in TOKENS[::3]]
+    rows += [("AdamW's step, at any batch", adamw_step("all fp32").seconds)]
+    rows += [(f"Muon's, {name}", muon_step("all fp32", name).seconds) for name in STRATEGIES]
+    return "\n".join(f"{what:40}{seconds * 1e3:9,.1f} ms" for what, seconds in rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What is compared: dtypes of weights and gradients, tokens a step, bandwidth as a part of the file's.

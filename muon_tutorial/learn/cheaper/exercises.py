@@ -1,4 +1,4 @@
-"""Exercises of lesson 13: bytes of both optimizers, AdamW's step, four events, headlines, waiting, break-even."""
+"""Exercises of lesson 13: bytes, AdamW's step, four events, headlines, waiting, a break-even, the quiz."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ... import Coordinate, Grid, Ledger
 from ...engine.collective import Label, Walk
 from ...engine.travel import all_reduce, travel
-from ...errors import TutorialError
+from ...errors import TutorialError, UsageError
 from ...evidence.formulas import zero1_adamw
 from ...evidence.predict import predict
 from ...evidence.traces.profiler_trace import TraceEvent
@@ -40,7 +40,6 @@ from .pictures import draw_lead
 from .trace_events import (
     GATHER,
     PRODUCT,
-    at_work,
     communicating,
     event,
     made_up_trace,
@@ -217,23 +216,14 @@ def _judge_ledger(mine: Ledger, right: Ledger) -> Diagnosis | None:
     return Diagnosis(said, ("Which collective gives each rank its slice of the sum, and no more?",))
 
 
-def guess_working() -> Exercise:
-    """The prediction: how many of the events are a collective at work."""
-    right = len(at_work(made_up_trace()))
-
-    def judge(working: Any) -> str | None:
-        return None if working == right else f"{working} is not it. Which events are only labels or launches?"
-
-    return Exercise(
-        judge, (), "The kernel moves the bytes. The others say that it was asked for, or label it."
-    )
-
-
 CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     (
         "In the trace above",
         made_up_trace,
-        ("Only the event of sort kernel is the GPU at work; the others launch it or label it.",),
+        (
+            "Of its four events only the kernel is the GPU at work; the others launch or label it. "
+            "event.communicates says which kernels belong to a collective.",
+        ),
     ),
     (
         "With a product under way at the same time",
@@ -372,27 +362,38 @@ def _search(answer: BreakEven, at: Setting) -> tuple[Any, int]:
 
 
 def _judge_turn(answer: BreakEven, at: Setting) -> Diagnosis | None:
-    came, _ = _search(answer, at)
+    came = _found(_search(answer, at)[0], at)
     due = break_even(partial(lead, at), SLOWEST, FASTEST)
-    where = f"{at.dtypes}, {at.strategy}, {at.tokens:,} tokens"
-    if came is not None and (not isinstance(came, Real) or not SLOWEST <= float(came) <= FASTEST):
-        return Diagnosis(f"{where}: give a part between slowest and fastest, or None; not {came!r}.")
+    where = _where(at)
     if due is None and came is not None:
         who = "Muon" if lead(at, FASTEST) > 0 else "AdamW"
         said = f"{where}: {who} is ahead at both ends, so nothing turns. Give None."
-        return Diagnosis(said, (), draw_lead(at, float(came)))
+        return Diagnosis(said, (), draw_lead(at, came))
     if due is not None and came is None:
         said = f"{where}: the lead is above zero at one end and below zero at the other. It turns somewhere."
         return Diagnosis(said, ("Take the signs at slowest and at fastest.",), draw_lead(at))
-    if due is not None and not math.isclose(float(came), due, rel_tol=0.01):
-        ahead = lead(at, float(came)) * 1e3
+    if due is not None and came is not None and not math.isclose(came, due, rel_tol=0.01):
+        ahead = lead(at, came) * 1e3
         said = f"{where}: at {came:.4g} of the bandwidth, Muon is still {ahead:+.3g} ms ahead."
-        return Diagnosis(said, _TURN_HINTS, draw_lead(at, float(came)))
+        return Diagnosis(said, _TURN_HINTS, draw_lead(at, came))
     return None
 
 
+def _where(at: Setting) -> str:
+    return f"{at.dtypes}, {at.strategy}, {at.tokens:,} tokens"
+
+
+def _found(came: Any, at: Setting) -> float | None:
+    """What a search gave, if it is something that it may give."""
+    if came is None:
+        return None
+    if not isinstance(came, int | float) or not SLOWEST <= came <= FASTEST:
+        raise MistakeError(f"{_where(at)}: give a part from slowest to fastest, or None; not {came!r}.")
+    return float(came)
+
+
 _TURN_HINTS = (
-    "Halve the range, and keep the half in which the sign changes. Over so many doublings, halve its logarithm.",
+    "Halve the range, and keep the half in which the sign changes. It spans doublings: halve its logarithm.",
     "Seconds are bytes / bandwidth, and something else. What kind of line is that in 1 / bandwidth?",
 )
 
@@ -415,7 +416,14 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even."""
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
+
+    Raises:
+        UsageError: dp does not divide the entries of the bucket, or nothing travels along it.
+    """
+    entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
+    if dp < 2 or entries % dp:
+        raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
     return (
         bytes_exercise(dp, tp),
         adamw_exercise(dp, tp, seed),

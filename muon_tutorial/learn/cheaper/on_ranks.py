@@ -1,4 +1,4 @@
-"""Lesson 13 on ranks: AdamW's step, whose moves the reader writes, beside Muon's; and a run that waits.
+"""Lesson 13 on ranks: AdamW's step, whose moves the reader writes, beside Muon's; both counted.
 
 The matrices are those of lesson 09, with gradients of a text for each dp position.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,8 +16,6 @@ from ... import Coordinate, Grid, Ledger, LiveWorld, LocalWorld, Matrix, Muon, P
 from ...engine.collective import Label, Walk
 from ...engine.travel import travel
 from ...evidence.ledger import LedgerEntry
-from ...evidence.traces.recording import RankRecorder, record
-from ...evidence.traces.time_split import Timeline
 from ...plan.bucket import Bucket
 from ...plan.strategies import Builder, layerwise
 from ..bill.costs import FLAGS, small_matrices
@@ -29,7 +25,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STRATEGIES: Mapping[str, Builder] = {"zero1": zero1, "layerwise": layerwise, "owner": owner}
 ADAMW = "AdamW, yours"
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
-SIDE = 512
 
 StepOfAdamW = Callable[[Tensor, Tensor, Bucket, Coordinate], Any]
 
@@ -136,7 +131,7 @@ def _count_adamw(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: 
 
 
 def _count_muon(world: LiveWorld, build: Builder, dtype: torch.dtype, seed: int) -> Sent:
-    dims = {matrix.index: cut.dim for matrix in small_matrices() for _, cut in matrix.cuts}  # type: ignore[union-attr]
+    dims = {matrix.index: cut.dim for matrix in small_matrices() for _, cut in matrix.cuts}
     muon, ledger = Muon(pieces(world.at, dtype, seed), strategy=build, mesh=world, tp_dim=dims), Ledger()
     world.observers.append(ledger)
     muon.step()
@@ -165,25 +160,3 @@ def say_counted(counted: Sequence[Counted], tp: int) -> str:
             ring, gloo = sent.ring / max(1, base.ring), sent.gloo / max(1, base.gloo)
             lines.append(f"{dtype:6}{name:16}{sent.ring:12,} {ring:5.2f} ×  {sent.gloo:12,} {gloo:5.2f} ×")
     return "\n".join(lines)
-
-
-def step_late(rank: int, recorder: RankRecorder, ranks: int, seed: int) -> None:
-    """Two steps of ``round_robin``, the second recorded; rank 0's matrix is much the largest."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    sides = [SIDE, *[SIDE // 8] * (ranks - 1)]
-    params = [(f"matrix {i}", torch.nn.Parameter(torch.randn(side, side))) for i, side in enumerate(sides)]
-    muon = Muon(params, strategy="round_robin", mesh=build_mesh({"dp": ranks}))
-    muon.world.observers.append(recorder)  # type: ignore[union-attr]
-    for _, param in params:
-        param.grad = torch.randn_like(param)
-    muon.step()
-    with recorder:
-        muon.step()
-
-
-def record_late(ranks: int, seed: int, backend: str = "gloo") -> Timeline:
-    """A step that keeps most ranks waiting, recorded on real ranks, all on one clock."""
-    with TemporaryDirectory() as folder:
-        run = record(step_late, ranks, Path(folder), args=(ranks, seed), backend=backend, output="quiet")
-        return run.timeline

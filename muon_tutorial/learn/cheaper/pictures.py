@@ -28,7 +28,6 @@ from .costs import (
     TOKENS,
     Setting,
     Waterfall,
-    forward_backward,
     lead,
     machine,
     say_bandwidth,
@@ -82,8 +81,8 @@ def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
         y += _ROW
         low, high = sorted((at, at + change))
         hatch = "///" if change < 0 else ""
-        ends = low * scale, (high - low) * scale
-        _draw_bar(axes, y, name, *ends, MARKED, QUIET, fall.say(change, "+"), hatch)
+        begin, width = low * scale, (high - low) * scale
+        _draw_bar(axes, y, name, begin, width, MARKED, QUIET, fall.say(change, "+"), hatch)
         at += change
     _draw_bar(axes, y + _ROW, "Muon", 0.0, fall.last * scale, CARD, MUON, fall.say(fall.last))
     changes = ", ".join(f"{name} {fall.say(change, '+')}" for name, change in fall.changes.items())
@@ -233,11 +232,3 @@ def _draw_spans(
         if (end - begin) * scale > 0.3:
             look = {"hatch": hatch, "linewidth": 0.6 if hatch else 0.0, "edgecolor": QUIET}
             rectangle(axes, 90 + (begin - zero) * scale, y, (end - begin) * scale, 28, fill, **look)
-
-
-def say_forward() -> str:
-    """Seconds of forward and backward at a few sizes of a step, in words."""
-    return "\n".join(
-        f"{tokens:9,} tokens a step: forward and backward take {forward_backward(tokens) * 1e3:8,.1f} ms"
-        for tokens in TOKENS[::3]
-    )

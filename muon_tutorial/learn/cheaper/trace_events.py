@@ -17,6 +17,8 @@ from ...evidence.traces.time_split import Flight, Timeline
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128"
 US = 1000  # nanoseconds
+Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
+"""For one collective: nanoseconds that each rank waited."""
 
 
 def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
@@ -124,9 +126,7 @@ def collectives_of(timeline: Timeline) -> list[list[Flight]]:
     return [sorted(flights, key=lambda flight: flight.rank) for flights in found.values()]
 
 
-def waits_of(
-    timeline: Timeline, waited: Callable[[Sequence[Flight]], Mapping[int, int]]
-) -> list[tuple[int, int]]:
+def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
     """For each rank: nanoseconds in collectives, and those of them that it waited."""
     inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
     for flights in collectives_of(timeline):
@@ -137,7 +137,7 @@ def waits_of(
     return [(inside[rank], waits[rank]) for rank in inside]
 
 
-def say_waits(timeline: Timeline, waited: Callable[[Sequence[Flight]], Mapping[int, int]]) -> str:
+def say_waits(timeline: Timeline, waited: Waited) -> str:
     """What each rank's own trace would say, and what all of them together do."""
     rows = [f"{'':7} {'in collectives':>15} {'waiting':>10} {'transfer':>10}"]
     for rank, (inside, waiting) in enumerate(waits_of(timeline, waited)):
