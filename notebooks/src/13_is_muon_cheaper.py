@@ -97,9 +97,8 @@ by_hand.check(bytes_sent)
 
 # %% tags=["stub"]
 def adamw_step(gradients, weights, bucket, at):
-    # gradients: your own, of the whole bucket; weights: your slice
-    # x = yield from travel(x, route, at, Label("a name")); bucket.summands: how many ranks are summed
-    fresh = lesson.adamw(weights, ...)
+    # gradients: your own, of the whole bucket; weights: your slice; bucket.summands: how many ranks are summed
+    # x = yield from travel(x, route, at, Label("a name")); fresh = lesson.adamw(weights, mean)
     return ...
 
 # %%
@@ -135,7 +134,7 @@ for name, dtype in lesson.DTYPES.items():
 #
 # - *dtype:* the momentum's 2 bytes weigh more where all else has 2, too.
 # - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. There, `layerwise` even beats AdamW.
-# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody has paid for those.
+# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody pays for those.
 #
 # ## Second bill: time, as a profiler logs it
 #
@@ -359,7 +358,7 @@ turning.check(break_even)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A bisection takes about twenty calls. But seconds are bytes / bandwidth and a rest that no link shortens. In
+# A bisection takes a dozen calls or so. But seconds are bytes / bandwidth and a rest that no link shortens. In
 # 1 / bandwidth, that is a straight line: two points give it away.
 #
 # ```python

@@ -32,13 +32,15 @@ def test_bytes_by_hand_are_those_that_real_ranks_count(dp: int, tp: int) -> None
     for name, found in on_ranks.together(counted, tp).items():
         item = on_ranks.DTYPES[name].itemsize
         due = lesson.bytes_sent(exercises.length_of(dp, tp), dp, item)
-        assert {key.split(",")[0]: found[key].ring for key in found if key != "owner"} == due
+        assert {key.split(",")[0]: found[key].ring for key in found if "owner" not in key} == due
+        averaged = found[on_ranks.AVERAGED].ring - found["owner"].ring
+        assert averaged == due["AdamW"]  # an all_reduce: as much as both of AdamW's collectives
         assert found["layerwise"].gloo < found[on_ranks.ADAMW].gloo  # whose reduce_scatter is an all_reduce
     assert "yours" in on_ranks.say_counted(counted, tp)
 
 
 def rank_counted(sent: int) -> dict[str, dict[str, on_ranks.Sent]]:
-    names = (on_ranks.ADAMW, *on_ranks.STRATEGIES)
+    names = (on_ranks.ADAMW, *on_ranks.STRATEGIES, on_ranks.AVERAGED)
     return {dtype: {name: on_ranks.Sent(sent, sent) for name in names} for dtype in on_ranks.DTYPES}
 
 

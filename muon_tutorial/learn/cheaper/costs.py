@@ -87,7 +87,13 @@ def say_steps() -> str:
     rows = [(f"forward and backward, {tokens:,} tokens", forward_backward(tokens)) for tokens in TOKENS[::3]]
     rows += [("AdamW's step, at any batch", adamw_step("all fp32").seconds)]
     rows += [(f"Muon's, {name}", muon_step("all fp32", name).seconds) for name in STRATEGIES]
-    return "\n".join(f"{what:40}{seconds * 1e3:9,.1f} ms" for what, seconds in rows)
+    lines = [f"{what:40}{seconds * 1e3:9,.1f} ms" for what, seconds in rows]
+    return "\n".join([_source(), *lines])
+
+
+def _source() -> str:
+    """Where the planner's seconds come from."""
+    return f"Nothing ran: {MODEL}, {RANKS} ranks, all fp32 unless said, by the file of “{machine().name}”."
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """From AdamW's number to Muon's, by named changes, in some unit; ``last`` is what they add up to."""
+    """From AdamW's number to Muon's, by named changes, in some unit; ``last`` is what they add up to.
+
+    ``note`` says more of AdamW's number.
+    """
 
     what: str
     unit: float
     unit_name: str
     first: float
     changes: Mapping[str, float]
+    note: str = ""
 
     @property
     def last(self) -> float:
@@ -185,7 +195,8 @@ def _seconds(at: Setting) -> Waterfall:
         "communication": waits[1] - waits[0],
     }
     first = at.adamw_seconds
-    return Waterfall("time", 1e-3, "ms", first, _with_fewer_steps(first, changes, at.fewer))
+    both = f", {forward_backward(at.tokens) * 1e3:.3g} of them forward and backward"
+    return Waterfall("time", 1e-3, "ms", first, _with_fewer_steps(first, changes, at.fewer), both)
 
 
 def _memory(at: Setting) -> Waterfall:
@@ -224,7 +235,7 @@ def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
 
 def say_break_evens(break_even: Callable[[Lead, float, float], float | None]) -> str:
     """For some settings, who is ahead on slow links and on fast ones, and from where on."""
-    rows = [f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
+    rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
     for at in settings_tried():
         turn = break_even(partial(lead, at), SLOWEST, FASTEST)
         slow, fast = ("Muon" if lead(at, end) > 0 else "AdamW" for end in (SLOWEST, FASTEST))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import Coordinate, Grid, Ledger, LiveWorld, LocalWorld, Matrix, Muon, Plan, build_mesh, owner, zero1
 from ...engine.collective import Label, Walk
-from ...engine.travel import travel
+from ...engine.travel import all_reduce, travel
 from ...evidence.ledger import LedgerEntry
 from ...plan.bucket import Bucket
 from ...plan.strategies import Builder, layerwise
@@ -23,7 +23,7 @@ from ..the_mirror.on_ranks import local_gradients, weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STRATEGIES: Mapping[str, Builder] = {"zero1": zero1, "layerwise": layerwise, "owner": owner}
-ADAMW = "AdamW, yours"
+ADAMW, AVERAGED = "AdamW, yours", "owner + average"
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
 
 StepOfAdamW = Callable[[Tensor, Tensor, Bucket, Coordinate], Any]
@@ -113,19 +113,26 @@ def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str
     """A step of AdamW and of each strategy of Muon, counted, in both dtypes. Must be called by all ranks."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
-    return {
-        name: {
-            ADAMW: _count_adamw(world, step, dtype, seed),
-            **{strategy: _count_muon(world, build, dtype, seed) for strategy, build in STRATEGIES.items()},
-        }
-        for name, dtype in DTYPES.items()
-    }
+    return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}
 
 
-def _count_adamw(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -> Sent:
+def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -> dict[str, Sent]:
+    found = {ADAMW: _count_walk(world, walk_adamw(step, world.at, dtype, seed))}
+    found |= {name: _count_muon(world, build, dtype, seed) for name, build in STRATEGIES.items()}
+    average = _count_walk(world, _average(world.at, dtype, seed))
+    muon = found["owner"]
+    return {**found, AVERAGED: Sent(muon.ring + average.ring, muon.gloo + average.gloo)}
+
+
+def _average(at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
+    """What DDP does before a step that expects averaged gradients."""
+    return all_reduce(buffers(at, dtype, seed)[0], "dp", at, Label("gradients"))
+
+
+def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
     ledger = Ledger()
     world.observers.append(ledger)
-    world.run(walk_adamw(step, world.at, dtype, seed))
+    world.run(walk)
     world.observers.remove(ledger)
     return sent_along_dp(ledger.entries)
 
@@ -153,7 +160,7 @@ def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
 
 def say_counted(counted: Sequence[Counted], tp: int) -> str:
     """What a dp group's ledgers counted, each beside AdamW's."""
-    lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}"]
+    lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}   bytes that a dp group sends along dp"]
     for dtype, found in together(counted, tp).items():
         base = found[ADAMW]
         for name, sent in found.items():

@@ -47,7 +47,9 @@ def draw_waterfalls(at: Setting, name: str) -> Picture:
     falls = waterfalls(at)
     rows = [len(fall.changes) + 2 for fall in falls]
     figure, axes = blank(_WIDTH, 84 + sum(34 + _ROW * count for count in rows))
-    title = f"From AdamW to Muon: {MODEL} on {RANKS} ranks, {at.dtypes}, {at.tokens:,} tokens a step"
+    title = (
+        f"From AdamW to Muon: {MODEL} on one node, {RANKS} ranks, {at.dtypes}, {at.tokens:,} tokens a step"
+    )
     write(axes, 16, 20, title, 12, weight="bold")
     said = f"{at.strategy}; links of {say_bandwidth(at.bandwidth)}; {_said(at.fewer)}"
     write(axes, 16, 44, said, _SIZE, color=QUIET)
@@ -75,8 +77,8 @@ def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
     write(axes, 16, y + 8, fall.what, 12, weight="bold")
     write(axes, _LEFT, y + 8, f"{fall.times:.2f} ×: {winner}", 12, weight="bold")
     most = max(fall.first, *_heights(fall))
-    scale, at, y = _WIDE / most, fall.first, y + 24
-    _draw_bar(axes, y, "AdamW", 0.0, fall.first * scale, CARD, ADAMW, fall.say(fall.first))
+    scale, at, y = (_WIDE if not fall.note else _WIDE - 190) / most, fall.first, y + 24
+    _draw_bar(axes, y, "AdamW", 0.0, fall.first * scale, CARD, ADAMW, fall.say(fall.first) + fall.note)
     for name, change in fall.changes.items():
         y += _ROW
         low, high = sorted((at, at + change))
@@ -86,7 +88,7 @@ def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
         at += change
     _draw_bar(axes, y + _ROW, "Muon", 0.0, fall.last * scale, CARD, MUON, fall.say(fall.last))
     changes = ", ".join(f"{name} {fall.say(change, '+')}" for name, change in fall.changes.items())
-    ends = f"AdamW {fall.say(fall.first)}, {changes}, Muon {fall.say(fall.last)}"
+    ends = f"AdamW {fall.say(fall.first)}{fall.note}, {changes}, Muon {fall.say(fall.last)}"
     return f"{fall.what.capitalize()}: {ends}: {fall.times:.2f} ×, {winner}."
 
 

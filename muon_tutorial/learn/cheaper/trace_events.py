@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ...evidence.report_001.report import TraceSummary, check_report, packaged_summaries
+from ...evidence.report_001.report import SOURCE, TraceSummary, check_report, packaged_summaries
 from ...evidence.traces.profiler_trace import Sort, TraceEvent, covered
 from ...evidence.traces.time_intervals import measure
 from ...evidence.traces.time_split import Flight, Timeline
@@ -84,7 +84,7 @@ def say_report() -> str:
     for field, (what, of) in FIELDS.items():
         numbers = " ".join(f"{of(run) / 1e6:12.2f}" for run in runs.values())
         rows.append(f"{field:16} {numbers}   {what}")
-    return "\n".join(rows)
+    return "\n".join([*rows, f"from {SOURCE}"])
 
 
 def right_headlines() -> dict[str, float]:
