@@ -97,7 +97,7 @@ by_hand.check(bytes_sent)
 
 # %% tags=["stub"]
 def adamw_step(gradients, weights, bucket, at):
-    # gradients: your own, of the whole bucket; weights: your slice; bucket.summands: how many ranks are summed
+    # gradients: your own, of the whole bucket; weights: your slice; bucket.summands: how many are summed
     # x = yield from travel(x, route, at, Label("a name")); fresh = lesson.adamw(weights, mean)
     return ...
 
@@ -247,7 +247,7 @@ for name, number in lesson.right_headlines().items():
 
 # %% [markdown]
 # Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the optimizer,
-# which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: its kernels only waited longer.
+# which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: a kernel that waits looks busy.
 # And 0.57 counts both runs about four times, so the ratio hardly moves. But is it the same work?
 
 # %%
@@ -333,8 +333,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and with 1.1 × the winner turns round. Then slow the links down. Can you make Muon lose at
-# the largest batch?
+# Press play: the batch grows, and the winner turns round. Then slow the links down. Can you make Muon lose at the largest
+# batch?
 
 # %%
 lesson.explore_costs(live=widgets)

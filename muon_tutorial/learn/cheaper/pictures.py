@@ -136,7 +136,7 @@ def explore_costs(live: bool = True) -> Shell | Picture:
 
 def draw_turns(at: Setting) -> Picture:
     """Who is ahead, by tokens a step and by strategy and link: the whole film in one picture."""
-    columns = [(strategy, link) for strategy in STRATEGIES for link in ("as it is", "a 64th")]
+    columns = [(strategy, link) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
     wide, high, left, top = 112, 30, 190, 92
     figure, axes = blank(_WIDTH, top + high * len(TOKENS) + 44)
     title = f"Muon's time over AdamW's, {at.dtypes}, {_said(at.fewer)}"
@@ -157,7 +157,7 @@ def draw_turns(at: Setting) -> Picture:
             rectangle(axes, x + 3, y + 3, wide - 6, high - 6, fill, edgecolor=edge, linewidth=1.8)
             who = "Muon" if times < 1 else "AdamW"
             write(axes, x + wide / 2, y + high / 2, f"{times:.2f}  {who}", _SIZE, ha="center")
-            words.append(f"{tokens:,} tokens, {strategy}, links {link}: {times:.2f}, {who}")
+            words.append(f"{tokens:,} tokens, {strategy}, {say_bandwidth(LINKS[link])}: {times:.2f}, {who}")
     note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
     write(axes, 16, top + high * len(TOKENS) + 22, note, _SIZE, color=QUIET)
     return finish(figure, "cheaper-turns", f"{title}. {'; '.join(words)}. {note}")

@@ -67,12 +67,12 @@ def report() -> dict[str, TraceSummary]:
 
 
 FIELDS: Mapping[str, tuple[str, Callable[[TraceSummary], int]]] = {
-    "sum_over_names": ("every event with a name that matches", lambda run: run.sum_over_names),
+    "sum_over_names": ("all events with such a name", lambda run: run.sum_over_names),
     "kernels": ("communication kernels alone", lambda run: run.kernels),
-    "launch.total": ("optimizer.step(), on the CPU's track", lambda run: run.launch.total),
-    "full_step.total": ("the whole step, on the CPU's track", lambda run: run.full_step.total),
-    "optimizer.total": ("the optimizer, on the GPU's track", lambda run: run.optimizer.total),
-    "gpu_span": ("the GPU, from first to last", lambda run: run.gpu_span),
+    "launch.total": ("the optimizer's call, CPU", lambda run: run.launch.total),
+    "full_step.total": ("the whole step, CPU", lambda run: run.full_step.total),
+    "optimizer.total": ("the optimizer, GPU", lambda run: run.optimizer.total),
+    "gpu_span": ("from first to last, GPU", lambda run: run.gpu_span),
 }
 """What the exercise needs of a summary, by how it is written, in words, and as a function."""
 
