@@ -41,6 +41,7 @@ lesson.hero()
 # %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 2
+steps: int = 1
 seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
@@ -202,6 +203,7 @@ print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 # steps:
 
 # %%
+runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
@@ -211,7 +213,6 @@ print(lesson.say_report())
 # *Medium · 6 minutes · required*
 
 # %% tags=["stub"]
-runs = lesson.report()  # such as runs["muon_async"].launch.total
 found = {
     "0.57": ...,  # Muon over AdamW, by names
     "0.57 once": ...,  # the same, kernels alone
@@ -288,7 +289,7 @@ waiting.check(waited)
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)
-timeline = lesson.record_late(dp * tp, seed, backend)
+timeline = lesson.record_late(dp * tp, steps, seed, backend)
 print(lesson.say_waits(timeline, waited))
 
 # %% tags=["volatile"]

@@ -237,13 +237,13 @@ def test_what_the_exercise_calls_waiting_is_what_the_package_does(ranks: int) ->
     waits = trace_events.waits_of(timeline, lesson.waited)
     assert [waiting for _, waiting in waits] == [row.waiting for row in split(timeline)]
     assert f"rank {ranks - 1:2}" in lesson.say_waits(timeline, lesson.waited)
-    assert f"step of round_robin on {ranks} ranks" in lesson.draw_waits(timeline).alt
+    assert f"round_robin on {ranks} ranks" in lesson.draw_waits(timeline).alt
     assert "Rank 1: compute 10%" in lesson.draw_waits(timeline).alt
 
 
 @pytest.mark.live
 def test_a_step_is_recorded_on_all_ranks_and_rank_0_is_the_late_one() -> None:
-    timeline = late_rank.record_late(3, 0)
+    timeline = late_rank.record_late(3, 1, 0)
     assert [times.rank for times in timeline.ranks] == [0, 1, 2]
     last = trace_events.collectives_of(timeline)[-1]
     assert [flight.phase for flight in last] == ["updates all_reduce"] * 3

@@ -17,8 +17,8 @@ from ...evidence.traces.time_split import Timeline
 SIDE = 512
 
 
-def step_late(rank: int, recorder: RankRecorder, ranks: int, seed: int) -> None:
-    """Two steps of ``round_robin``, the second recorded; rank 0's matrix is much the largest."""
+def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: int) -> None:
+    """Steps of ``round_robin``, all but the first recorded; rank 0's matrix is much the largest."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     sides = [SIDE, *[SIDE // 8] * (ranks - 1)]
@@ -29,11 +29,14 @@ def step_late(rank: int, recorder: RankRecorder, ranks: int, seed: int) -> None:
         param.grad = torch.randn_like(param)
     muon.step()
     with recorder:
-        muon.step()
+        for _ in range(steps):
+            muon.step()
 
 
-def record_late(ranks: int, seed: int, backend: str = "gloo") -> Timeline:
-    """A step that keeps most ranks waiting, recorded on real ranks, all on one clock."""
+def record_late(ranks: int, steps: int, seed: int, backend: str = "gloo") -> Timeline:
+    """Steps that keep most ranks waiting, recorded on real ranks, all on one clock."""
     with TemporaryDirectory() as folder:
-        run = record(step_late, ranks, Path(folder), args=(ranks, seed), backend=backend, output="quiet")
+        run = record(
+            step_late, ranks, Path(folder), args=(ranks, steps, seed), backend=backend, output="quiet"
+        )
         return run.timeline

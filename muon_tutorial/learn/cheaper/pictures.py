@@ -195,11 +195,11 @@ _LOOK: dict[State, tuple[str, str]] = {
 
 
 def draw_waits(timeline: Timeline) -> Picture:
-    """A real step, a lane for each rank: computing in the rank's colour, waiting and transfer hatched."""
+    """Real steps, a lane for each rank: computing in the rank's colour, waiting and transfer hatched."""
     states = paint(timeline)
     begin, span = timeline.begin, max(1, timeline.end - timeline.begin)
     figure, axes = blank(_WIDTH, 84 + 38 * len(states))
-    title = f"Your machine, one step of round_robin on {len(states)} ranks: {span / 1e6:.1f} ms"
+    title = f"Your machine, round_robin on {len(states)} ranks: {span / 1e6:.1f} ms"
     write(axes, 16, 20, title, 12, weight="bold")
     words = []
     for row, (rank, found) in enumerate(states.items()):

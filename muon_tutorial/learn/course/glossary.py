@@ -126,7 +126,7 @@ torchrun | 16 | PyTorch's command that starts one process a rank, and starts all
 _SYMBOLS = """\
 dp, tp | 00 04 05 06 07 08 09 10 11 13 15 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
-steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
+steps, seed | 00 01 02 13 | How often, and which random numbers: parameters of every lesson.
 dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.
 place | 05 | Where a rank stands along one axis of the grid, from 0.
 W, x | 01 07 | The weight of a layer, and its input.
