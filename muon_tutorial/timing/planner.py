@@ -14,6 +14,7 @@ from functools import partial
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce, travel
@@ -275,22 +276,58 @@ def adamw_zero1(
     beside: int = 0,
 ) -> float:
     """Seconds of ZeRO-1 AdamW's step over buckets of so many elements, on the same grid; nothing overlaps."""
-    walked, at = _Walked(machine, beside), grid.at(0)
-    for length, times in Counter(lengths).items():
-        walked.add(_adamw_bucket(padded(length, grid.size("dp")), at, g, p), at, times)
-    return walked.seconds
+    return estimate_adamw(lengths, grid, machine, g=g, p=p, beside=beside).seconds
 
 
-def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, p: torch.dtype) -> Walk:
-    """Gradients packed and reduced, AdamW's operations on a slice, parameters gathered and unpacked."""
-    parts, meta = at.size("dp"), torch.device("meta")
-    flat = torch.empty(length, dtype=g, device=meta)
+def estimate_adamw(
+    lengths: Iterable[int],
+    grid: Grid,
+    machine: Machine,
+    *,
+    g: torch.dtype = torch.float32,
+    p: torch.dtype = torch.bfloat16,
+    beside: int = 0,
+) -> StepEstimate:
+    """What ZeRO-1 AdamW's step costs over buckets of so many elements, as ``estimate`` says it of Muon's.
+
+    ``momentum`` holds both moments, of fp32 whatever the parameters are.
+    """
+    walked, at, parts = _Walked(machine, beside), grid.at(0), grid.size("dp")
+    counted, dtypes = Counter(lengths), (p, torch.float32, torch.float32)
+    for length, times in counted.items():
+        kept = [torch.empty(padded(length, parts) // parts, dtype=each, device="meta") for each in dtypes]
+        walked.add(_adamw_bucket(padded(length, parts), at, g, kept), at, times)
+    elements = sum(times * (padded(length, parts) // parts) for length, times in counted.items())
+    return StepEstimate(
+        strategy="AdamW, ZeRO-1",
+        product=walked.product,
+        copy=walked.copy,
+        waiting=walked.waiting,
+        newton_schulz=0,
+        runs=0,
+        buckets=counted.total(),
+        fair_shares=0.0,
+        held=sum(times * length for length, times in counted.items()) * (g.itemsize + p.itemsize),
+        momentum=2 * torch.float32.itemsize * elements,
+        peak=walked.peak,
+        phases=walked.phases(at),
+        flights=tuple(walked.flights),
+        machine=machine,
+    )
+
+
+def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Tensor]) -> Walk:
+    """Gradients packed and reduced, AdamW's operations on a slice, parameters gathered and unpacked.
+
+    ``kept`` stays between steps: the slices of parameters and of both moments.
+    """
+    parts, (param, mean, square) = at.size("dp"), kept
+    flat, p = torch.empty(length, dtype=g, device="meta"), param.dtype
     flat.copy_(flat)
     out = Route((Hop("dp", Partial(), Shard(0), (length,)),) if parts > 1 else (), g)
     back = Route((Hop("dp", Shard(0), Replicate(), (length,)),) if parts > 1 else (), p)
     grad = yield from travel(flat, out, at, Label("gradient reduce_scatter"))
-    param = torch.empty(length // parts, dtype=p, device=meta)
-    mean, square = (torch.empty(length // parts, dtype=torch.float32, device=meta) for _ in range(2))
+    del flat
     grad.div_(parts)
     param.mul_(1 - 3e-4)
     mean.lerp_(grad.to(mean.dtype), 0.1)

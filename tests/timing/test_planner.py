@@ -20,7 +20,7 @@ from muon_tutorial.timing import planner
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.planner import STRATEGIES, adamw_zero1, busiest, estimate
+from muon_tutorial.timing.planner import STRATEGIES, adamw_zero1, busiest, estimate, estimate_adamw
 from muon_tutorial.timing.report import ModelPlan, busiest_stage, plan_model, read_sizes, say
 from muon_tutorial.timing.timed_world import TimedWorld
 
@@ -118,6 +118,19 @@ def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> Non
     assert by_gloo > 4 * 10**6 * LAPTOP.byte * (
         2 * 0.75 * 4 + 0.75 * 2
     )  # Gloo's reduce_scatter: an all_reduce
+
+
+def test_adamws_estimate_is_taken_apart_as_muons_is() -> None:
+    grid, lengths = Grid.of(dp=4), [10**6, 10**6, 10**5 + 2]
+    found = estimate_adamw(lengths, grid, H100, p=torch.float32, beside=3)
+    assert found.seconds == adamw_zero1(lengths, grid, H100, p=torch.float32, beside=3)
+    assert (found.product, found.runs, found.buckets) == (0.0, 0, 3)
+    assert found.sent == formulas.zero1_adamw(4, sum(lengths) + 2, 4, 4)  # padded to what 4 divides
+    assert (found.held, found.momentum) == (8 * sum(lengths), 2 * (sum(lengths) + 2))
+    half = replace(H100, inside=replace(H100.inside, bandwidth=H100.inside.bandwidth / 2))
+    slower = adamw_zero1(lengths, grid, half, p=torch.float32, beside=3)
+    assert found.seconds_at(0.5) == pytest.approx(slower, rel=1e-6)
+    assert found.peak == 4 * (10**6 + 10**6 // 4)  # a packed bucket, and the slice that it is reduced to
 
 
 def test_the_stage_with_the_most_work_is_planned_for() -> None:

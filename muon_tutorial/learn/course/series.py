@@ -107,6 +107,7 @@ LESSONS = (
         45,
         ("03", "04", "06"),
     ),
+    Lesson("13_is_muon_cheaper", "cheaper", "Is Muon cheaper than AdamW?", 45, ("09", "10")),
     Lesson(
         "15_it_hangs_or_lies",
         "broken_runs",
@@ -125,7 +126,7 @@ PATHS = (
     ),
     CoursePath(
         "Only the systems",
-        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "15", "16"),
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "13", "15", "16"),
     ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )

@@ -1,0 +1,9 @@
+"""What notebook 13 uses: bills of both optimizers, published figures, waiting told apart, break-evens."""
+
+from __future__ import annotations
+
+from ..lazy_names import names_in
+
+__getattr__, __dir__ = names_in(
+    __name__, "on_ranks", "trace_events", "late_rank", "costs", "exercises", "pictures"
+)

@@ -1,0 +1,261 @@
+"""Lesson 13: what a training step costs with AdamW and with Muon, and where the cheaper one changes.
+
+Nothing here runs. Bytes and memory follow from plans, seconds from a machine's file, in which many numbers
+are estimates: the planner's, for one model on one node. Forward and backward are the products with hidden
+matrices alone, at the rate of bf16 products; gradients travel after them, and nothing overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+
+from ... import Grid, Matrix, zero1
+from ...plan.exchange import LocalShards
+from ...plan.strategies import Builder, layerwise
+from ...timing.commands import find_machine
+from ...timing.machine import Machine
+from ...timing.model_shape import stage_matrices
+from ...timing.models import find_model
+from ...timing.planner import StepEstimate, estimate, estimate_adamw
+from ..bill.costs import DTYPES
+
+MODEL, MACHINE, RANKS = "llama-3.2-1b", "h100-infiniband", 8
+BUCKET_BYTES = 400_000_000
+STRATEGIES: Mapping[str, Builder] = {
+    "zero1": zero1,
+    "boundary": partial(zero1, gather="boundary"),
+    "layerwise": layerwise,
+}
+LINKS = {"full speed": 1.0, "1 / 8": 1 / 8, "1 / 64": 1 / 64}
+"""Parts of the bandwidth that the machine's file says."""
+TOKENS = tuple(2**power for power in range(15, 23))
+"""Tokens of a step, all ranks together."""
+FEWER = {"1.1 ×": 1.1, "as many": 1.0, "2 ×": 2.0}
+"""How many times as many steps as Muon AdamW takes to the same loss.
+
+1.1 is what Wen et al. 2025 (arXiv 2509.02046) find at 1.2 billion parameters, 2 what Liu et al. 2025 (arXiv
+2502.16982) report for compute-optimal training.
+"""
+
+
+@cache
+def machine() -> Machine:
+    """The machine whose file all seconds follow from."""
+    return find_machine(MACHINE)
+
+
+@cache
+def matrices(dtypes: str) -> list[Matrix]:
+    """The hidden matrices of the model, uncut."""
+    weights, gradients = DTYPES[dtypes]
+    return stage_matrices(find_model(MODEL), dtype=weights, grad_dtype=gradients)[0]
+
+
+@cache
+def muon_step(dtypes: str, strategy: str) -> StepEstimate:
+    """Muon's step, on the rank that computes most."""
+    build, grid = STRATEGIES[strategy], Grid.of(dp=RANKS)
+    return estimate(strategy, build, matrices(dtypes), grid, machine(), bucket_bytes=BUCKET_BYTES)
+
+
+@cache
+def adamw_step(dtypes: str) -> StepEstimate:
+    """The step of ZeRO-1 AdamW over the same buckets."""
+    weights, gradients = DTYPES[dtypes]
+    grid = Grid.of(dp=RANKS)
+    buckets = zero1(matrices(dtypes), grid, bucket_bytes=BUCKET_BYTES).buckets
+    lengths = [bucket.length(LocalShards(), grid.at(0)) for bucket in buckets]
+    return estimate_adamw(lengths, grid, machine(), g=gradients, p=weights, beside=RANKS - 1)
+
+
+@cache
+def forward_backward(tokens: int) -> float:
+    """Seconds of the products with hidden matrices: one on the way forward, two on the way back."""
+    each = tokens // RANKS
+    return sum(
+        3 * machine().gemm_seconds(torch.bfloat16, (each, *matrix.shape))
+        for matrix in matrices("weights bf16")
+    )
+
+
+def say_steps() -> str:
+    """Seconds of forward and backward for small and large steps, and of the optimizers' steps, in words."""
+    rows = [(f"forward and backward, {tokens:,} tokens", forward_backward(tokens)) for tokens in TOKENS[::3]]
+    rows += [("AdamW's step, all fp32, at any batch", adamw_step("all fp32").seconds)]
+    rows += [(f"Muon's, {name}", muon_step("all fp32", name).seconds) for name in STRATEGIES]
+    lines = [f"{what:40}{seconds * 1e3:9,.1f} ms" for what, seconds in rows]
+    return "\n".join([_source(), *lines])
+
+
+def _source() -> str:
+    """Where the planner's seconds come from."""
+    return f"Nothing ran: {MODEL}, {RANKS} ranks, by the file of “{machine().name}”."
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is compared: dtypes of weights and gradients, tokens a step, bandwidth as a part of the file's.
+
+    ``fewer`` says how many times as many steps AdamW takes to the same loss; 1 compares single steps.
+    """
+
+    dtypes: str = "all fp32"
+    tokens: int = TOKENS[2]
+    bandwidth: float = 1.0
+    strategy: str = "zero1"
+    fewer: float = 1.0
+
+    @property
+    def muon(self) -> StepEstimate:
+        """Muon's step, its links as the file has them."""
+        return muon_step(self.dtypes, self.strategy)
+
+    @property
+    def adamw(self) -> StepEstimate:
+        """AdamW's step, its links as the file has them."""
+        return adamw_step(self.dtypes)
+
+    @property
+    def muon_seconds(self) -> float:
+        """A training step with Muon; to the same loss, for each step that AdamW takes."""
+        return (forward_backward(self.tokens) + self.muon.seconds_at(self.bandwidth)) / self.fewer
+
+    @property
+    def adamw_seconds(self) -> float:
+        """A training step with AdamW."""
+        return forward_backward(self.tokens) + self.adamw.seconds_at(self.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """From AdamW's number to Muon's, by named changes, in some unit; ``last`` is what they add up to.
+
+    ``note`` says more of AdamW's number.
+    """
+
+    what: str
+    unit: float
+    unit_name: str
+    first: float
+    changes: Mapping[str, float]
+    note: str = ""
+
+    @property
+    def last(self) -> float:
+        """Muon's number."""
+        return self.first + sum(self.changes.values())
+
+    @property
+    def times(self) -> float:
+        """Muon's over AdamW's."""
+        return self.last / self.first
+
+    def say(self, number: float, sign: str = "") -> str:
+        """A number in the unit."""
+        return f"{number / self.unit:{sign}.3g} {self.unit_name}".replace("-", "−")
+
+
+FEWER_STEPS = "fewer steps"
+
+
+def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
+    """Bytes that a rank sends, its seconds, and its memory at the worst moment of a step."""
+    return _sent(at), _seconds(at), _memory(at)
+
+
+def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
+    """The same, and what fewer steps save of all of it."""
+    if fewer == 1.0:
+        return changes
+    return {**changes, FEWER_STEPS: (first + sum(changes.values())) * (1 / fewer - 1)}
+
+
+def _sent(at: Setting) -> Waterfall:
+    flags = at.muon.phases.get("gradient flags", 0)  # they do not grow with the model
+    gathers = sum(sent for phase, sent in at.muon.phases.items() if phase == "dp gather")
+    others = at.muon.sent - gathers - flags - at.adamw.sent
+    changes = {"gather of momentum": float(gathers), "uneven owners": float(others)}
+    shown = {name: sent for name, sent in changes.items() if sent or name != "uneven owners"}
+    first = float(at.adamw.sent)
+    return Waterfall("bytes sent", 1e9, "GB", first, _with_fewer_steps(first, shown, at.fewer))
+
+
+def _seconds(at: Setting) -> Waterfall:
+    waits = [
+        one.seconds_at(at.bandwidth) - one.product - one.copy  # what communication leaves exposed
+        for one in (at.adamw, at.muon)
+    ]
+    changes = {
+        "Newton–Schulz": at.muon.product,
+        "all other math": at.muon.copy - at.adamw.copy,
+        "communication": waits[1] - waits[0],
+    }
+    first = at.adamw_seconds
+    both = f", {forward_backward(at.tokens) * 1e3:.3g} of them forward and backward"
+    return Waterfall("time", 1e-3, "ms", first, _with_fewer_steps(first, changes, at.fewer), both)
+
+
+def _memory(at: Setting) -> Waterfall:
+    changes = {
+        "moments": float(at.muon.momentum - at.adamw.momentum),
+        "buffers of a step": float(at.muon.peak - at.adamw.peak),
+        "padding": float(at.muon.held - at.adamw.held),
+    }
+    shown = {name: more for name, more in changes.items() if more}
+    return Waterfall("memory", 1e9, "GB", float(at.adamw.memory), shown)
+
+
+SLOWEST, FASTEST = 2.0**-10, 2.0**6
+"""Between which parts of the file's bandwidth a break-even is looked for."""
+Lead = Callable[[float], float]
+"""Seconds by which Muon is ahead, by bandwidth."""
+
+
+def lead(at: Setting, bandwidth: float) -> float:
+    """Seconds by which Muon is ahead of AdamW on such links: below zero, AdamW is."""
+    there = replace(at, bandwidth=bandwidth)
+    return there.adamw_seconds - there.muon_seconds
+
+
+def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
+    """The reference of the hard exercise: where a lead changes sign, or None where it does not.
+
+    Seconds are bytes over bandwidth and something that no link shortens: a straight line in 1 / bandwidth.
+    """
+    slow, fast = lead(slowest), lead(fastest)
+    if (slow > 0) == (fast > 0):
+        return None
+    slope = (slow - fast) / (1 / slowest - 1 / fastest)
+    return slope / (slope / fastest - fast)
+
+
+def say_break_evens(break_even: Callable[[Lead, float, float], float | None]) -> str:
+    """For some settings, who is ahead on slow links and on fast ones, and from where on."""
+    rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
+    for at in settings_tried():
+        turn = break_even(partial(lead, at), SLOWEST, FASTEST)
+        slow, fast = ("Muon" if lead(at, end) > 0 else "AdamW" for end in (SLOWEST, FASTEST))
+        said = (
+            f"{slow} on every link" if turn is None else f"{slow} below {say_bandwidth(turn)}, {fast} above"
+        )
+        rows.append(f"{at.dtypes:14}{at.strategy:12}{at.tokens:12,}   {said}")
+    return "\n".join(rows)
+
+
+def settings_tried() -> list[Setting]:
+    """Settings of which some turn and some do not, for the hard exercise."""
+    return [
+        Setting(dtypes, tokens, strategy=strategy, fewer=FEWER["1.1 ×"])
+        for dtypes in ("all fp32", "all bf16")
+        for strategy in ("zero1", "boundary")
+        for tokens in (TOKENS[2], TOKENS[5])
+    ]
+
+
+def say_bandwidth(part: float) -> str:
+    """A part of the file's bandwidth, in bytes a second."""
+    return f"{part * machine().inside.bandwidth / 1e9:.3g} GB/s"

@@ -1,0 +1,434 @@
+"""Exercises of lesson 13: bytes, AdamW's step, four events, headlines, waiting, a break-even, the quiz."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from numbers import Real
+from typing import Any
+
+import torch
+
+from ... import Coordinate, Grid, Ledger
+from ...engine.collective import Label, Walk
+from ...engine.travel import all_reduce, travel
+from ...errors import TutorialError, UsageError
+from ...evidence.formulas import zero1_adamw
+from ...evidence.predict import predict
+from ...evidence.traces.profiler_trace import TraceEvent
+from ...evidence.traces.time_split import Flight
+from ...plan.bucket import Bucket
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
+from .costs import FASTEST, SLOWEST, Lead, Setting, break_even, lead, muon_step, settings_tried
+from .on_ranks import (
+    ADAMW,
+    DTYPES,
+    STRATEGIES,
+    Counted,
+    Sent,
+    StepOfAdamW,
+    adamw,
+    adamw_step,
+    matrices_of,
+    plan_of,
+    sent_along_dp,
+    step_in_one_process,
+    together,
+)
+from .pictures import draw_lead
+from .trace_events import (
+    GATHER,
+    PRODUCT,
+    communicating,
+    event,
+    made_up_trace,
+    one_collective,
+    right_headlines,
+    waited,
+)
+
+SPOILERS = {
+    "working": [r"working\s+–\s+1"],
+    "slow": [r"slow\s+–\s+boundary"],
+}
+"""What would answer each prediction of the notebook."""
+
+BytesSent = Callable[[int, int, int], Mapping[str, int]]
+NAMES = ("AdamW", "zero1", "layerwise")
+
+
+def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
+    """The reference of the exercise: bytes that the ranks of a dp group send together in a step."""
+    once = (dp - 1) * entries
+    return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
+
+
+_BYTES_HINTS = {
+    "AdamW": (
+        "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends a slice, "
+        "entries / dp, to each of dp − 1 others: together (dp − 1) × entries, times the bytes of an entry.",
+    ),
+    "zero1": ("As AdamW, and a gather of the momentum, which is bfloat16 whatever the gradients are.",),
+    "layerwise": (
+        "Each gradient travels to its owner and each weight back from there. Momentum stays at home.",
+    ),
+}
+
+
+def bytes_exercise(dp: int, tp: int) -> Exercise:
+    """Bytes by hand, judged against plans and formulas on several grids, in both dtypes."""
+
+    def judge(answer: BytesSent) -> Diagnosis | None:
+        for grid in dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2))):
+            for dtype in DTYPES.values():
+                if wrong := _judge_bytes(answer, *grid, dtype):
+                    return wrong
+        return None
+
+    return Exercise(judge, (), "To the byte. Now see what real ranks count.")
+
+
+@cache
+def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
+    """What the plans say that the ranks of the first dp group send together."""
+    item, grid = dtype.itemsize, Grid.of(dp=dp, tp=tp)
+    entries = length_of(dp, tp)
+    found = {"AdamW": int(dp * zero1_adamw(dp, entries, item, item))}
+    for name in NAMES[1:]:
+        plan = STRATEGIES[name](matrices_of(dtype), grid)
+        ledgers = [predict(plan, grid.at(rank)) for rank in grid.at(0).group("dp")]
+        found[name] = sum(sent_along_dp(ledger.entries).ring for ledger in ledgers)
+    return found
+
+
+def length_of(dp: int, tp: int) -> int:
+    """Entries of the lesson's bucket at one tp position, padding included."""
+    plan = plan_of(dp, tp)
+    return plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
+
+
+def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Diagnosis | None:
+    entries, item = length_of(dp, tp), dtype.itemsize
+    came = value_of(answer, entries, dp, item)
+    if not isinstance(came, Mapping) or set(came) != set(NAMES):
+        return Diagnosis(f"Give a dictionary with the keys {', '.join(NAMES)}.")
+    if all(sent is ... for sent in came.values()):
+        raise OpenAnswerError
+    for name, due in due_bytes(dp, tp, dtype).items():
+        if came[name] is ...:
+            raise MistakeError(f"{name} is still open.")
+        if came[name] != due:
+            where = f"With {entries:,} entries of {item} bytes over dp={dp}"
+            return Diagnosis(f"{where}, {name}: not {came[name]:,} bytes.", _bytes_hints(came, name, due, dp))
+    return None
+
+
+def _bytes_hints(came: Mapping[str, Any], name: str, due: int, dp: int) -> tuple[str, ...]:
+    if came[name] * dp == due:
+        return ("That is what one rank sends. All ranks of the dp group together send dp times as much.",)
+    return _BYTES_HINTS[name]
+
+
+def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> Walk:
+    """The step that forgets to divide the sum."""
+    summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
+    return (yield from travel(adamw(weights, summed), bucket.parameter, at, Label("weights")))
+
+
+def by_all_reduce(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> Walk:
+    """Right numbers, too many bytes: every rank gets all of the gradients, and uses a slice of them."""
+    whole = yield from all_reduce(gradients, "dp", at, Label("gradients"))
+    mine = whole.view(at.size("dp"), -1)[at["dp"]]
+    fresh = adamw(weights, mine / bucket.summands)
+    return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
+
+
+def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
+    """AdamW's step between its two moves, judged in one process by its bits and by its ledger."""
+
+    def judge(step: StepOfAdamW) -> Diagnosis | str | None:
+        for grid in dict.fromkeys(((dp, tp), (2, 1), (4, 1), (2, 2))):
+            if wrong := _judge_step(step, *grid, seed):
+                return wrong
+        return None
+
+    hints = (
+        "travel(x, route, at, label) carries x along a route. Write: x = yield from travel(…).",
+        "Gradients travel bucket.gradient, which ends in your slice of the sum; weights bucket.parameter.",
+    )
+    praise = "All weights, on every rank, to the bit, and not a byte more than AdamW has to send."
+    return Exercise(judge, hints, praise)
+
+
+def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | str | None:
+    try:
+        came, ledger = step_in_one_process(_checked(step), dp, tp, seed)
+    except TutorialError as error:
+        return f"On dp={dp}, tp={tp} the step broke off: {type(error).__name__}: {str(error).splitlines()[0]}"
+    if any(each is ... for each in came):
+        raise OpenAnswerError
+    due, right = step_in_one_process(adamw_step, dp, tp, seed)
+    if not all(isinstance(each, torch.Tensor) and each.shape == due[0].shape for each in came):
+        shape = tuple(came[0].shape) if isinstance(came[0], torch.Tensor) else came[0]
+        return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
+    if not _same(came, due):
+        return _diagnose_step(came, dp, tp, seed)
+    return _judge_ledger(ledger, right)
+
+
+def _checked(step: StepOfAdamW) -> StepOfAdamW:
+    """The reader's step; what it raises names its line."""
+
+    def walk(*given: Any) -> Walk:
+        asked = value_of(step, *given)
+        if not hasattr(asked, "send"):
+            return asked
+        try:
+            return (yield from asked)
+        except TutorialError:
+            raise
+        except Exception as error:
+            raise MistakeError(f"The function raised {type(error).__name__}: {error}.") from error
+
+    return walk
+
+
+def _same(came: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(mine, right) for mine, right in zip(came, due, strict=True))
+
+
+def _diagnose_step(came: Sequence[torch.Tensor], dp: int, tp: int, seed: int) -> Diagnosis:
+    if _same(came, step_in_one_process(_undivided, dp, tp, seed)[0]):
+        said = "AdamW got the sum of all gradients, not their mean: its step hardly shows that, eps apart."
+        return Diagnosis(said, ("bucket.summands says how many were summed.",))
+    off = max(float((mine - came[0]).abs().max()) for mine in came[::tp])
+    if off:
+        return Diagnosis(f"The ranks of a dp group end with different weights, by up to {off:.1e}.")
+    return Diagnosis("The ranks agree, and have other weights than AdamW's.")
+
+
+def _judge_ledger(mine: Ledger, right: Ledger) -> Diagnosis | None:
+    sent, due = (sum(entry.ring for entry in ledger.entries) for ledger in (mine, right))
+    if sent == due:
+        return None
+    said = f"The weights are right. All ranks together send {sent:,} bytes; {due:,} would do."
+    return Diagnosis(said, ("Which collective gives each rank its slice of the sum, and no more?",))
+
+
+CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
+    (
+        "In the trace above",
+        made_up_trace,
+        (
+            "Of its four events only the kernel is the GPU at work; the others launch or label it. "
+            "event.communicates says which kernels belong to a collective.",
+        ),
+    ),
+    (
+        "With a product under way at the same time",
+        lambda: [*one_collective(400, 2000), event(PRODUCT, "kernel", 500, 3000)],
+        ("A product is a kernel, too. event.communicates says which events belong to a collective.",),
+    ),
+    (
+        "With two collectives under way at the same time",
+        lambda: [*one_collective(400, 2000), event(GATHER, "kernel", 1400, 2000)],
+        ("Count each moment once: lesson.measure(lesson.covered(events)) is the time that any of them ran.",),
+    ),
+    ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
+)
+"""Traces on which the reader's function is judged, and what whoever fails there may have missed."""
+
+
+def events_exercise() -> Exercise:
+    """Nanoseconds in which a collective ran, each moment counted once."""
+
+    def judge(answer: Callable[[list[TraceEvent]], int]) -> Diagnosis | None:
+        for where, made, hints in CASES:
+            came, due = value_of(answer, made()), communicating(made())
+            if came != due:
+                return Diagnosis(f"{where}: {due:,} ns, not {_shown(came)}{_double(made(), came)}", hints)
+        return None
+
+    return Exercise(judge, (), "Each collective once, and each moment once.")
+
+
+def _shown(came: Any) -> str:
+    return f"{came:,}" if isinstance(came, Real) else repr(came)
+
+
+def _double(events: list[TraceEvent], came: Any) -> str:
+    """What is said where everything with a collective's name was summed."""
+    by_name = sum(each.duration for each in events if each.communicates)
+    return ": you have added up four events of one collective." if came == by_name else "."
+
+
+_HEADLINE_HINTS = {
+    "0.57": "Muon's sum over names divided by AdamW's.",
+    "0.57 once": "The same with kernels in place of sum_over_names.",
+    "1.1%": "launch.total of Muon's run, divided by its full_step.total.",
+    "1.1% on the GPU": "optimizer.total of Muon's run, divided by its gpu_span.",
+    "2.1": "muon_async's sum over names divided by muon's.",
+    "2.1 as a span": "The same with gpu_span in place of sum_over_names.",
+}
+
+
+def headlines_exercise() -> Exercise:
+    """The published headlines, and beside each what it is when each thing is counted once, on the GPU."""
+    return numbers(right_headlines(), _HEADLINE_HINTS, within=0.005)
+
+
+def _flights(*times: tuple[int, int]) -> list[Flight]:
+    group = tuple(range(len(times)))
+    return [
+        Flight(rank, "all_reduce", "gradients", "", group, 0, issued, done)
+        for rank, (issued, done) in enumerate(times)
+    ]
+
+
+WAIT_CASES: Sequence[tuple[str, list[Flight], str]] = (
+    ("Rank 2 comes last", _flights((0, 90), (30, 90), (70, 92)), "Nothing moves before the last has asked."),
+    ("All come together", _flights((5, 50), (5, 50)), "Nobody waits; all of it is transfer."),
+    (
+        "Rank 0 only sends, and is done early",
+        _flights((0, 20), (60, 80)),
+        "Rank 0 was done before the last one asked. So it did not wait for it.",
+    ),
+)
+
+
+def waits_exercise() -> Exercise:
+    """How long each rank waits in one collective, judged on collectives that are made up."""
+
+    def judge(answer: Callable[[list[Flight]], Mapping[int, int]]) -> Diagnosis | None:
+        for where, flights, hint in WAIT_CASES:
+            came, due = value_of(answer, list(flights)), waited(flights)
+            if not isinstance(came, Mapping) or set(came) != set(due):
+                return Diagnosis(f"Give a dictionary with a number for each of the ranks {list(due)}.")
+            for rank, waiting in due.items():
+                if came[rank] != waiting:
+                    asked = ", ".join(f"rank {f.rank} {f.issued} to {f.done}" for f in flights)
+                    said = f"{where} ({asked}): rank {rank} waits {waiting}, not {came[rank]}."
+                    return Diagnosis(said, (hint,))
+        return None
+
+    return Exercise(judge, (), "It takes all ranks' clocks to tell. One rank's trace never could.")
+
+
+def slow_winner() -> str:
+    """The strategy that takes Muon past AdamW when the links get slower."""
+    ahead = [
+        strategy
+        for strategy in ("zero1", "boundary", "layerwise")
+        if lead(Setting(strategy=strategy, fewer=1.1), 1 / 64) > 0
+    ]
+    [only] = ahead
+    return only
+
+
+BreakEven = Callable[[Lead, float, float], float | None]
+MANY = 100
+
+
+def break_even_exercise() -> Exercise:
+    """A search along bandwidth, judged on settings that turn and on settings that do not."""
+
+    def judge(answer: BreakEven) -> Diagnosis | None:
+        for at in settings_tried():
+            if wrong := _judge_turn(answer, at):
+                return wrong
+        return None
+
+    praise = "Wherever the answer turns round, you find it, and you say where it does not."
+    return Exercise(judge, (), praise, Par("calls", most_calls(break_even), most_calls))
+
+
+def most_calls(answer: BreakEven) -> float:
+    """The most calls of ``lead`` that a search makes in any of the settings."""
+    return max(_search(answer, at)[1] for at in settings_tried())
+
+
+def _search(answer: BreakEven, at: Setting) -> tuple[Any, int]:
+    """What a search finds, and how often it asked for the lead."""
+    asked: list[float] = []
+
+    def counted(bandwidth: float) -> float:
+        asked.append(bandwidth)
+        if len(asked) > MANY:
+            raise MistakeError(f"You have asked for the lead {MANY} times. Where does its sign change?")
+        return lead(at, bandwidth)
+
+    return value_of(answer, counted, SLOWEST, FASTEST), len(asked)
+
+
+def _judge_turn(answer: BreakEven, at: Setting) -> Diagnosis | None:
+    came = _found(_search(answer, at)[0], at)
+    due = break_even(partial(lead, at), SLOWEST, FASTEST)
+    where = _where(at)
+    if due is None and came is not None:
+        who = "Muon" if lead(at, FASTEST) > 0 else "AdamW"
+        said = f"{where}: {who} is ahead at both ends, so nothing turns. Give None."
+        return Diagnosis(said, (), draw_lead(at, came))
+    if due is not None and came is None:
+        said = f"{where}: the lead is above zero at one end and below zero at the other. It turns somewhere."
+        return Diagnosis(said, ("Take the signs at slowest and at fastest.",), draw_lead(at))
+    if due is not None and came is not None and not math.isclose(came, due, rel_tol=0.01):
+        ahead = lead(at, came) * 1e3
+        said = f"{where}: at {came:.4g} of the bandwidth, Muon is still {ahead:+.3g} ms ahead."
+        return Diagnosis(said, _TURN_HINTS, draw_lead(at, came))
+    return None
+
+
+def _where(at: Setting) -> str:
+    return f"{at.dtypes}, {at.strategy}, {at.tokens:,} tokens"
+
+
+def _found(came: Any, at: Setting) -> float | None:
+    """What a search gave, if it is something that it may give."""
+    if came is None:
+        return None
+    if not isinstance(came, int | float) or not SLOWEST <= came <= FASTEST:
+        raise MistakeError(f"{_where(at)}: give a part from slowest to fastest, or None; not {came!r}.")
+    return float(came)
+
+
+_TURN_HINTS = (
+    "Halve the range, and keep the half in which the sign changes. It spans doublings: halve its logarithm.",
+    "Seconds are bytes / bandwidth, and something else. What kind of line is that in 1 / bandwidth?",
+)
+
+
+def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
+    """Numbers that the notebook has measured or computed."""
+    found: Mapping[str, Mapping[str, Sent]] = together(counted, tp)
+    ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
+    expected = {
+        "bf16": ring / base if base else 1.0,
+        "gloo": found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo),
+        "Newton–Schulz": muon_step("all fp32", "layerwise").product * 1e3,
+    }
+    why = {
+        "bf16": "In bf16, divide the ring's bytes of zero1 by AdamW's. The table says it, too.",
+        "gloo": "The last column of layerwise, in fp32.",
+        "Newton–Schulz": "lesson.muon_step('all fp32', 'layerwise').product is in seconds.",
+    }
+    return numbers(expected, why, within=0.01)
+
+
+def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
+
+    Raises:
+        UsageError: dp does not divide the entries of the bucket, or nothing travels along it.
+    """
+    entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
+    if dp < 2 or entries % dp:
+        raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
+    return (
+        bytes_exercise(dp, tp),
+        adamw_exercise(dp, tp, seed),
+        events_exercise(),
+        headlines_exercise(),
+        waits_exercise(),
+        break_even_exercise(),
+    )

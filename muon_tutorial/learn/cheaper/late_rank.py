@@ -1,0 +1,42 @@
+"""Lesson 13: a step in which all ranks wait for one, recorded on real ranks.
+
+What records also draws, so this stands apart from what other cells run on ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from ... import Muon, build_mesh
+from ...evidence.traces.recording import RankRecorder, record
+from ...evidence.traces.time_split import Timeline
+
+SIDE = 512
+
+
+def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: int) -> None:
+    """Steps of ``round_robin``, all but the first recorded; rank 0's matrix is much the largest."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    sides = [SIDE, *[SIDE // 8] * (ranks - 1)]
+    params = [(f"matrix {i}", torch.nn.Parameter(torch.randn(side, side))) for i, side in enumerate(sides)]
+    muon = Muon(params, strategy="round_robin", mesh=build_mesh({"dp": ranks}))
+    muon.world.observers.append(recorder)  # type: ignore[union-attr]
+    for _, param in params:
+        param.grad = torch.randn_like(param)
+    muon.step()
+    with recorder:
+        for _ in range(steps):
+            muon.step()
+
+
+def record_late(ranks: int, steps: int, seed: int, backend: str = "gloo") -> Timeline:
+    """Steps that keep most ranks waiting, recorded on real ranks, all on one clock."""
+    with TemporaryDirectory() as folder:
+        run = record(
+            step_late, ranks, Path(folder), args=(ranks, steps, seed), backend=backend, output="quiet"
+        )
+        return run.timeline

@@ -1,0 +1,169 @@
+"""Lesson 13 on ranks: AdamW's step, whose moves the reader writes, beside Muon's; both counted.
+
+The matrices are those of lesson 09, with gradients of a text for each dp position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import Coordinate, Grid, Ledger, LiveWorld, LocalWorld, Matrix, Muon, Plan, build_mesh, owner, zero1
+from ...engine.collective import Label, Walk
+from ...engine.travel import all_reduce, travel
+from ...evidence.ledger import LedgerEntry
+from ...plan.bucket import Bucket
+from ...plan.strategies import Builder, layerwise
+from ..bill.costs import FLAGS, small_matrices
+from ..the_mirror.on_ranks import local_gradients, weights
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+STRATEGIES: Mapping[str, Builder] = {"zero1": zero1, "layerwise": layerwise, "owner": owner}
+ADAMW, AVERAGED = "AdamW, yours", "owner + average"
+LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
+
+StepOfAdamW = Callable[[Tensor, Tensor, Bucket, Coordinate], Any]
+
+
+def adamw(weights: Tensor, mean: Tensor) -> Tensor:
+    """New weights after AdamW's first step, from the mean gradient; element by element, wherever they lie."""
+    moment, square = (1 - BETAS[0]) * mean, (1 - BETAS[1]) * mean**2
+    update = (moment / (1 - BETAS[0])) / ((square / (1 - BETAS[1])).sqrt() + EPS)
+    return weights * (1 - LR * DECAY) - LR * update
+
+
+def adamw_step(gradients: Tensor, weights: Tensor, bucket: Bucket, at: Coordinate) -> Walk:
+    """The reference of the exercise: ZeRO-1 AdamW's step over a bucket; returns all of its weights."""
+    summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
+    fresh = adamw(weights, summed / bucket.summands)
+    return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
+
+
+def matrices_of(dtype: torch.dtype) -> list[Matrix]:
+    """The three matrices of lesson 09, weights and gradients of one dtype."""
+    return [replace(matrix, dtype=dtype, grad_dtype=dtype) for matrix in small_matrices()]
+
+
+def plan_of(dp: int, tp: int, dtype: torch.dtype = torch.float32) -> Plan:
+    """All three in one bucket, cut over dp as ZeRO-1 cuts it."""
+    return zero1(matrices_of(dtype), Grid.of(dp=dp, tp=tp))
+
+
+def pieces(at: Coordinate, dtype: torch.dtype, seed: int) -> list[tuple[str, torch.nn.Parameter]]:
+    """One rank's tp pieces of the matrices, each with the gradient of the rank's own text."""
+    found = []
+    for matrix in matrices_of(dtype):
+        cut = matrix.box(at).slices
+        parameter = torch.nn.Parameter(weights(seed)[matrix.name][cut].to(dtype))
+        parameter.grad = local_gradients(seed, at["dp"])[matrix.name][cut].to(dtype)
+        found.append((matrix.name, parameter))
+    return found
+
+
+def buffers(at: Coordinate, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor, Bucket]:
+    """What AdamW's step begins with: own gradients, flat, whole; own slice of the weights; the bucket."""
+    [bucket] = plan_of(at.size("dp"), at.size("tp"), dtype).buckets
+    length = bucket.length(bucket.model_layout, at)
+    grads, params = torch.zeros(2, length, dtype=dtype)
+    for entry, (_, parameter) in zip(bucket.entries, pieces(at, dtype, seed), strict=True):
+        assert parameter.grad is not None
+        place = slice(entry.offset, entry.offset + entry.size)
+        grads[place], params[place] = parameter.grad.flatten(), parameter.detach().flatten()
+    mine = length // at.size("dp")
+    return grads, params[at["dp"] * mine : (at["dp"] + 1) * mine].clone(), bucket
+
+
+def walk_adamw(step: StepOfAdamW, at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
+    """A step as a walk; ``...`` where it is a stub still."""
+    asked = step(*buffers(at, dtype, seed), at)
+    return (yield from asked) if hasattr(asked, "send") else asked
+
+
+def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple[list[Any], Ledger]:
+    """AdamW's step in the stepping world: what each rank returns, and the ledger of all."""
+    world, ledger = LocalWorld(Grid.of(dp=dp, tp=tp)), Ledger()
+    world.observers.append(ledger)
+    walks = [walk_adamw(step, world.grid.at(rank), torch.float32, seed) for rank in world.grid.ranks]
+    return world.run(walks), ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Bytes that one rank sent along dp in a step: as a ring would send them, and as Gloo did."""
+
+    ring: int
+    gloo: int
+
+
+Counted = Mapping[str, Mapping[str, Sent]]
+"""What one rank sent, by dtype and by optimizer."""
+
+
+def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
+    """The sum of a ledger's entries; flags, and what travels along tp alone, are left out."""
+    along = [entry for entry in entries if entry.phase != FLAGS and entry.axis != "tp"]
+    return Sent(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
+
+
+def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, Sent]]:
+    """A step of AdamW and of each strategy of Muon, counted, in both dtypes. Must be called by all ranks."""
+    torch.set_num_threads(1)
+    world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
+    return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}
+
+
+def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -> dict[str, Sent]:
+    found = {ADAMW: _count_walk(world, walk_adamw(step, world.at, dtype, seed))}
+    found |= {name: _count_muon(world, build, dtype, seed) for name, build in STRATEGIES.items()}
+    average = _count_walk(world, _average(world.at, dtype, seed))
+    muon = found["owner"]
+    return {**found, AVERAGED: Sent(muon.ring + average.ring, muon.gloo + average.gloo)}
+
+
+def _average(at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
+    """What DDP does before a step that expects averaged gradients."""
+    return all_reduce(buffers(at, dtype, seed)[0], "dp", at, Label("gradients"))
+
+
+def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
+    ledger = Ledger()
+    world.observers.append(ledger)
+    world.run(walk)
+    world.observers.remove(ledger)
+    return sent_along_dp(ledger.entries)
+
+
+def _count_muon(world: LiveWorld, build: Builder, dtype: torch.dtype, seed: int) -> Sent:
+    dims = {matrix.index: cut.dim for matrix in small_matrices() for _, cut in matrix.cuts}
+    muon, ledger = Muon(pieces(world.at, dtype, seed), strategy=build, mesh=world, tp_dim=dims), Ledger()
+    world.observers.append(ledger)
+    muon.step()
+    world.observers.remove(ledger)
+    return sent_along_dp(ledger.entries)
+
+
+def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
+    """What the ranks of the first dp group sent together."""
+    group = counted[::tp]
+    return {
+        dtype: {
+            name: Sent(*(sum(getattr(each[dtype][name], way) for each in group) for way in ("ring", "gloo")))
+            for name in group[0][dtype]
+        }
+        for dtype in group[0]
+    }
+
+
+def say_counted(counted: Sequence[Counted], tp: int) -> str:
+    """What a dp group's ledgers counted, each beside AdamW's."""
+    lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}   bytes that a dp group sends along dp"]
+    for dtype, found in together(counted, tp).items():
+        base = found[ADAMW]
+        for name, sent in found.items():
+            ring, gloo = sent.ring / max(1, base.ring), sent.gloo / max(1, base.gloo)
+            lines.append(f"{dtype:6}{name:16}{sent.ring:12,} {ring:5.2f} ×  {sent.gloo:12,} {gloo:5.2f} ×")
+    return "\n".join(lines)

@@ -1,0 +1,236 @@
+"""Pictures of lesson 13: waterfalls from AdamW to Muon, who waits in a real run, and a lead by bandwidth.
+
+A bar's outline has its optimizer's colour. What is added is filled, what is saved is hatched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from ...evidence.traces.time_intervals import Intervals, measure
+from ...evidence.traces.time_split import State, Timeline, paint
+from ..bill.costs import DTYPES
+from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
+from ..pictures.picture import Picture, blank, card, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.shell import Shell, choice
+from .costs import (
+    FASTEST,
+    FEWER,
+    LINKS,
+    MODEL,
+    RANKS,
+    SLOWEST,
+    STRATEGIES,
+    TOKENS,
+    Setting,
+    Waterfall,
+    lead,
+    machine,
+    say_bandwidth,
+    waterfalls,
+)
+
+_WIDTH, _LEFT, _WIDE, _ROW, _SIZE = 900, 176, 560, 25, 11
+
+
+def hero() -> Picture:
+    """The first picture: from AdamW to Muon in bytes, seconds and memory, where all is fp32."""
+    return draw_waterfalls(Setting(), "hero")
+
+
+def draw_waterfalls(at: Setting, name: str) -> Picture:
+    """Bytes, time and memory of a setting, each as a waterfall from AdamW to Muon."""
+    falls = waterfalls(at)
+    rows = [len(fall.changes) + 2 for fall in falls]
+    figure, axes = blank(_WIDTH, 84 + sum(34 + _ROW * count for count in rows))
+    title = (
+        f"From AdamW to Muon: {MODEL} on one node, {RANKS} ranks, {at.dtypes}, {at.tokens:,} tokens a step"
+    )
+    write(axes, 16, 20, title, 12, weight="bold")
+    said = f"{at.strategy}; links of {say_bandwidth(at.bandwidth)}; {_said(at.fewer)}"
+    write(axes, 16, 44, said, _SIZE, color=QUIET)
+    y, words = 70, []
+    for fall, count in zip(falls, rows, strict=True):
+        words.append(_draw_fall(axes, fall, y))
+        y += 34 + _ROW * count
+    y += 4
+    note = (
+        f"Nothing ran. Seconds follow from the planner's file of “{machine().name}”, which holds estimates."
+    )
+    write(axes, 16, y, note, _SIZE, color=QUIET)
+    return finish(figure, f"cheaper-{name}", f"{title}; {said}. {' '.join(words)} {note}")
+
+
+def _said(fewer: float) -> str:
+    if fewer == 1.0:
+        return "step for step"
+    return f"to the same loss, where AdamW takes {fewer:g} × as many steps"
+
+
+def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
+    """One waterfall from ``y`` down; returns it in words."""
+    winner = "a tie" if _is_tie(fall) else "Muon is cheaper" if fall.times < 1 else "AdamW is cheaper"
+    write(axes, 16, y + 8, fall.what, 12, weight="bold")
+    write(axes, _LEFT, y + 8, f"{fall.times:.2f} ×: {winner}", 12, weight="bold")
+    most = max(fall.first, *_heights(fall))
+    scale, at, y = (_WIDE if not fall.note else _WIDE - 190) / most, fall.first, y + 24
+    _draw_bar(axes, y, "AdamW", 0.0, fall.first * scale, CARD, ADAMW, fall.say(fall.first) + fall.note)
+    for name, change in fall.changes.items():
+        y += _ROW
+        low, high = sorted((at, at + change))
+        hatch = "///" if change < 0 else ""
+        begin, width = low * scale, (high - low) * scale
+        _draw_bar(axes, y, name, begin, width, MARKED, QUIET, fall.say(change, "+"), hatch)
+        at += change
+    _draw_bar(axes, y + _ROW, "Muon", 0.0, fall.last * scale, CARD, MUON, fall.say(fall.last))
+    changes = ", ".join(f"{name} {fall.say(change, '+')}" for name, change in fall.changes.items())
+    ends = f"AdamW {fall.say(fall.first)}{fall.note}, {changes}, Muon {fall.say(fall.last)}"
+    return f"{fall.what.capitalize()}: {ends}: {fall.times:.2f} ×, {winner}."
+
+
+def _is_tie(fall: Waterfall) -> bool:
+    return math.isclose(fall.times, 1.0, abs_tol=0.005)
+
+
+def _heights(fall: Waterfall) -> list[float]:
+    at, found = fall.first, []
+    for change in fall.changes.values():
+        at += change
+        found.append(at)
+    return found
+
+
+def _draw_bar(
+    axes: Axes, y: float, name: str, x: float, width: float, fill: str, edge: str, said: str, hatch: str = ""
+) -> None:
+    write(axes, _LEFT - 10, y + 10, name, _SIZE, ha="right")
+    look = {"edgecolor": edge, "linewidth": 1.8, "hatch": hatch}
+    rectangle(axes, _LEFT + x, y + 1, max(width, 1.0), _ROW - 6, fill, **look)
+    write(axes, _LEFT + x + width + 8, y + 10, said, _SIZE)
+
+
+def explore_costs(live: bool = True) -> Shell | Picture:
+    """Play through tokens a step with buttons for dtypes, links, strategy and steps saved."""
+
+    def draw(tokens: int, dtypes: str, link: float, strategy: str, fewer: float) -> Picture:
+        at = Setting(dtypes, TOKENS[tokens], link, strategy, fewer)
+        return draw_waterfalls(at, f"at-{tokens}")
+
+    return play(
+        draw,
+        len(TOKENS) - 1,
+        draw_turns(Setting(fewer=FEWER["1.1 ×"])),
+        live,
+        label="tokens",
+        interval=1200,
+        dtypes=choice("dtypes", {name: name for name in DTYPES}),
+        link=choice("links", LINKS),
+        strategy=choice("strategy", {name: name for name in STRATEGIES}),
+        fewer=choice("AdamW’s steps", FEWER),
+    )
+
+
+def draw_turns(at: Setting) -> Picture:
+    """Who is ahead, by tokens a step and by strategy and link: the whole film in one picture."""
+    columns = [(strategy, link) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
+    wide, high, left, top = 112, 30, 190, 92
+    figure, axes = blank(_WIDTH, top + high * len(TOKENS) + 44)
+    title = f"Muon's time over AdamW's, {at.dtypes}, {_said(at.fewer)}"
+    write(axes, 16, 20, title, 12, weight="bold")
+    words = []
+    for column, (strategy, link) in enumerate(columns):
+        x = left + column * wide
+        write(axes, x + wide / 2, 52, strategy, _SIZE, ha="center")
+        write(axes, x + wide / 2, 74, say_bandwidth(LINKS[link]), _SIZE, ha="center", color=QUIET)
+    for row, tokens in enumerate(TOKENS):
+        y = top + row * high
+        write(axes, left - 12, y + high / 2, f"{tokens:,} tokens", _SIZE, ha="right")
+        for column, (strategy, link) in enumerate(columns):
+            one = Setting(at.dtypes, tokens, LINKS[link], strategy, at.fewer)
+            times = one.muon_seconds / one.adamw_seconds
+            edge, fill = (MUON, CARD) if times < 1 else (ADAMW, EMPTY)
+            x = left + column * wide
+            rectangle(axes, x + 3, y + 3, wide - 6, high - 6, fill, edgecolor=edge, linewidth=1.8)
+            who = "Muon" if times < 1 else "AdamW"
+            write(axes, x + wide / 2, y + high / 2, f"{times:.2f}  {who}", _SIZE, ha="center")
+            words.append(f"{tokens:,} tokens, {strategy}, {say_bandwidth(LINKS[link])}: {times:.2f}, {who}")
+    note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
+    write(axes, 16, top + high * len(TOKENS) + 22, note, _SIZE, color=QUIET)
+    return finish(figure, "cheaper-turns", f"{title}. {'; '.join(words)}. {note}")
+
+
+def draw_lead(at: Setting, answer: float | None = None) -> Picture:
+    """The seconds by which Muon is ahead, by bandwidth, and where an answer says that this turns."""
+    figure = card(760, 300)
+    axes = figure.add_axes((0.11, 0.2, 0.86, 0.66))
+    powers = [math.log2(SLOWEST) + n / 8 for n in range(8 * round(math.log2(FASTEST / SLOWEST)) + 1)]
+    leads = [lead(at, 2.0**power) * 1e3 for power in powers]
+    axes.plot(powers, leads, color=MUON, linewidth=2)
+    axes.axhline(0, color=INK, linewidth=1)
+    axes.set_yscale("symlog", linthresh=10)
+    axes.set_xlabel("bandwidth, as a power of 2 of the file's", size=_SIZE)
+    axes.set_ylabel("Muon is ahead, ms", size=_SIZE)
+    axes.tick_params(labelsize=_SIZE)
+    axes.text(-9.8, 20, "Muon is ahead", size=_SIZE, color=MUON)
+    axes.text(5.8, 2, "below: AdamW is ahead", size=_SIZE, color=ADAMW, ha="right")
+    axes.set_title(f"{at.dtypes}, {at.strategy}, {at.tokens:,} tokens", size=12, loc="left")
+    said = (
+        f"Muon is ahead by {leads[0]:.0f} ms on the slowest links and by {leads[-1]:.0f} ms on the fastest."
+    )
+    if answer is not None:
+        axes.axvline(math.log2(answer), color=INK, linewidth=1.4, linestyle="--")
+        said += f" Your answer, 2^{math.log2(answer):.1f} of the bandwidth, is marked."
+    return finish(figure, "cheaper-lead", said)
+
+
+_LOOK: dict[State, tuple[str, str]] = {
+    "communication": (CARD, "..."),
+    "waiting": (EMPTY, "///"),
+    "unsplit": (CARD, "xx"),
+}
+
+
+def draw_waits(timeline: Timeline) -> Picture:
+    """Real steps, a lane for each rank: computing in the rank's colour, waiting and transfer hatched."""
+    states = paint(timeline)
+    begin, span = timeline.begin, max(1, timeline.end - timeline.begin)
+    figure, axes = blank(_WIDTH, 84 + 38 * len(states))
+    title = f"Your machine, round_robin on {len(states)} ranks: {span / 1e6:.1f} ms"
+    write(axes, 16, 20, title, 12, weight="bold")
+    words = []
+    for row, (rank, found) in enumerate(states.items()):
+        y = 42 + 38 * row
+        write(axes, 16, y + 13, f"rank {rank}", _SIZE)
+        rectangle(axes, 90, y, 790, 28, CARD, edgecolor=QUIET, linewidth=0.6)
+        for state, intervals in found.items():
+            if state != "neither":
+                fill, hatch = _LOOK.get(state, (rank_colour(rank), ""))
+                _draw_spans(axes, intervals, (begin, 790 / span, y), fill, hatch)
+        parts = [f"{state} {measure(each) / span:.0%}" for state, each in found.items() if each]
+        words.append(f"Rank {rank}: {', '.join(parts)}.")
+    y = 56 + 38 * len(states)
+    legend: Sequence[tuple[str, str, str]] = (
+        ("computing", rank_colour(0), ""),
+        ("waiting for the last rank", *_LOOK["waiting"]),
+        ("transfer", *_LOOK["communication"]),
+    )
+    for place, (word, fill, hatch) in enumerate(legend):
+        x = 90 + 230 * place
+        rectangle(axes, x, y - 9, 26, 18, fill, hatch=hatch, linewidth=0.6, edgecolor=QUIET)
+        write(axes, x + 34, y, word, _SIZE)
+    return finish(figure, "cheaper-waits", f"{title}. {' '.join(words)}")
+
+
+def _draw_spans(
+    axes: Axes, intervals: Intervals, frame: tuple[int, float, float], fill: str, hatch: str
+) -> None:
+    """Intervals in a lane; ``frame`` is when it begins, pixels a nanosecond, and its upper edge."""
+    zero, scale, y = frame
+    for begin, end in intervals:
+        if (end - begin) * scale > 0.3:
+            look = {"hatch": hatch, "linewidth": 0.6 if hatch else 0.0, "edgecolor": QUIET}
+            rectangle(axes, 90 + (begin - zero) * scale, y, (end - begin) * scale, 28, fill, **look)

@@ -1,0 +1,146 @@
+"""Lesson 13: one collective in four events, the report's published figures, and waiting in a timeline.
+
+``made_up_trace`` is made up. Its names and sorts are those of the report's traces (``report_001``), whose
+files are not ours to ship; what was read from them comes with its source.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ...evidence.report_001.report import SOURCE, TraceSummary, check_report, packaged_summaries
+from ...evidence.traces.profiler_trace import Sort, TraceEvent, covered
+from ...evidence.traces.time_intervals import measure
+from ...evidence.traces.time_split import Flight, Timeline
+
+GATHER = "ncclDevKernel_AllGather_RING_LL"
+PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128"
+US = 1000  # nanoseconds
+Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
+"""For one collective: nanoseconds that each rank waited."""
+
+
+def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
+    """An event of a trace, times in microseconds."""
+    gpu = sort in ("kernel", "memory", "gpu annotation")
+    return TraceEvent(
+        name, sort, begin * US, duration * US, "GPU 0" if gpu else "rank 0", 7 if gpu else 1, {}
+    )
+
+
+def one_collective(begin: int, duration: int, asked: int = 300) -> list[TraceEvent]:
+    """One all_gather as a profiler logs it: two events where it is launched, two where it runs."""
+    return [
+        event("c10d::_allgather_base_", "launch", begin - asked, 103),
+        event("nccl:_all_gather_base", "cpu annotation", begin - asked + 26, 64),
+        event("nccl:_all_gather_base", "gpu annotation", begin, duration),
+        event(GATHER, "kernel", begin, duration),
+    ]
+
+
+def made_up_trace() -> list[TraceEvent]:
+    """Four events of one collective, and two of something else, in the order of their beginnings."""
+    others = [event("Muon_Step", "cpu annotation", 0, 900), event(PRODUCT, "kernel", 4700, 1200)]
+    return sorted([*one_collective(400, 4300), *others], key=lambda each: each.interval)
+
+
+def say_events(events: Iterable[TraceEvent]) -> str:
+    """Events as a table, in microseconds."""
+    rows = [f"{each.sort:15} {each.begin // US:6,} {each.duration // US:9,}   {each.name}" for each in events]
+    return "\n".join([f"{'sort':15} {'begin':>6} {'duration':>9}   name", *rows])
+
+
+def at_work(events: Iterable[TraceEvent]) -> list[TraceEvent]:
+    """The events that are a collective at work, and no label or launch."""
+    return [each for each in events if each.sort == "kernel" and each.communicates]
+
+
+def communicating(events: Iterable[TraceEvent]) -> int:
+    """The reference of the exercise: nanoseconds in which any collective ran."""
+    return measure(covered(at_work(events)))
+
+
+def report() -> dict[str, TraceSummary]:
+    """What was read from the report's four traces: by run, times in nanoseconds over five steps."""
+    return packaged_summaries()
+
+
+FIELDS: Mapping[str, tuple[str, Callable[[TraceSummary], int]]] = {
+    "sum_over_names": ("all events with such a name", lambda run: run.sum_over_names),
+    "kernels": ("communication kernels alone", lambda run: run.kernels),
+    "launch.total": ("the optimizer's call, CPU", lambda run: run.launch.total),
+    "full_step.total": ("the whole step, CPU", lambda run: run.full_step.total),
+    "optimizer.total": ("the optimizer, GPU", lambda run: run.optimizer.total),
+    "gpu_span": ("from first to last, GPU", lambda run: run.gpu_span),
+}
+"""What the exercise needs of a summary, by how it is written, in words, and as a function."""
+
+
+def say_report() -> str:
+    """Those figures of all four runs, in milliseconds."""
+    runs = report()
+    rows = [f"{'field':16} {' '.join(f'{name:>12}' for name in runs)}   what it is"]
+    for field, (what, of) in FIELDS.items():
+        numbers = " ".join(f"{of(run) / 1e6:12.2f}" for run in runs.values())
+        rows.append(f"{field:16} {numbers}   {what}")
+    return "\n".join([*rows, f"from {SOURCE}"])
+
+
+def right_headlines() -> dict[str, float]:
+    """The published headlines and what stands beside each, by the names of the exercise."""
+    runs = report()
+    adamw, muon, later = runs["adamw"], runs["muon"], runs["muon_async"]
+    return {
+        "0.57": muon.sum_over_names / adamw.sum_over_names,
+        "0.57 once": muon.kernels / adamw.kernels,
+        "1.1%": muon.launch.total / muon.full_step.total,
+        "1.1% on the GPU": muon.optimizer.total / muon.gpu_span,
+        "2.1": later.sum_over_names / muon.sum_over_names,
+        "2.1 as a span": later.gpu_span / muon.gpu_span,
+    }
+
+
+def say_bytes() -> str:
+    """The rows of the checked report that compare bytes."""
+    communication = check_report()[0]
+    rows = [one for one in communication.beside if one.how.endswith("MB")]
+    return "\n".join(f"{row.shown:6} {row.how:18} {row.what}" for row in rows)
+
+
+def waited(flights: Sequence[Flight]) -> dict[int, int]:
+    """The reference of the exercise: for one collective, how long each rank waited for the last member.
+
+    A rank that was done before the last one asked has only sent: it waited for nobody.
+    """
+    last = max(flight.issued for flight in flights)
+    return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
+
+
+def collectives_of(timeline: Timeline) -> list[list[Flight]]:
+    """The flights of a timeline, those of one collective together."""
+    found: dict[tuple[tuple[int, ...], int], list[Flight]] = defaultdict(list)
+    for times in timeline.ranks:
+        for flight in times.flights:
+            found[flight.group, flight.turn].append(flight)
+    return [sorted(flights, key=lambda flight: flight.rank) for flights in found.values()]
+
+
+def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
+    """For each rank: nanoseconds in collectives, and those of them that it waited."""
+    inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
+    for flights in collectives_of(timeline):
+        for flight in flights:
+            inside[flight.rank] += flight.done - flight.issued
+        for rank, waiting in waited(flights).items():
+            waits[rank] += waiting
+    return [(inside[rank], waits[rank]) for rank in inside]
+
+
+def say_waits(timeline: Timeline, waited: Waited) -> str:
+    """What each rank's own trace would say, and what all of them together do."""
+    rows = [f"{'':7} {'in collectives':>15} {'waiting':>10} {'transfer':>10}"]
+    for rank, (inside, waiting) in enumerate(waits_of(timeline, waited)):
+        cells = f"{inside / 1e6:12.2f} ms {waiting / 1e6:7.2f} ms {(inside - waiting) / 1e6:7.2f} ms"
+        rows.append(f"rank {rank:2} {cells}")
+    return "\n".join(rows)

@@ -1,0 +1,420 @@
+# %% [markdown]
+# # 13 · Is Muon cheaper than AdamW?
+#
+# A published report measured 0.57 times AdamW's communication; Muon's own paper allows 1.25 times. Both added up honest
+# numbers: so what did each of them count, and which one is your bill?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import cheaper as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Forty-five minutes.** The hard exercise takes twenty more. At the end you can say for which dtype, batch, link and
+# strategy Muon is cheaper than AdamW, read a profiler's trace without counting anything twice, and tell waiting from
+# transfer.
+#
+# *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
+#
+# - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
+# - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
+#   nothing to install.
+#
+# *Other grids:* dp can be 2, 3, 4, 6 or 8; tp 1, 2 or 4.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 2
+steps: int = 1
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+from muon_tutorial import launch
+from muon_tutorial.engine.collective import Label
+from muon_tutorial.engine.travel import travel
+from muon_tutorial.learn import cheaper as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+
+# %% [markdown]
+# ## Three bills, three answers
+#
+# A **waterfall** leads from one number to another, change by change. This one says: more bytes, more time, less memory.
+# Whoever says "cheaper" has picked one of these. We check all three.
+#
+# ## First bill: bytes
+#
+# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. How many bytes
+# do the ranks of one dp group send *together*, on a ring? `zero1` gathers its momentum in bfloat16. `layerwise` is new: a
+# matrix *lives* with one owner, where its gradients are summed. Its momentum never moves; its new weights go to all.
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def bytes_sent(entries, dp, item):
+    # entries: of the whole bucket; item: bytes of an entry of gradients, and of weights
+    return {"AdamW": ..., "zero1": ..., "layerwise": ...}
+
+# %%
+by_hand, adamw, once, headlines, waiting, turning = lesson.all_exercises(dp, tp, seed)
+by_hand.check(bytes_sent)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Each rank sends its share to dp − 1 others: (dp − 1) · entries, all ranks together, for each collective.
+#
+# ```python
+# def bytes_sent(entries, dp, item):
+#     once = (dp - 1) * entries
+#     return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Now let real ranks count. Muon's steps are the package's; you write AdamW's. On the route `bucket.gradient` gradients
+# are summed into slices; on `bucket.parameter` slices of weights become all of them. `lesson.adamw` does the arithmetic
+# of a slice. Beware: a sum is no mean.
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+def adamw_step(gradients, weights, bucket, at):
+    # gradients: your own, of the whole bucket; weights: your slice; bucket.summands: how many are summed
+    # x = yield from travel(x, route, at, Label("a name")); fresh = lesson.adamw(weights, mean)
+    return ...
+
+# %%
+adamw.check(adamw_step)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def adamw_step(gradients, weights, bucket, at):
+#     summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
+#     fresh = lesson.adamw(weights, summed / bucket.summands)
+#     return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
+# ```
+#
+# </details>
+
+# %% tags=["ranks"]
+adamw_step = adamw.accepted_or(lesson.adamw_step)
+counted = launch(lesson.count, dp * tp, args=(dp, tp, seed, adamw_step), backend=backend)
+print(lesson.say_counted(counted, tp))
+
+# %% [markdown]
+# And by hand:
+
+# %%
+bytes_sent = by_hand.accepted_or(lesson.bytes_sent)
+for name, dtype in lesson.DTYPES.items():
+    print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
+
+# %% [markdown]
+# One step, and so many answers:
+#
+# - *dtype:* the momentum's 2 bytes weigh more where all else has 2, too.
+# - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. There, `layerwise` even beats AdamW.
+# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody pays for those.
+#
+# ## Second bill: time, as a profiler logs it
+#
+# The report's 0.57 is *time*: durations of all events with `all_reduce` or `all_gather` in their names, summed. Here is a
+# little trace, made up in the same form (microseconds; a kernel is what the GPU runs):
+
+# %%
+events = lesson.made_up_trace()
+print(lesson.say_events(events))
+
+# %% [markdown]
+# How many of these events are a collective at work?
+#
+# *Easy · 1 minute · required*
+
+# %% tags=["stub", "predict"]
+working = ...
+
+# %% tags=["answer"]
+compare({"working": working}, {"working": len(lesson.at_work(events))})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The CPU launches it, and both sides get an **annotation**: a label over a stretch of time. Only the kernel works.
+#
+# ```python
+# working = 1
+# ```
+#
+# </details>
+
+# %% [markdown]
+# One collective, four events. Write the honest sum: nanoseconds in which communication ran, each moment once. Events have
+# `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them ran, `lesson.measure(…)` how long
+# that is.
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["stub"]
+def communicating(events):
+    return ...
+
+# %%
+once.check(communicating)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def communicating(events):
+#     kernels = [event for event in events if event.sort == "kernel" and event.communicates]
+#     return lesson.measure(lesson.covered(kernels))
+# ```
+#
+# </details>
+
+# %%
+communicating = once.accepted_or(lesson.communicating)
+by_name = sum(event.duration for event in events if event.communicates)
+print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
+
+# %% [markdown]
+# Now the real ones. The report published its traces, which few do. What was read from them, in milliseconds over five
+# steps:
+
+# %%
+runs = lesson.report()  # such as runs["muon_async"].launch.total
+print(lesson.say_report())
+
+# %% [markdown]
+# Re-derive three headlines: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then count each once, on the
+# GPU, from start to end.
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+found = {
+    "0.57": ...,  # Muon over AdamW, by names
+    "0.57 once": ...,  # the same, kernels alone
+    "1.1%": ...,  # Muon: its launch, of the full step, both on the CPU
+    "1.1% on the GPU": ...,  # Muon: the optimizer on the GPU, of the GPU's span
+    "2.1": ...,  # muon_async over muon, by names
+    "2.1 as a span": ...,  # the same, by the GPU's span
+}
+
+# %%
+headlines.check(found)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# adamw_run, muon, later = runs["adamw"], runs["muon"], runs["muon_async"]
+# found = {
+#     "0.57": muon.sum_over_names / adamw_run.sum_over_names,
+#     "0.57 once": muon.kernels / adamw_run.kernels,
+#     "1.1%": muon.launch.total / muon.full_step.total,
+#     "1.1% on the GPU": muon.optimizer.total / muon.gpu_span,
+#     "2.1": later.sum_over_names / muon.sum_over_names,
+#     "2.1 as a span": later.gpu_span / muon.gpu_span,
+# }
+# ```
+#
+# </details>
+
+# %%
+for name, number in lesson.right_headlines().items():
+    print(f"{name:16} {number:.3f}")
+
+# %% [markdown]
+# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the optimizer,
+# which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: a kernel that waits looks busy.
+# And 0.57 counts both runs about four times, so the ratio hardly moves. But is it the same work?
+
+# %%
+print(lesson.say_bytes())
+
+# %% [markdown]
+# It is not. AdamW averaged its gradients there. Muon was handed averaged ones, and ended before anybody had new weights.
+#
+# ## Waiting is not transfer
+#
+# A kernel spins until its peers arrive. So rank 0's trace, which is all that the report has of these runs, shows waiting
+# as communication. With *all* ranks on one clock you can tell: nothing moves before the last one has asked.
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["stub"]
+def waited(flights):
+    # one collective as each of its ranks lived it: .rank, .issued (it asked) and .done, in nanoseconds
+    # a rank that is done before the last one asks has only sent: it waited for nobody
+    return ...  # {rank: nanoseconds it waited}
+
+# %%
+waiting.check(waited)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def waited(flights):
+#     last = max(flight.issued for flight in flights)
+#     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Try it on your machine: a step of `round_robin`, in which rank 0 owns by far the largest matrix.
+
+# %% tags=["volatile", "ranks"]
+waited = waiting.accepted_or(lesson.waited)
+timeline = lesson.record_late(dp * tp, steps, seed, backend)
+print(lesson.say_waits(timeline, waited))
+
+# %% tags=["volatile"]
+lesson.draw_waits(timeline)
+
+# %% [markdown]
+# By its own trace, rank 1 needs faster links. What it needs is a better balance.
+#
+# ## Third bill: the whole step
+#
+# Forward and backward grow with the batch; the optimizer's step does not:
+
+# %%
+print(lesson.say_steps())
+
+# %% [markdown]
+# And to the same *loss*? AdamW needs more steps: 1.1 × as many at this size, find
+# [Wen et al.](https://arxiv.org/abs/2509.02046); about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982). Take
+# 1.1, and the first picture's batch: AdamW is ahead. Now links get 64 times slower. With which strategy does Muon
+# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"`?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+slow = ...
+
+# %% tags=["answer"]
+compare({"slow": slow}, {"slow": lesson.slow_winner()})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# On slow links the bytes decide. `boundary` sends hardly more than AdamW in a step, and takes fewer steps.
+# `layerwise` sends no more, but its slices are unequal: they go to one owner after the other, while some links idle.
+#
+# ```python
+# slow = "boundary"
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Play with it
+#
+# Press play: the batch grows, and the winner turns round. Then slow the links down. Can you make Muon lose at the largest
+# batch?
+
+# %%
+lesson.explore_costs(live=widgets)
+
+# %% [markdown]
+# ## Find the break-even
+#
+# Along the bandwidth, the answer may turn: the **break-even**. `lead(bandwidth)` asks the planner how many seconds Muon is
+# ahead (below zero: AdamW is). Bandwidth is a part of the file's. Find where the sign changes, to one per cent. Give None
+# where it does not.
+#
+# *Hard · 20 minutes · optional · par 2 calls*
+
+# %% tags=["stub", "hard"]
+def break_even(lead, slowest, fastest):
+    return ...
+
+# %%
+turning.check(break_even)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A bisection takes a dozen calls or so. But seconds are bytes / bandwidth and a rest that no link shortens. In
+# 1 / bandwidth, that is a straight line: two points give it away.
+#
+# ```python
+# def break_even(lead, slowest, fastest):
+#     slow, fast = lead(slowest), lead(fastest)
+#     if (slow > 0) == (fast > 0):
+#         return None
+#     slope = (slow - fast) / (1 / slowest - 1 / fastest)
+#     return slope / (slope / fastest - fast)
+# ```
+#
+# </details>
+
+# %%
+break_even = turning.accepted_or(lesson.break_even)
+print(lesson.say_break_evens(break_even))
+
+# %% [markdown]
+# Both signs! Slow links help Muon where it sends little, and AdamW where Muon gathers everything. Step for step, AdamW is
+# ahead in every row.
+#
+# ## Recap
+#
+# - Bytes, time and memory answer differently.
+# - Like for like: raw gradients in, new weights out.
+# - Count each collective once, by its kernel.
+# - Waiting looks like transfer, until you have all ranks' clocks.
+# - Large batches and fewer steps pay for Newton–Schulz.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 3 minutes · required*
+
+# %%
+quiz = lesson.quiz(counted, dp, tp)
+
+# %% tags=["stub"]
+answers = {
+    "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
+    "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
+    "Newton–Schulz": ...,  # the hero's model under layerwise, all fp32: milliseconds a step
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# sums = lesson.together(counted, tp)
+# ring = sums["bf16"]["zero1"].ring / sums["bf16"][lesson.ADAMW].ring
+# gloo = sums["fp32"]["layerwise"].gloo / sums["fp32"][lesson.ADAMW].gloo
+# milliseconds = lesson.muon_step("all fp32", "layerwise").product * 1e3
+# answers = {"bf16": ring, "gloo": gloo, "Newton–Schulz": milliseconds}
+# ```
+#
+# </details>

@@ -1,0 +1,380 @@
+"""Lesson 13: its bytes are the ledger's, its seconds the planner's, and checkers know right from wrong."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial import launch
+from muon_tutorial.engine.collective import Label
+from muon_tutorial.engine.travel import travel
+from muon_tutorial.errors import UsageError
+from muon_tutorial.evidence.report_001.report import check_report
+from muon_tutorial.evidence.traces.profiler_trace import TraceEvent
+from muon_tutorial.evidence.traces.time_split import Flight, RankTimes, Timeline, split
+from muon_tutorial.learn import cheaper as lesson
+from muon_tutorial.learn.cheaper import costs, exercises, late_rank, on_ranks, trace_events
+from muon_tutorial.learn.cheaper.costs import Setting
+
+from .answers import assert_quiz, assert_wrong, message_of_wrong
+
+GRIDS = [(2, 2), (3, 2), (4, 1), (2, 1), (2, 4)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])
+def test_bytes_by_hand_are_those_that_real_ranks_count(dp: int, tp: int) -> None:
+    counted = launch(on_ranks.count, dp * tp, args=(dp, tp, 0, on_ranks.adamw_step))
+    for name, found in on_ranks.together(counted, tp).items():
+        item = on_ranks.DTYPES[name].itemsize
+        due = lesson.bytes_sent(exercises.length_of(dp, tp), dp, item)
+        assert {key.split(",")[0]: found[key].ring for key in found if "owner" not in key} == due
+        averaged = found[on_ranks.AVERAGED].ring - found["owner"].ring
+        assert averaged == due["AdamW"]  # an all_reduce: as much as both of AdamW's collectives
+        assert found["layerwise"].gloo < found[on_ranks.ADAMW].gloo  # whose reduce_scatter is an all_reduce
+    assert "yours" in on_ranks.say_counted(counted, tp)
+
+
+def rank_counted(sent: int) -> dict[str, dict[str, on_ranks.Sent]]:
+    names = (on_ranks.ADAMW, *on_ranks.STRATEGIES, on_ranks.AVERAGED)
+    return {dtype: {name: on_ranks.Sent(sent, sent) for name in names} for dtype in on_ranks.DTYPES}
+
+
+def scaled(name: str, factor: int) -> exercises.BytesSent:
+    return lambda *given: {
+        each: sent * (factor if each == name else 1) for each, sent in lesson.bytes_sent(*given).items()
+    }
+
+
+def of_one_rank(entries: int, dp: int, item: int) -> dict[str, int]:
+    return {name: sent // dp for name, sent in lesson.bytes_sent(entries, dp, item).items()}
+
+
+def fp32_momentum(entries: int, dp: int, item: int) -> dict[str, int]:
+    return {**lesson.bytes_sent(entries, dp, item), "zero1": (dp - 1) * entries * 3 * item}
+
+
+WRONG_BYTES: list[tuple[Any, str]] = [
+    (scaled("AdamW", 2), "AdamW: not"),
+    (scaled("layerwise", 2), "layerwise: not"),
+    (of_one_rank, "That is what one rank sends"),
+    (fp32_momentum, "which is bfloat16 whatever the gradients are"),
+    (lambda *given: {"AdamW": 1}, "Give a dictionary with the keys AdamW, zero1, layerwise"),
+    (lambda *given: {**lesson.bytes_sent(*given), "zero1": ...}, "zero1 is still open"),
+    (lambda entries: {}, "raised TypeError"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says"), WRONG_BYTES)
+def test_wrong_bytes_are_told_by_optimizer(answer: Any, says: str) -> None:
+    assert_wrong(exercises.bytes_exercise(2, 2), answer, says)
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_right_bytes_pass_on_every_grid_and_a_stub_is_open(dp: int, tp: int) -> None:
+    assert exercises.bytes_exercise(dp, tp).check(lesson.bytes_sent)
+    stub = dict.fromkeys(exercises.NAMES, ...)
+    assert exercises.bytes_exercise(dp, tp).check(lambda *given: stub).passed is None
+
+
+def summed(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
+    whole = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
+    return (yield from travel(lesson.adamw(weights, whole), bucket.parameter, at, Label("weights")))
+
+
+def unshared(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
+    start = at["dp"] * len(weights)
+    fresh = lesson.adamw(weights, gradients[start : start + len(weights)])
+    return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
+
+
+def returns_slice(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
+    whole = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
+    return lesson.adamw(weights, whole / bucket.summands)
+
+
+def gathers_gradients(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
+    mine = gradients[: len(weights)]
+    yield from travel(mine, bucket.parameter, at, Label("gradients"))
+    return (yield from on_ranks.adamw_step(gradients, weights, bucket, at))
+
+
+def keeps_local(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
+    if at["dp"] == 0:
+        return gradients
+    return (yield from on_ranks.adamw_step(gradients, weights, bucket, at))
+
+
+def misspelt(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
+    whole = yield from travel(gradients, bucket.gradients, at, Label("gradients"))
+    return whole
+
+
+WRONG_STEPS: list[tuple[Any, str]] = [
+    (summed, "the sum of all gradients, not their mean"),
+    (exercises.by_all_reduce, "bytes; "),
+    (gathers_gradients, "bytes; "),
+    (unshared, "have other weights than AdamW's"),
+    (returns_slice, "Return all weights of the bucket"),
+    (keeps_local, "the step broke off"),
+    (misspelt, "raised AttributeError"),
+    (lambda *given: None, "Return all weights"),
+    (7, "Give a function"),
+]
+
+
+@pytest.mark.parametrize(("step", "says"), WRONG_STEPS)
+def test_a_wrong_step_of_adamw_is_told_what_is_wrong(step: Any, says: str) -> None:
+    assert_wrong(exercises.adamw_exercise(2, 2, 0), step, says)
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_a_right_step_passes_and_is_torchs_adamw(dp: int, tp: int) -> None:
+    assert exercises.adamw_exercise(dp, tp, 0).check(on_ranks.adamw_step)
+    assert exercises.adamw_exercise(dp, tp, 0).check(lambda *given: ...).passed is None
+    weights, mean = torch.randn(2, 40, generator=torch.Generator().manual_seed(dp))
+    parameter = torch.nn.Parameter(weights.clone())
+    parameter.grad = mean
+    torch.optim.AdamW([parameter], lr=on_ranks.LR).step()
+    torch.testing.assert_close(on_ranks.adamw(weights, mean), parameter.detach())
+
+
+def by_name(events: list[TraceEvent]) -> int:
+    return sum(event.duration for event in events if event.communicates)
+
+
+def all_kernels(events: list[TraceEvent]) -> int:
+    return sum(event.duration for event in events if event.sort == "kernel")
+
+
+def summed_kernels(events: list[TraceEvent]) -> int:
+    return sum(event.duration for event in trace_events.at_work(events))
+
+
+def launches(events: list[TraceEvent]) -> int:
+    return sum(event.duration for event in events if event.sort == "launch")
+
+
+WRONG_SUMS: list[tuple[Any, str]] = [
+    (by_name, "you have added up four events of one collective"),
+    (all_kernels, "event.communicates says which"),
+    (summed_kernels, "Count each moment once"),
+    (launches, "only the kernel is the GPU at work"),
+    (lambda events: 4_300_000, "With a product under way"),
+    (lambda events: max(event.name for event in events), "In the trace above"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says"), WRONG_SUMS)
+def test_a_wrong_sum_of_events_is_told_what_it_counts(answer: Any, says: str) -> None:
+    assert_wrong(exercises.events_exercise(), answer, says)
+
+
+def test_the_honest_sum_passes_and_the_trace_is_a_quarter_of_itself() -> None:
+    assert exercises.events_exercise().check(lesson.communicating)
+    assert exercises.events_exercise().check(lambda events: ...).passed is None
+    events = lesson.made_up_trace()
+    assert sum(event.communicates for event in events) == 4
+    assert len(lesson.at_work(events)) == 1
+    assert by_name(events) > 2 * lesson.communicating(events)
+    assert "ncclDevKernel" in lesson.say_events(events)
+
+
+def test_headlines_are_the_published_ones_and_the_checked_reports() -> None:
+    right = lesson.right_headlines()
+    published = [figure.reproduced.shown for figure in check_report()]
+    for name, shown in (("0.57", "0.57×"), ("1.1%", "1.1%"), ("2.1", "2.1×")):
+        assert shown in published
+        digits = float(shown.rstrip("×%")) / (100 if "%" in shown else 1)
+        assert right[name] == pytest.approx(digits, rel=0.02)
+    beside = [ratio.shown for figure in check_report() for ratio in figure.beside]
+    assert {f"{right['0.57 once']:.3f}×", f"{right['2.1 as a span']:.3f}×"} <= set(beside)
+    assert f"{right['1.1% on the GPU']:.0%}" in beside
+    assert "1.70×" in lesson.say_bytes()
+    wrong = {name: (9.0, exercises._HEADLINE_HINTS[name]) for name in right}
+    assert_quiz(exercises.headlines_exercise(), right, wrong)
+    assert exercises.headlines_exercise().check(dict.fromkeys(right, ...)).passed is None
+    for field in trace_events.FIELDS:
+        assert field in lesson.say_report()
+
+
+WRONG_WAITS: list[tuple[Any, str]] = [
+    (lambda flights: {each.rank: each.done - each.issued for each in flights}, "Nothing moves before"),
+    (lambda flights: {each.rank: 0 for each in flights}, "Nothing moves before"),
+    (
+        lambda flights: {each.rank: max(f.issued for f in flights) - each.issued for each in flights},
+        "Rank 0 was done before the last one asked",
+    ),
+    (lambda flights: [0] * len(flights), "Give a dictionary"),
+    (lambda flights: {0: 0}, "Give a dictionary"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says"), WRONG_WAITS)
+def test_wrong_waiting_is_told_by_rank(answer: Any, says: str) -> None:
+    assert_wrong(exercises.waits_exercise(), answer, says)
+
+
+def late_timeline(ranks: int) -> Timeline:
+    """All but rank 0 ask at once, and it asks at 60; rank 1 computes meanwhile."""
+    group = tuple(range(ranks))
+    times = []
+    for rank in group:
+        flight = Flight(rank, "all_reduce", "updates", "", group, 0, 10 if rank else 60, 90 + rank)
+        times.append(RankTimes(rank, 0, 100, ((0, 60 if not rank else 10),), (flight,)))
+    return Timeline(tuple(times))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_the_exercise_calls_waiting_is_what_the_package_does(ranks: int) -> None:
+    assert exercises.waits_exercise().check(lesson.waited)
+    assert exercises.waits_exercise().check(lambda flights: ...).passed is None
+    timeline = late_timeline(ranks)
+    waits = trace_events.waits_of(timeline, lesson.waited)
+    assert [waiting for _, waiting in waits] == [row.waiting for row in split(timeline)]
+    assert f"rank {ranks - 1:2}" in lesson.say_waits(timeline, lesson.waited)
+    assert f"round_robin on {ranks} ranks" in lesson.draw_waits(timeline).alt
+    assert "Rank 1: compute 10%" in lesson.draw_waits(timeline).alt
+
+
+@pytest.mark.live
+def test_a_step_is_recorded_on_all_ranks_and_rank_0_is_the_late_one() -> None:
+    timeline = late_rank.record_late(3, 1, 0)
+    assert [times.rank for times in timeline.ranks] == [0, 1, 2]
+    last = trace_events.collectives_of(timeline)[-1]
+    assert [flight.phase for flight in last] == ["updates all_reduce"] * 3
+    assert [row.unsplit for row in split(timeline)] == [0, 0, 0]
+
+
+def test_a_waterfall_ends_at_muons_number() -> None:
+    for at in (Setting(), Setting("all bf16", bandwidth=1 / 8, strategy="layerwise", fewer=1.1)):
+        sent, seconds, memory = costs.waterfalls(at)
+        flags = at.muon.phases["gradient flags"]
+        assert sent.last == pytest.approx((at.muon.sent - flags) / at.fewer)
+        assert seconds.last == pytest.approx(at.muon_seconds)
+        assert memory.last == pytest.approx(at.muon.memory)
+        assert [fall.first for fall in (sent, memory)] == [at.adamw.sent, at.adamw.memory]
+        assert seconds.first == at.adamw_seconds
+
+
+def test_the_hero_says_the_papers_bound_and_the_machine() -> None:
+    alt = lesson.hero().alt
+    assert "1.25 ×, AdamW is cheaper" in alt
+    assert "0.98 ×, Muon is cheaper" in alt
+    assert "Nothing ran" in alt
+    assert "DGX H100" in alt
+
+
+def test_the_answer_turns_with_the_batch_the_link_and_the_strategy() -> None:
+    """What the text of the lesson says of the numbers."""
+    for strategy in costs.STRATEGIES:
+        cautious = Setting(strategy=strategy, fewer=1.1)
+        assert costs.lead(cautious, 1.0) < 0
+        large = Setting(tokens=costs.TOKENS[-1], strategy=strategy, fewer=1.1)
+        assert costs.lead(large, 1.0) > 0
+        for link in costs.LINKS.values():
+            assert costs.lead(Setting(strategy=strategy), link) < 0
+    assert lesson.slow_winner() == "boundary"
+    at_a_64th = [
+        costs.lead(Setting(dtypes, costs.TOKENS[-1], strategy=strategy, fewer=times), 1 / 64)
+        for dtypes in costs.DTYPES
+        for strategy in costs.STRATEGIES
+        for times in costs.FEWER.values()
+    ]
+    assert min(at_a_64th) < 0 < max(at_a_64th)
+
+
+def test_settings_turn_both_ways_and_some_do_not() -> None:
+    kinds = set()
+    for at in costs.settings_tried():
+        turn = costs.break_even(partial(costs.lead, at), costs.SLOWEST, costs.FASTEST)
+        kinds.add((turn is None, costs.lead(at, costs.FASTEST) > 0))
+        if turn is not None:
+            assert costs.lead(at, turn) == pytest.approx(0, abs=1e-9)
+        for end in (costs.SLOWEST, costs.FASTEST):
+            step_for_step = Setting(at.dtypes, at.tokens, strategy=at.strategy)
+            assert costs.lead(step_for_step, end) < 0
+    assert kinds >= {(False, True), (False, False), (True, False)}
+    said = lesson.say_break_evens(lesson.break_even)
+    assert "GB/s, Muon above" in said
+    assert "GB/s, AdamW above" in said
+
+
+def bisect(lead: costs.Lead, slowest: float, fastest: float) -> float | None:
+    low, high = math.log(slowest), math.log(fastest)
+    below = lead(slowest) > 0
+    if below == (lead(fastest) > 0):
+        return None
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        low, high = (middle, high) if (lead(math.exp(middle)) > 0) == below else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def creep(lead: costs.Lead, slowest: float, fastest: float) -> float | None:
+    while lead(slowest) < 0:
+        slowest *= 1.001
+    return slowest
+
+
+WRONG_TURNS: list[tuple[Any, str]] = [
+    (lambda lead, slowest, fastest: None, "It turns somewhere"),
+    (lambda lead, slowest, fastest: fastest, "is ahead at both ends"),
+    (lambda lead, slowest, fastest: bisect(lead, slowest, fastest) and 0.5, "Muon is still"),
+    (lambda lead, slowest, fastest: 1e9, "from slowest to fastest, or None"),
+    (creep, "asked for the lead 100 times"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says"), WRONG_TURNS)
+def test_a_wrong_break_even_is_told_where_and_shown(answer: Any, says: str) -> None:
+    exercise = exercises.break_even_exercise()
+    verdict = exercise.check(answer)
+    assert verdict.passed is False
+    assert says in verdict.message
+    if says.startswith(("It turns", "Muon is", "is ahead")):
+        assert verdict.picture is not None
+        assert "Muon is ahead by" in verdict.picture.alt
+
+
+def test_both_ways_to_search_pass_and_are_held_against_par() -> None:
+    assert "Yours takes 2 calls; par is 2" in exercises.break_even_exercise().check(lesson.break_even).message
+    verdict = exercises.break_even_exercise().check(bisect)
+    assert verdict
+    assert "par is 2" in verdict.message
+    assert exercises.break_even_exercise().check(lambda *given: ...).passed is None
+
+
+def test_the_quiz_knows_right_from_wrong() -> None:
+    counted = [rank_counted(4), rank_counted(4)]
+    right = {
+        "bf16": 1.0,
+        "gloo": 1.0,
+        "Newton–Schulz": 1e3 * lesson.muon_step("all fp32", "layerwise").product,
+    }
+    wrong = {"bf16": (1.5, "zero1 by AdamW's"), "gloo": (2.0, "last column"), "Newton–Schulz": (1, "product")}
+    quiz = exercises.quiz(counted, 2, 1)
+    assert_quiz(quiz, right, wrong)
+    assert "Still open" in message_of_wrong(quiz, {**right, "gloo": ...})
+
+
+def test_a_film_says_where_it_is_and_its_still_says_who_wins_where() -> None:
+    shell: Any = lesson.explore_costs()
+    shown = shell.at(tokens=0, dtypes="all bf16", link=1 / 8, strategy="layerwise", fewer=2.0)
+    assert "all bf16, 32,768 tokens a step; layerwise; links of 45 GB/s; to the same loss" in shown.alt
+    assert "32,768 tokens, zero1, 360 GB/s: 1.41, AdamW" in shell.still.alt
+    assert lesson.explore_costs(live=False) == shell.still
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (5, 1)])
+def test_a_grid_that_does_not_cut_evenly_is_refused_in_a_line(dp: int, tp: int) -> None:
+    with pytest.raises(UsageError, match="take 2, 3, 4, 6 or 8"):
+        lesson.all_exercises(dp, tp, 0)
+
+
+def test_what_steps_take_is_said_in_milliseconds() -> None:
+    assert lesson.say_steps().count(" ms") == 3 + 1 + 3
