@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 
 import torch
 
@@ -27,7 +26,18 @@ from ..plan.exchange import LocalShards
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Hop, Partial, Replicate, Route, Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import BUCKET_BYTES, Builder, Plan, layerwise, owner, replicated, round_robin, zero1
+from ..plan.strategies import (
+    BUCKET_BYTES,
+    Builder,
+    Plan,
+    layerwise,
+    owner,
+    owner_per_replica,
+    replicated,
+    round_robin,
+    work_by_position,
+    zero1,
+)
 from ..step.rank_bucket import RankBucket
 from ..step.step import PlanStep, step_bucket
 from .machine import Machine
@@ -243,20 +253,9 @@ def _seen_from(at: Coordinate, axes: tuple[str, ...], worker: int, machine: Mach
 
 def busiest(plan: Plan) -> Coordinate:
     """The coordinate of a rank with the most Newton–Schulz work."""
-    loads: dict[tuple[str, ...], list[int]] = {}  # by position, as differences to the one before
-    for bucket in plan.buckets:
-        load = loads.setdefault(bucket.axes, [0] * (plan.grid.at(0).size(*bucket.axes) + 1))
-        for entry in bucket.entries:
-            work = newton_schulz_cost(entry.matrix.sides)
-            load[entry.workers.start] += work
-            load[entry.workers.stop] -= work
-    most, position = 0, 0
-    axes: tuple[str, ...] = ("dp",)
-    for each, load in loads.items():
-        for place, work in enumerate(accumulate(load)):
-            if work > most:
-                most, axes, position = work, each, place
-    return plan.grid.at(0).peer(position, *axes)
+    work = work_by_position(plan)
+    axes = plan.buckets[0].axes if plan.buckets else ()
+    return plan.grid.at(0).peer(work.index(max(work)) if work else 0, *axes)
 
 
 def adamw_zero1(
