@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce, travel
@@ -43,6 +44,9 @@ from ..step.step import PlanStep, step_bucket
 from .machine import Machine
 from .timed_world import TimedFlight, TimedWorld, travels
 
+SHARDING = "dp_shard"
+"""The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
+
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
     "round_robin": round_robin,
@@ -52,6 +56,8 @@ STRATEGIES: Mapping[str, Builder] = {
     "layerwise": layerwise,
     "owner": owner,
 }
+SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
+"""Where FSDP2 cuts parameters along ``dp_shard``: the strategies that take such parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ class StepEstimate:
     """What a step costs the rank that computes most. Seconds and bytes; ``newton_schulz`` in operations.
 
     ``copy`` holds everything that is computed beside products, ``waiting`` what communication leaves exposed.
-    Where a strategy expects averaged gradients, DDP's all_reduce is counted with its step. ``runs`` is how
+    Where a strategy expects averaged gradients, what averages them is counted with its step: DDP's
+    all_reduce, or FSDP2's reduce_scatter and, between replicas, all_reduce. ``runs`` is how
     many matrices the rank orthogonalizes; ``fair_shares``, its work over what it would do if every matrix
     were done at one position and all had as much. ``held`` are parameters and gradients of the matrices,
     ``momentum`` what is kept beside them, ``peak`` the most that a step adds, a bucket by itself. ``phases``
@@ -98,11 +105,24 @@ class StepEstimate:
 
     def seconds_at(self, factor: float) -> float:
         """The step's seconds were all links ``factor`` times as fast; for a window of one."""
-        change = sum(
-            times * (flight_seconds(one, self.machine, factor) - flight_seconds(one, self.machine))
-            for one, times in self.flights
-        )
-        return self.seconds + change
+        return self.seconds + change_at(factor, self.flights, self.machine)
+
+    @property
+    def latency(self) -> float:
+        """Seconds of its waiting that no bandwidth shortens; for a window of one."""
+        return sum(times * flight.latency for flight, times in self.flights)
+
+
+Flights = Sequence[tuple[TimedFlight, int]]
+"""Collectives of one rank, each with as often as it is made."""
+
+
+def change_at(factor: float, flights: Flights, machine: Machine) -> float:
+    """How many seconds longer collectives one after the other take on links ``factor`` times as fast."""
+    return sum(
+        times * (flight_seconds(one, machine, factor) - flight_seconds(one, machine))
+        for one, times in flights
+    )
 
 
 def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -> float:
@@ -135,7 +155,7 @@ def estimate(
         beside = min(machine.ranks_per_node, grid.world_size) - 1
     walked = _Walked(machine, beside)
     (_walk_whole if window > 1 else _walk_buckets)(walked, step)
-    if plan.expects == "averaged" and grid.size("dp") > 1:
+    if plan.expects == "averaged" and grid.size("dp") * grid.size(SHARDING) > 1:
         lengths = Counter(bucket.length(LocalShards(), at) for bucket in plan.buckets)
         for length, times in lengths.items():
             walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
@@ -197,9 +217,18 @@ class _Walked:
 
 
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
-    """What DDP does for a bucket of a plan that expects averaged gradients: an all_reduce."""
-    mine = torch.empty(length, dtype=dtype, device="meta")
-    yield from all_reduce(mine, "dp", at, Label("gradient all_reduce, by DDP"))
+    """What averages gradients before a step, for a bucket of which a rank holds ``length`` elements.
+
+    DDP's all_reduce; under FSDP2 a reduce_scatter, and an all_reduce between replicas. Returns the gradient.
+    """
+    shards, by = at.size(SHARDING), "DDP" if at.size(SHARDING) == 1 else "FSDP2"
+    flat = torch.empty(length * shards, dtype=dtype, device="meta")
+    if shards > 1:
+        out = Route((Hop(SHARDING, Partial(), Shard(0), (length * shards,)),), dtype)
+        flat = yield from travel(flat, out, at, Label(f"gradient reduce_scatter, by {by}"))
+    if at.size("dp") > 1:
+        flat = yield from all_reduce(flat, "dp", at, Label(f"gradient all_reduce, by {by}"))
+    return flat
 
 
 def _walk_whole(walked: _Walked, step: PlanStep) -> None:
@@ -258,6 +287,19 @@ def busiest(plan: Plan) -> Coordinate:
     return plan.grid.at(0).peer(work.index(max(work)) if work else 0, *axes)
 
 
+@dataclass(frozen=True, slots=True)
+class AdamwEstimate:
+    """What AdamW's step costs a rank under ZeRO-1, FSDP2 or DDP; nothing overlaps. Seconds."""
+
+    seconds: float
+    flights: tuple[tuple[TimedFlight, int], ...] = field(repr=False)
+    machine: Machine = field(repr=False)
+
+    def seconds_at(self, factor: float) -> float:
+        """The step's seconds were all links ``factor`` times as fast."""
+        return self.seconds + change_at(factor, self.flights, self.machine)
+
+
 def adamw_zero1(
     lengths: Iterable[int],
     grid: Grid,
@@ -268,29 +310,63 @@ def adamw_zero1(
     beside: int = 0,
 ) -> float:
     """Seconds of ZeRO-1 AdamW's step over buckets of so many elements, on the same grid; nothing overlaps."""
+    return estimate_adamw(lengths, grid, machine, g=g, p=p, beside=beside).seconds
+
+
+def estimate_adamw(
+    lengths: Iterable[int],
+    grid: Grid,
+    machine: Machine,
+    *,
+    g: torch.dtype = torch.float32,
+    p: torch.dtype = torch.bfloat16,
+    beside: int = 0,
+    sharded: bool = True,
+) -> AdamwEstimate:
+    """AdamW's step over buckets of so many elements a rank holds.
+
+    ZeRO-1's; on a grid with ``dp_shard`` FSDP2's, which gathers parameters in forward and backward whatever
+    steps them: that is not counted here, nor with Muon's strategies. Where it is not ``sharded``, DDP's.
+    """
     walked, at = _Walked(machine, beside), grid.at(0)
+    zero1 = sharded and at.size(SHARDING) == 1
     for length, times in Counter(lengths).items():
-        walked.add(_adamw_bucket(padded(length, grid.size("dp")), at, g, p), at, times)
-    return walked.seconds
+        walk = (
+            _adamw_bucket(padded(length, grid.size("dp")), at, g, p)
+            if zero1
+            else _adamw_held(length, at, g, p)
+        )
+        walked.add(walk, at, times)
+    return AdamwEstimate(walked.seconds, tuple(walked.flights), machine)
 
 
 def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, p: torch.dtype) -> Walk:
     """Gradients packed and reduced, AdamW's operations on a slice, parameters gathered and unpacked."""
-    parts, meta = at.size("dp"), torch.device("meta")
-    flat = torch.empty(length, dtype=g, device=meta)
+    parts = at.size("dp")
+    flat = torch.empty(length, dtype=g, device="meta")
     flat.copy_(flat)
     out = Route((Hop("dp", Partial(), Shard(0), (length,)),) if parts > 1 else (), g)
     back = Route((Hop("dp", Shard(0), Replicate(), (length,)),) if parts > 1 else (), p)
     grad = yield from travel(flat, out, at, Label("gradient reduce_scatter"))
-    param = torch.empty(length // parts, dtype=p, device=meta)
-    mean, square = (torch.empty(length // parts, dtype=torch.float32, device=meta) for _ in range(2))
     grad.div_(parts)
+    whole = yield from travel(_adamw(grad, p), back, at, Label("parameter all_gather"))
+    whole.copy_(whole)
+
+
+def _adamw_held(length: int, at: Coordinate, g: torch.dtype, p: torch.dtype) -> Walk:
+    """Gradients averaged as DDP or FSDP2 does, and AdamW's operations on all that a rank holds."""
+    grad = yield from _average(length, g, at)
+    _adamw(grad, p)
+
+
+def _adamw(grad: Tensor, p: torch.dtype) -> Tensor:
+    """AdamW's operations on parameters of ``p``, as many as there are gradients. Returns the parameters."""
+    param = torch.empty_like(grad, dtype=p)
+    mean, square = (torch.empty_like(grad, dtype=torch.float32) for _ in range(2))
     param.mul_(1 - 3e-4)
     mean.lerp_(grad.to(mean.dtype), 0.1)
     square.mul_(0.999).addcmul_(grad, grad, value=0.001)
-    param.addcdiv_(mean.to(p), square.sqrt().add_(1e-8).to(p), value=-3e-4)
-    whole = yield from travel(param, back, at, Label("parameter all_gather"))
-    whole.copy_(whole)
+    return param.addcdiv_(mean.to(p), square.sqrt().add_(1e-8).to(p), value=-3e-4)
 
 
 def compare(
