@@ -111,6 +111,11 @@ empty shard | 11 | The shard of a rank for which no row was left. Its rank makes
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
 expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
 DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
+planner | 14 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
+    a machine.
+floor | 14 | The time of the costliest matrix at one owner. No number of ranks makes a step shorter than it.
+pipeline stage (pipeline stages) | 14 | Some of a model's layers, on ranks of their own. The axis of stages
+    is pp.
 oracle | 15 | The same training in one process. What ranks find is held against it.
 flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be read after a hang.
 scheduler | 16 | An object that changes the learning rate from step to step. It counts them itself.
@@ -120,7 +125,7 @@ torchrun | 16 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 07 08 09 10 11 15 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 07 08 09 10 11 14 15 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 | How often, and which random numbers: parameters of every lesson.
 dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.
