@@ -183,10 +183,12 @@ def stage_parts(
         said = "dp_shard × tp" if shards > 1 else "dp × tp"
         raise GridError(f"ep={ep} does not divide {said} = {shared}, the ranks that share the experts")
     apart = replace(machine, ranks_per_node=max(1, machine.ranks_per_node // ep))  # neighbours are ep apart
-    grid, expert_grid = Grid.of(dp=dp, tp=tp), Grid.of(dp=dp * tp // ep)
     if shards > 1:
-        grid, expert_grid = Grid.of(dp=dp, dp_shard=shards, tp=tp), Grid.of(dp=dp, dp_shard=shared // ep)
-    return StagePart(dense, grid, machine), StagePart(experts, expert_grid, apart)
+        grids = Grid.of(dp=dp, dp_shard=shards, tp=tp), Grid.of(dp=dp, dp_shard=shared // ep)
+    else:
+        grids = Grid.of(dp=dp, tp=tp), Grid.of(dp=shared // ep)
+    return StagePart(dense, grids[0], machine), StagePart(experts, grids[1], apart)
+
 
 
 def busiest_stage(shape: ModelShape, pp: int) -> int:

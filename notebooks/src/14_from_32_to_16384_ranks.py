@@ -107,7 +107,7 @@ print(lesson.say_shapes())
 lesson.draw_balance()
 
 # %% [markdown]
-# A large matrix has nine times the entries of an expert's, and more than thirty times the work. Choose better owners.
+# The largest has eight times the entries of an expert's matrix, and thirty times the work. Choose better owners.
 #
 # *Medium · 8 minutes · required · par 3.02 fair shares*
 
@@ -154,7 +154,8 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Not by a bit. Who does the work is your choice; what comes out is not.
+# Not by a bit. Who does the work is your choice; what comes out is not. And here, too, one matrix is the floor: look at
+# the rank that owns number 8.
 #
 # ## Inside a node and between nodes
 #

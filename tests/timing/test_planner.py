@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ def test_layerwise_sends_what_zero1_adamw_does_and_orthogonalizes_each_matrix_on
         assert all(len(plan.workers(i)) == 1 for i in range(16))
 
 
-def planned(model: str, grid: str, **options: int) -> ModelPlan:
+def planned(model: str, grid: str, **options: Any) -> ModelPlan:
     return plan_model(find_model(model), read_sizes(grid), H100, **options)
 
 

@@ -38,7 +38,7 @@ def step_with(
     torch.set_num_threads(1)
     ranks = dp * tp
     chosen = [int(place) for place in assign(list(SHAPES), ranks)]
-    world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
+    world = LiveWorld(build_mesh({"dp": ranks, "tp": 1}))  # every rank holds all weights whole
     weights = weights_with_gradients(seed)
     Muon(weights, strategy=partial(owner, assign=chosen), mesh=world).step()
     alone = stepped_alone(seed)
