@@ -190,7 +190,6 @@ def stage_parts(
     return StagePart(dense, grids[0], machine), StagePart(experts, grids[1], apart)
 
 
-
 def busiest_stage(shape: ModelShape, pp: int) -> int:
     """The pipeline stage with the most Newton–Schulz work.
 

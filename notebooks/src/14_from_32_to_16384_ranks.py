@@ -55,10 +55,10 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Nothing ran for that picture. The **planner** walks a step without data and charges it by a file about the machine.
-# Here a matrix lives with one owner: a place along dp, where all tp ranks work on it together. So dp counts owners.
+# Nothing ran for that picture. The **planner** walks a step without data, and charges it by a file about the machine.
+# A matrix lives with one owner: a place along dp, with all tp ranks there. So dp counts owners.
 #
-# The 70B has 560 matrices. Now take its little sister: 8B, with 7 matrices in each of 32 layers, and tp=8 again.
+# The 70B has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again.
 #
 # *Easy · 4 minutes · required*
 
@@ -90,8 +90,8 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever the others
-# do. Press play! What happens to the grey area, and when do faster links still help?
+# Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever others do.
+# Press play, and watch the grey. When do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
@@ -99,8 +99,8 @@ lesson.explore_scale(live=widgets)
 # %% [markdown]
 # ## Even entries, uneven work
 #
-# Before owners run out, you can at least be fair. Somebody gave each owner about as many *entries* as the others. It looks
-# perfect, on the left:
+# As long as there are enough matrices, be fair. Somebody gave each owner as many *entries* as the next. Perfect, on the
+# left:
 
 # %%
 print(lesson.say_shapes())
@@ -143,7 +143,7 @@ balancing.check(assign)
 # </details>
 
 # %% [markdown]
-# No prediction now: your owners, in a plan that real processes step. Does it change the result?
+# Now without the planner: your owners, in a step of real processes. Do they change the result?
 
 # %%
 assign = balancing.accepted_or(lesson.assign)
@@ -154,16 +154,15 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Not by a bit. Who does the work is your choice; what comes out is not. And here, too, one matrix is the floor: look at
-# the rank that owns number 8.
+# Not by a bit. And here, too, one matrix is the floor: see who owns number 8.
 #
 # ## Inside a node and between nodes
 #
-# A node of this machine has 8 GPUs. Inside, links are fast. Between nodes each GPU has a slower card of its own, and a
-# ring that enters a node with all its GPUs leaves it over all their cards.
+# Inside a node of 8 GPUs, links are fast. Between nodes each GPU has a slower card of its own. A ring leaves a node over
+# the cards of all its members there.
 #
-# Take dp=64 for the 8B. With tp=1 there is one ring over all; each rank sends all gradients. With tp=8 each node holds
-# one place of eight rings; each rank sends an eighth. Which gradients are reduced sooner?
+# Take dp=64 for the 8B. With tp=1 one ring runs through all, and each rank sends all gradients. With tp=8 there are eight
+# rings with one member a node, and each rank sends an eighth. Which is sooner?
 #
 # *Easy · 2 minutes · required*
 
@@ -191,20 +190,18 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# With expert parallelism, each rank keeps some experts whole, and only the ranks that have the same ones share them. A
-# trillion entries on 2048 GPUs:
+# With expert parallelism, only ranks that have the same experts share them. A trillion entries on 2048 GPUs:
 
 # %%
 print(lesson.say_experts())
 
 # %% [markdown]
-# Many experts for few owners: they balance by themselves. The few dense matrices set the floor, though they are a small
-# part of the model.
+# Many experts, few owners: they balance by themselves. The few dense matrices set the floor.
 #
 # ## Plan a 70B
 #
-# Your turn with the planner. Let a rank need at most 20 GB for the matrices and a step, let a step take at most half a
-# second, with at most 8 **pipeline stages** (pp cuts the layers). 512 GPUs pass. Fewer are better.
+# Your limits: 20 GB a rank for the matrices and a step, half a second a step, 8 **pipeline stages** (pp cuts the
+# layers), a node's 8 GPUs for tp. With 512 GPUs you pass. Fewer are better.
 
 # %%
 print(lesson.say_grid(dp=32, tp=8, pp=2))
@@ -233,15 +230,23 @@ limits.check(grid)
 # %% [markdown]
 # ## Your own model
 #
-# Write a model of at least a billion entries in matrices, for a grid of at least 1024 GPUs, so that the busiest owner has
-# at most 1.25 fair shares and a step takes at most twice as long as AdamW's. A `config.json` as a dictionary will do, or
-# a function that returns a module: it is built without data, so size costs nothing. `lesson.plan_mine` tells how you do.
+# Give it a billion entries in matrices or more, on 1024 GPUs or more. The busiest owner may have 1.25 fair shares, and a
+# step may take twice as long as AdamW's. A function that returns a module will do as well as this config: it is built
+# without data, so size costs nothing. `lesson.plan_mine(my_model, my_grid)` says where you are.
 #
-# *Hard · 20 minutes · optional · par 1.16 times AdamW's step*
+# *Hard · 20 minutes · optional · par 1.27 times AdamW's step*
 
 # %% tags=["stub", "hard"]
-my_model = ...
-my_grid = ...  # such as "dp=128,tp=8"; a module's matrices take no tp: nobody says how to cut them
+my_model = {
+    "model_type": "llama",
+    "hidden_size": ...,
+    "intermediate_size": ...,
+    "num_hidden_layers": ...,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
+my_grid = ...  # such as "dp=128,tp=8"; modules take no tp, for nobody says how to cut them
 
 # %%
 own.check(my_model, my_grid)
@@ -269,12 +274,12 @@ own.check(my_model, my_grid)
 # %% [markdown]
 # ## Recap
 #
-# - More ranks share out work until owners run out. From then on the costliest matrix is the floor.
-# - Bytes a rank stay as they are. Latency grows.
+# - More ranks share out work until owners run out. Then the costliest matrix is the floor.
+# - Bytes a rank sends stay as they are. Latency grows.
 # - Balance work, not entries.
-# - A ring takes the slowest wire on its way.
+# - tp divides the bytes between nodes, and the cards.
 #
-# For any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
+# Any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
 #
 # **Quiz.** One line measures each.
 #

@@ -245,6 +245,8 @@ def _own_par() -> float:
 
 
 def _planned(model: OwnModel, grid: str) -> OwnPlan:
+    if isinstance(model, Mapping) and ... in model.values():
+        raise OpenAnswerError
     if not isinstance(grid, str):
         raise MistakeError('Give the grid as a text, such as "dp=128,tp=8".')
     try:
