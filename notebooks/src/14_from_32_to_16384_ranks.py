@@ -115,9 +115,9 @@ lesson.draw_balance()
 def assign(shapes, owners):
     # shapes: (rows, columns) of each matrix; owners: how many there are
     busy = [0] * owners  # what each owner has to do so far
-    chosen = [...] * len(shapes)  # the owner of each matrix, from 0
+    chosen = [0] * len(shapes)
     for index in range(len(shapes)):  # in this order?
-        ...  # who takes it, and what does it add?
+        chosen[index] = ...  # the owner, from 0; and what does the matrix add to its work?
     return chosen
 
 # %%
