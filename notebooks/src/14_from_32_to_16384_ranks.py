@@ -91,7 +91,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 
 # %% [markdown]
 # Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever others do.
-# Press play, and watch the grey. When do faster links help?
+# Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
@@ -109,7 +109,7 @@ lesson.draw_balance()
 # %% [markdown]
 # The largest has eight times the entries of an expert's matrix, and thirty times the work. Choose better owners.
 #
-# *Medium · 8 minutes · required · par 3.02 fair shares*
+# *Medium · 8 minutes · required · par 2 percent*
 
 # %% tags=["stub"]
 def assign(shapes, owners):
@@ -234,7 +234,7 @@ limits.check(grid)
 # step may take twice as long as AdamW's. A function that returns a module will do as well as this config: it is built
 # without data, so size costs nothing. `lesson.plan_mine(my_model, my_grid)` says where you are.
 #
-# *Hard · 20 minutes · optional · par 1.27 times AdamW's step*
+# *Hard · 20 minutes · optional · par 127 percent of AdamW's step*
 
 # %% tags=["stub", "hard"]
 my_model = {

@@ -124,7 +124,7 @@ def test_whoever_balanced_entries_sees_both() -> None:
 def test_owners_by_work_pass_at_par_and_a_stub_is_open() -> None:
     verdict = exercises.balance_exercise().check(balance.assign)
     assert verdict
-    assert "Yours takes 3.02 fair shares; par is 3.02." in verdict.message
+    assert "Yours takes 2 percent above fair shares; par is 2." in verdict.message
     assert exercises.balance_exercise().check(lambda shapes, owners: [...] * len(shapes)).passed is None
     assert exercises.balance_exercise().check(lambda shapes, owners: ...).passed is None
 
@@ -219,7 +219,7 @@ def test_a_model_that_does_not_do_is_told_why(model: Any, grid: Any, says: str) 
 def test_a_deep_and_wide_model_passes_at_par() -> None:
     verdict = exercises.own_model_exercise().check(own_model.MY_MODEL, own_model.MY_GRID)
     assert verdict
-    assert "Yours takes 1.27 times AdamW's step; par is 1.27." in verdict.message
+    assert "Yours takes 127 percent of AdamW's step; par is 127." in verdict.message
     assert exercises.own_model_exercise().check(..., ...).passed is None
     half = {**own_model.MY_MODEL, "hidden_size": ...}
     assert exercises.own_model_exercise().check(half, own_model.MY_GRID).passed is None

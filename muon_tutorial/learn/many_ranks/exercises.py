@@ -104,17 +104,16 @@ def wires_exercise() -> Exercise:
 def balance_exercise() -> Exercise:
     """Owners by work, judged by the imbalance of plans that have them."""
     models = owned_models()
-    par = sum(model.plan_work(assign(model.shapes, model.owners))[1] for model in models)
 
     def judge(answer: Assign) -> Diagnosis | None:
         return next((wrong for model in models if (wrong := _judge_owners(answer, model))), None)
 
     def count(answer: Assign) -> float:
-        shares = [model.plan_work(list(answer(list(model.shapes), model.owners)))[1] for model in models]
-        return round(sum(shares), 2)
+        owners = [(model, list(answer(list(model.shapes), model.owners))) for model in models]
+        return round(100 * sum(model.plan_work(chosen)[1] - 1 for model, chosen in owners))
 
     praise = "On all three models the busiest owner has little more than its share."
-    return Exercise(judge, (), praise, Par("fair shares", round(par, 2), count))
+    return Exercise(judge, (), praise, Par("percent above fair shares", count(assign), count))
 
 
 def _judge_owners(answer: Assign, model: OwnedModel) -> Diagnosis | None:
@@ -223,10 +222,10 @@ def own_model_exercise() -> Exercise:
         return None
 
     def count(model: OwnModel, grid: str) -> float:
-        return round(plan_mine(model, grid).over_adamw, 2)
+        return round(100 * plan_mine(model, grid).over_adamw)
 
     praise = "All owners have something to do, and all links, too."
-    return Exercise(judge, (), praise, Par("times AdamW's step", _own_par(), count))
+    return Exercise(judge, (), praise, Par("percent of AdamW's step", _own_par(), count))
 
 
 _OWNER_HINTS = (
@@ -241,7 +240,7 @@ _SMALL_HINTS = (
 
 @cache
 def _own_par() -> float:
-    return round(plan_mine(MY_MODEL, MY_GRID).over_adamw, 2)
+    return round(100 * plan_mine(MY_MODEL, MY_GRID).over_adamw)
 
 
 def _planned(model: OwnModel, grid: str) -> OwnPlan:
