@@ -43,6 +43,7 @@ lesson.hero()
 # %% tags=["parameters"] jupyter={"source_hidden": true}
 dp: int = 2
 tp: int = 2
+steps: int = 1
 seed: int = 0
 backend: str = "gloo"
 widgets: bool = True
@@ -149,7 +150,7 @@ balancing.check(assign)
 assign = balancing.accepted_or(lesson.assign)
 
 def step(rank):
-    return lesson.step_with(rank, dp, tp, seed, assign)
+    return lesson.step_with(rank, dp, tp, steps, seed, assign)
 
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 

@@ -143,7 +143,7 @@ def test_any_owners_give_the_bits_of_one_process(dp: int, tp: int) -> None:
     draw = random.Random(dp)
     drawn = [draw.randrange(dp * tp) for _ in on_ranks.SHAPES]
     for assign in (balance.assign, balance.by_entries, lambda shapes, owners: drawn):
-        found = launch(on_ranks.step_with, dp * tp, args=(dp, tp, 0, assign))
+        found = launch(on_ranks.step_with, dp * tp, args=(dp, tp, 2, 0, assign))
         assert all(each.same for each in found)
         assert sorted(index for each in found for index in each.owned) == list(range(len(on_ranks.SHAPES)))
     assert "same bits as one process: True" in on_ranks.say_stepped(found)
@@ -151,9 +151,9 @@ def test_any_owners_give_the_bits_of_one_process(dp: int, tp: int) -> None:
 
 def test_other_weights_are_told_from_the_right_ones() -> None:
     """The comparison on ranks can fail: another seed's weights have other bits."""
-    assert not all(map(torch.equal, on_ranks.stepped_alone(0), on_ranks.stepped_alone(1)))
-    assert all(map(torch.equal, on_ranks.stepped_alone(0), on_ranks.stepped_alone(0)))
-    assert not any(map(torch.equal, on_ranks.weights_with_gradients(0), on_ranks.stepped_alone(0)))
+    assert not all(map(torch.equal, on_ranks.stepped_alone(1, 0), on_ranks.stepped_alone(1, 1)))
+    assert all(map(torch.equal, on_ranks.stepped_alone(1, 0), on_ranks.stepped_alone(1, 0)))
+    assert not any(map(torch.equal, on_ranks.weights_with_gradients(0), on_ranks.stepped_alone(1, 0)))
 
 
 WRONG_GRIDS = [

@@ -15,6 +15,9 @@ from ... import LiveWorld, Muon, build_mesh, owner
 from ...plan.assign import newton_schulz_cost
 from ..inputs import measure
 
+Assign = Callable[[list[tuple[int, int]], int], Sequence[int]]
+"""From shapes and the number of owners to each matrix's owner."""
+
 SHAPES = ((16, 96), (96, 16), (48, 48), (16, 96), (96, 48), (24, 24), (48, 96), (16, 16), (96, 96), (24, 48))
 """Small matrices of as many kinds as a layer has: long and narrow, square, large."""
 
@@ -31,20 +34,19 @@ class SteppedRank:
     same: bool
 
 
-def step_with(
-    rank: int, dp: int, tp: int, seed: int, assign: Callable[[list[tuple[int, int]], int], Sequence[int]]
-) -> SteppedRank:
-    """A step of the package's Muon with the owners that ``assign`` chooses. Must be called by all ranks."""
+def step_with(rank: int, dp: int, tp: int, steps: int, seed: int, assign: Assign) -> SteppedRank:
+    """Steps of the package's Muon with the owners that ``assign`` chooses. Must be called by all ranks."""
     torch.set_num_threads(1)
     ranks = dp * tp
     chosen = [int(place) for place in assign(list(SHAPES), ranks)]
     world = LiveWorld(build_mesh({"dp": ranks, "tp": 1}))  # every rank holds all weights whole
     weights = weights_with_gradients(seed)
-    Muon(weights, strategy=partial(owner, assign=chosen), mesh=world).step()
-    alone = stepped_alone(seed)
+    muon = Muon(weights, strategy=partial(owner, assign=chosen), mesh=world)
+    for _ in range(steps):
+        muon.step()
     owned = tuple(index for index, place in enumerate(chosen) if place == rank)
     work = sum(newton_schulz_cost(SHAPES[index]) for index in owned)
-    return SteppedRank(owned, work, all(map(torch.equal, weights, alone)))
+    return SteppedRank(owned, work, all(map(torch.equal, weights, stepped_alone(steps, seed))))
 
 
 def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
@@ -57,11 +59,13 @@ def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
     return weights
 
 
-def stepped_alone(seed: int) -> list[torch.nn.Parameter]:
-    """The weights after a step of one process."""
+def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
+    """The weights after steps of one process."""
     weights = weights_with_gradients(seed)
+    muon = Muon(weights)
     with measure.one_thread():
-        Muon(weights).step()
+        for _ in range(steps):
+            muon.step()
     return weights
 
 
