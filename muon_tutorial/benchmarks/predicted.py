@@ -135,7 +135,7 @@ def _strategies_of(
     yield "zero1, gather all", "ρN(g+p+2)", every, nothing, _mean(zero1, D, g, p)
     straddling = zero + Fraction(_straddling(D, g, p))
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
-    yield "layerwise", "ρN(g+p)", formulas.layerwise(D, N, g, p), nothing, _mean(layerwise, D, g, p)
+    yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
     shared = formulas.round_robin_updates(D, N)
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
     owned, sharded = formulas.owner_both_ways(D, N), (("dp", Shard(0)),)

@@ -32,7 +32,10 @@ def ddp_adamw(D: int, N: int, g: int) -> Fraction:
 
 
 def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
-    """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p)."""
+    """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p).
+
+    ``layerwise`` sends as many, on average over ranks: gradients to their owners, parameters back.
+    """
     return rho(D) * N * (g + p)
 
 
@@ -52,11 +55,6 @@ def round_robin_updates(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
 def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
     """Moonshot's ZeRO-1, whole buckets gathered: ρN(g+p+b), before the tensor-parallel gathers."""
     return rho(D) * N * (g + p + b)
-
-
-def layerwise(D: int, N: int, g: int, p: int) -> Fraction:
-    """Gradients to their owners and parameters back, on average over ranks: ρN(g+p), as ZeRO-1 AdamW's."""
-    return zero1_adamw(D, N, g, p)
 
 
 def tp_gathers(T: int, pieces: Iterable[int], b: int = WIRE_BYTES) -> int:

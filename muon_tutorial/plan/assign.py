@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 
@@ -21,9 +22,11 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     >>> longest_first([1, 4, 1, 1, 1], [0, 0])
     [1, 0, 1, 1, 1]
     """
-    owners, work = [0] * len(costs), [0] * len(loads)
+    owners = [0] * len(costs)
+    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # no others can be reached
+    work = [(0, loads[position], position) for position in least]  # sorted, so that it is a heap
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
-        owner = min(range(len(loads)), key=lambda position: (work[position], loads[position], position))
+        done, load, owner = work[0]
         owners[job] = owner
-        work[owner] += costs[job]
+        heapq.heapreplace(work, (done + costs[job], load, owner))
     return owners

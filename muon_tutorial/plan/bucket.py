@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from .exchange import BufferSlice, Layout, SlicedBuffer, WholeMatrices
 from .grid import Coordinate, Grid
 from .layout import Box, Route, run_boxes
-from .matrix import BucketEntry, Matrix
+from .matrix import BucketEntry, Cut, Matrix, Part
 
 Interval = tuple[int, int]
 
@@ -175,7 +176,13 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 
 def largest_piece(matrix: Matrix, grid: Grid) -> int:
     """Elements of the largest piece of ``matrix`` that any tensor-parallel position holds."""
-    return max(matrix.box(grid.at(grid.rank({"tp": place}))).numel for place in range(grid.size("tp")))
+    return _largest_piece(matrix.shape, matrix.part, matrix.cuts, grid)
+
+
+@lru_cache(maxsize=1024)  # most layers of a model are alike
+def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid) -> int:
+    alike = Matrix(0, "", shape, cuts, part=part)
+    return max(alike.box(grid.at(grid.rank({"tp": place}))).numel for place in range(grid.size("tp")))
 
 
 def fill_buckets(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Literal
 
@@ -92,6 +92,10 @@ class SlicedBuffer:
         step = -(-self.size // at.size(self.axis))
         return range(entry.offset // step, (entry.offset + entry.size - 1) // step + 1)
 
+    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
+        """Those of them that may send to a rank: all."""
+        return self.holders(entry, axes, to)
+
     def _slice(self, at: Coordinate) -> Box:
         return shard_box((self.size,), self.cut, at[self.axis], at.size(self.axis))
 
@@ -120,6 +124,11 @@ class LocalShards:
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
         return range(at.size(*axes))
+
+    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
+        """Those of them that may send to a rank: they differ from it along the matrix's axes alone."""
+        cutting = [axis for axis in axes if axis in entry.matrix.axes]
+        return (Coordinate(to.grid, rank).position(*axes) for rank in to.group(*cutting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +159,10 @@ class WholeMatrices:
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold the matrix: its workers."""
         return entry.workers if axes == self.axes else range(at.size(*axes))
+
+    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
+        """Those of them that may send to a rank: all."""
+        return self.holders(entry, axes, to)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
         """The whole of it at a worker, nothing elsewhere."""
@@ -228,7 +241,7 @@ class Exchange:
 
     def _coming(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
         for held in self._slices(self.dst, at):
-            for position in self.src.holders(held.entry, self.axes, at):
+            for position in self.src.senders(held.entry, self.axes, at):
                 other = at.peer(position, *self.axes)
                 if self.src.sends(held.entry, other, at):
                     yield position, held, self.src.box(held.entry, other)
@@ -243,13 +256,19 @@ class Exchange:
         self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
     ) -> tuple[Cargo, tuple[int, ...]]:
         """What this rank shares with others, in order of their positions, and the elements for each."""
-        shared = [(position, held, held.box.overlap(theirs)) for position, held, theirs in pairs]
-        shared = sorted((one for one in shared if one[2].numel), key=itemgetter(0))
+        shared = [(position, held, _shared(held.box, theirs)) for position, held, theirs in pairs]
+        shared = sorted((one for one in shared if one[2][2]), key=itemgetter(0))
         elements = [0] * at.size(*self.axes)
-        for position, _, box in shared:
-            elements[position] += box.numel
-        cargo = ((held, box.seen_from(held.box).slices, box.shape) for _, held, box in shared)
-        return tuple(cargo), tuple(elements)
+        for position, _, (_, _, numel) in shared:
+            elements[position] += numel
+        return tuple((held, index, shape) for _, held, (index, shape, _) in shared), tuple(elements)
+
+
+@lru_cache(maxsize=4096)  # of thousands of ranks, most hold the same few boxes
+def _shared(mine: Box, theirs: Box) -> tuple[Index, tuple[int, ...], int]:
+    """What two boxes have in common: its index in the first, its shape, and its elements."""
+    box = mine.overlap(theirs)
+    return box.seen_from(mine).slices, box.shape, box.numel
 
 
 def _in_line(boxes: Iterable[tuple[BucketEntry, Box]]) -> Iterator[BufferSlice]:

@@ -89,9 +89,12 @@ class Coordinate(Mapping[str, int]):
 
     def __getitem__(self, axis: str) -> int:
         """The position along ``axis``; 0 for an axis the grid does not have."""
-        if axis not in self.grid.axes:
-            return 0
-        return self.rank // self.grid.stride(axis) % self.grid.size(axis)
+        after = 1
+        for name, size in zip(reversed(self.grid.axes), reversed(self.grid.sizes), strict=True):
+            if name == axis:
+                return self.rank // after % size
+            after *= size
+        return 0
 
     def __contains__(self, axis: object) -> bool:
         return axis in self.grid.axes

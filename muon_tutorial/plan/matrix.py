@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Literal
 
@@ -197,7 +198,12 @@ def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> B
     >>> held_box((8, 4), (("tp", Shard(0)), ("dp", Shard(0))), at)
     Box(offset=(6, 0), shape=(2, 4))
     """
+    return _cut_box(shape, cuts, tuple((at[axis], at.grid.size(axis)) for axis, _ in cuts))
+
+
+@lru_cache(maxsize=4096)  # of thousands of ranks, most hold the same few boxes
+def _cut_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], places: tuple[tuple[int, int], ...]) -> Box:
     box = Box((0,) * len(shape), shape)
-    for axis, shard in cuts:
-        box = shard_box(box.shape, shard, at[axis], at.size(axis)).shifted(box.offset)
+    for (_, shard), (position, parts) in zip(cuts, places, strict=True):
+        box = shard_box(box.shape, shard, position, parts).shifted(box.offset)
     return box

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
@@ -27,7 +28,7 @@ from .bucket import Bucket, BucketEntry, DistMeta, buffer_key, fill_buckets, lar
 from .exchange import Exchange, Layout, LocalShards, SlicedBuffer, VirtualBuffer, WholeMatrices
 from .grid import Coordinate, Grid
 from .layout import Hop, Partial, Placement, Replicate, Route, Shard
-from .matrix import Matrix
+from .matrix import Cut, Matrix, Part
 
 WIRE = torch.bfloat16
 BUCKET_BYTES = 25_000_000
@@ -263,21 +264,24 @@ def plan_imbalance(plan: Plan) -> float:
 
     Work that several ranks repeat counts for each; where all do everything, this is the number of ranks.
     """
-    return max(_loads(plan), default=1.0)
+    once = sum(newton_schulz_cost(entry.matrix.sides) for bucket in plan.buckets for entry in bucket.entries)
+    return max(work_by_position(plan)) * plan.grid.world_size / once if once else 1.0
 
 
-def _loads(plan: Plan) -> list[float]:
-    """Newton–Schulz work by position in the group, in shares of one rank each of what is to be done once."""
-    entries = [entry for bucket in plan.buckets for entry in bucket.entries]
-    if not entries:
-        return []
-    positions = plan.grid.at(0).size(*plan.buckets[0].axes)
-    work = [0] * positions
-    costs = [newton_schulz_cost(entry.matrix.sides) for entry in entries]
-    for entry, cost in zip(entries, costs, strict=True):
-        for position in entry.workers:
-            work[position] += cost
-    return [load * plan.grid.world_size / sum(costs) for load in work]
+def work_by_position(plan: Plan) -> list[int]:
+    """Newton–Schulz work of one iteration at each position of the buckets' group, in operations.
+
+    All buckets of a plan count their workers in one group: ``plan.buckets[0].axes``. Work is added at the
+    first worker and taken away after the last, so that thousands of them cost no more than one.
+    """
+    positions = plan.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0
+    change = [0] * (positions + 1)
+    for bucket in plan.buckets:
+        for entry in bucket.entries:
+            work = newton_schulz_cost(entry.matrix.sides)
+            change[entry.workers.start] += work
+            change[entry.workers.stop] -= work
+    return list(accumulate(change[:-1]))
 
 
 def peak_buffer(plan: Plan, at: Coordinate) -> int:
@@ -369,8 +373,7 @@ def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owner
     """Out: every rank keeps its own segment of the buffer. Back: all segments, one after the other."""
     dp = grid.size("dp")
     sizes = [largest_piece(matrix, grid) for matrix in run]
-    filled = [sum(size for size, place in zip(sizes, owners, strict=True) if place == p) for p in range(dp)]
-    segment, ends = max(1, *filled), [0] * dp
+    segment, ends = max(1, *_filled(sizes, owners, dp)), [0] * dp
     entries = []
     for matrix, size, place in zip(run, sizes, owners, strict=True):
         offset = place * segment + ends[place]
@@ -425,9 +428,7 @@ def _sliced(
 def _lived_in(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """The virtual buffer, one owner's matrices after the other's, and cut between owners."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
-    filled = [0] * grid.size("dp")
-    for size, place in zip(sizes, owners, strict=True):
-        filled[place] += size
+    filled = _filled(sizes, owners, grid.size("dp"))
     ends = list(accumulate(filled, initial=0))
     entries = []
     for matrix, size, place in zip(run, sizes, owners, strict=True):
@@ -449,6 +450,14 @@ def _lived_in(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners
         summands=grid.size("dp"),
         phases=("keep", "keep"),
     )
+
+
+def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> list[int]:
+    """Elements that each position owns of a bucket."""
+    filled = [0] * positions
+    for size, place in zip(sizes, owners, strict=True):
+        filled[place] += size
+    return filled
 
 
 def _owned(
@@ -510,12 +519,18 @@ def _owners(
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:
     """From one rank's tensor-parallel piece to the whole matrix. A matrix that is part of a parameter may be
     cut unevenly by an even cut of the parameter, so the lengths are stated."""
-    cut = matrix.cut("tp")
+    return _tp_route_of(matrix.shape, matrix.part, matrix.cuts, grid)
+
+
+@lru_cache(maxsize=1024)  # most layers of a model are alike
+def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid) -> Route:
+    alike = Matrix(0, "", shape, cuts, part=part)
+    cut = alike.cut("tp")
     if cut is None or grid.size("tp") == 1:
         return Route((), WIRE)
-    boxes = [matrix.box(grid.at(grid.rank({"tp": place}))) for place in range(grid.size("tp"))]
+    boxes = [alike.box(grid.at(grid.rank({"tp": place}))) for place in range(grid.size("tp"))]
     lengths = Shard(cut.dim, tuple(box.shape[cut.dim] if box.numel else 0 for box in boxes))
-    return Route((Hop("tp", lengths, Replicate(), matrix.shape),), WIRE)
+    return Route((Hop("tp", lengths, Replicate(), shape),), WIRE)
 
 
 def _route(grid: Grid, axis: str, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:

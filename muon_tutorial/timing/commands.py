@@ -14,7 +14,8 @@ from ..plan.strategies import BUCKET_BYTES
 from .calibrate import calibrate
 from .machine import Machine, read_machine
 from .models import find_model, public_names
-from .report import as_data, plan_model, read_sizes, say, table_of
+from .regime_map import draw_map, survey
+from .report import PREDICTED, as_data, plan_model, read_sizes, say, table_of
 
 MACHINES = Path(__file__).with_name("machines")
 MEGABYTE = 10**6
@@ -23,13 +24,16 @@ EPILOG = """\
 examples:
   python -m muon_tutorial plan llama-3.1-70b --grid dp=256,tp=8
   python -m muon_tutorial plan kimi-k2 --grid dp=256,tp=8,ep=64 --bucket-mb 400
+  python -m muon_tutorial plan llama-3.1-8b --grid dp=8,dp_shard=64 --batch 4194304
+  python -m muon_tutorial plan llama-3.1-8b --grid dp=64,tp=8 --map regimes.svg
   python -m muon_tutorial plan config.json --grid dp=32 --machine a100-infiniband --json
   python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
 """
 LEGEND = (
     "Of the rank that computes most. exposed: waiting for communication. sends: bytes. shares: of "
     "Newton–Schulz, 1 is fair. holds: the matrices' parameters, gradients and momentum. peak: what a step "
-    "adds. DDP's all_reduce counts where gradients must come averaged."
+    "adds. Where gradients must come averaged, averaging them (DDP's all_reduce, or what FSDP2 does) counts. "
+    f"{PREDICTED}"
 )
 
 
@@ -64,7 +68,9 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     )
     names = ", ".join(public_names())
     parser.add_argument("model", metavar="MODEL", help=f"a config.json, module:function, or one of {names}")
-    parser.add_argument("--grid", required=True, metavar="SIZES", help="such as dp=64,tp=8; also ep and pp")
+    parser.add_argument(
+        "--grid", required=True, metavar="SIZES", help="such as dp=64,tp=8; also dp_shard, ep and pp"
+    )
     parser.add_argument(
         "--machine",
         default="h100-infiniband",
@@ -79,6 +85,18 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
         help="most gradient megabytes in a bucket (25)",
     )
     parser.add_argument("--window", type=int, default=1, metavar="N", help="buckets in flight (1)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="TOKENS",
+        help="tokens in a batch: say what part of a step the optimizer is",
+    )
+    parser.add_argument(
+        "--map",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw who wins, by ranks and bandwidth; for a window of 1",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(run=plan)
 
@@ -101,6 +119,10 @@ def plan(options: argparse.Namespace) -> int:
     """Print what each strategy would cost."""
     if options.window < 1:
         raise UsageError(f"--window is a number of buckets, at least 1; got {options.window}")
+    if options.batch is not None and options.batch < 1:
+        raise UsageError(f"--batch is a number of tokens, at least 1; got {options.batch}")
+    if options.map is not None:
+        _check_map(options.map, options.window)
     if not (math.isfinite(options.bucket_mb) and options.bucket_mb * MEGABYTE >= 1):
         raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
     sizes, machine = read_sizes(options.grid), find_machine(options.machine)
@@ -110,7 +132,10 @@ def plan(options: argparse.Namespace) -> int:
         machine,
         bucket_bytes=int(options.bucket_mb * MEGABYTE),
         window=options.window,
+        tokens=options.batch,
     )
+    if options.map is not None:
+        _write(options.map, draw_map(survey(found)))
     if options.json:
         print(json.dumps(as_data(found)), flush=True)
         return 0
@@ -119,7 +144,27 @@ def plan(options: argparse.Namespace) -> int:
     console.print(LEGEND, style="dim")
     for line in say(found):
         console.print(f"• {line}", markup=False)
+    if options.map is not None:
+        console.print(f"wrote {options.map}", markup=False)
     return 0
+
+
+def _check_map(path: Path, window: int) -> None:
+    if path.suffix != ".svg":
+        raise UsageError(f"--map names a file that ends in .svg; got {path}")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}")
+    if window > 1:
+        raise UsageError(
+            "--map is drawn for a window of 1: with more, time does not follow from bandwidth alone"
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def measure(options: argparse.Namespace) -> int:

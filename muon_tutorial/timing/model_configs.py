@@ -13,7 +13,7 @@ down to a rank are whole everywhere, and those up from it are cut by rows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import UsageError
@@ -223,7 +223,9 @@ def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: st
     ]
     kv_heads = heads if latent else _kv_heads(keys, architecture)
     experts = max((family.experts for family in families), default=0)
-    return _shape(name, source, layers, heads, kv_heads, experts, families)
+    shape = _shape(name, source, layers, heads, kv_heads, experts, families)
+    met = keys.size_or(0, "num_experts_per_tok") if experts else 0
+    return replace(shape, experts_met=met or None)
 
 
 def _shape(

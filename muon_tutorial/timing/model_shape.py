@@ -80,7 +80,8 @@ class ModelShape:
     """A model's sizes, and where they come from.
 
     ``heads`` and ``kv_heads`` are None where nobody says; ``experts`` is how many a layer has, 0 in a dense
-    model. ``families`` go to Muon, ``others`` to AdamW.
+    model, ``experts_met`` how many of them a token meets, None where nobody says. ``families`` go to Muon,
+    ``others`` to AdamW.
     """
 
     name: str
@@ -91,6 +92,20 @@ class ModelShape:
     experts: int
     families: tuple[MatrixFamily, ...]
     others: tuple[OtherFamily, ...]
+    experts_met: int | None = None
+
+    @property
+    def active(self) -> int | None:
+        """Elements of the matrices that a token meets; None where nobody says how many experts that are.
+
+        >>> from .models import find_model
+        >>> find_model("kimi-k2").active, find_model("gpt2").active == find_model("gpt2").hidden
+        (30552621056, True)
+        """
+        if self.experts and self.experts_met is None:
+            return None
+        met = [(family, self.experts_met if family.experts else 1) for family in self.families]
+        return sum(len(family.layers) * (each or 0) * math.prod(family.shape) for family, each in met)
 
     @property
     def hidden(self) -> int:
@@ -129,6 +144,7 @@ def stage_matrices(
     tp: int = 1,
     ep: int = 1,
     pp: int = 1,
+    dp_shard: int = 1,
     stage: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     grad_dtype: torch.dtype = torch.float32,
@@ -136,7 +152,8 @@ def stage_matrices(
     """What the ranks of one pipeline stage hold for Muon: dense matrices, then experts'.
 
     Dense ones are cut over the axis "tp" as Megatron-LM cuts them. Experts' are those of one expert-parallel
-    position, each whole: every position has as many. Both lists count from 0, since each gets its own plan.
+    position, each whole: every position has as many. With ``dp_shard``, FSDP2 cuts the rows of what is left
+    of each along that axis. Both lists count from 0, since each gets its own plan.
 
     Raises:
         GridError: the sizes do not divide the model.
@@ -150,6 +167,7 @@ def stage_matrices(
     """
     check_grid(shape, tp=tp, ep=ep, pp=pp)
     mine = stage_layers(shape, pp, stage)
+    inner = (("dp_shard", Shard(0)),) if dp_shard > 1 else ()
 
     def records(found: Iterator[tuple[MatrixFamily, str]]) -> list[Matrix]:
         return [
@@ -157,7 +175,7 @@ def stage_matrices(
                 index,
                 name,
                 family.shape,
-                (("tp", family.cut),) if tp > 1 and isinstance(family.cut, Shard) else (),
+                ((("tp", family.cut),) if tp > 1 and isinstance(family.cut, Shard) else ()) + inner,
                 dtype=dtype,
                 grad_dtype=grad_dtype,
             )

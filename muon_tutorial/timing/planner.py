@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -27,11 +26,25 @@ from ..plan.bucket import Bucket, padded
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Hop, Partial, Replicate, Route, Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import BUCKET_BYTES, Builder, Plan, layerwise, owner, replicated, round_robin, zero1
+from ..plan.strategies import (
+    BUCKET_BYTES,
+    Builder,
+    Plan,
+    layerwise,
+    owner,
+    owner_per_replica,
+    replicated,
+    round_robin,
+    work_by_position,
+    zero1,
+)
 from ..step.rank_bucket import RankBucket
 from ..step.step import PlanStep, step_bucket
 from .machine import Machine
 from .timed_world import TimedFlight, TimedWorld, travels
+
+SHARDING = "dp_shard"
+"""The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
@@ -42,6 +55,8 @@ STRATEGIES: Mapping[str, Builder] = {
     "layerwise": layerwise,
     "owner": owner,
 }
+SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
+"""Where FSDP2 cuts parameters along ``dp_shard``: the strategies that take such parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +64,8 @@ class StepEstimate:
     """What a step costs the rank that computes most. Seconds and bytes; ``newton_schulz`` in operations.
 
     ``copy`` holds everything that is computed beside products, ``waiting`` what communication leaves exposed.
-    Where a strategy expects averaged gradients, DDP's all_reduce is counted with its step; what dp shards
-    is reduced by FSDP in backward, as with any optimizer, and is not counted. ``runs`` is how
+    Where a strategy expects averaged gradients, what averages them is counted with its step: DDP's
+    all_reduce, or FSDP2's reduce_scatter and, between replicas, all_reduce. ``runs`` is how
     many matrices the rank orthogonalizes; ``fair_shares``, its work over what it would do if every matrix
     were done at one position and all had as much. ``held`` are parameters and gradients of the matrices,
     ``momentum`` what is kept beside them, ``peak`` the most that a step adds, a bucket by itself. ``phases``
@@ -89,11 +104,24 @@ class StepEstimate:
 
     def seconds_at(self, factor: float) -> float:
         """The step's seconds were all links ``factor`` times as fast; for a window of one."""
-        change = sum(
-            times * (flight_seconds(one, self.machine, factor) - flight_seconds(one, self.machine))
-            for one, times in self.flights
-        )
-        return self.seconds + change
+        return self.seconds + change_at(factor, self.flights, self.machine)
+
+    @property
+    def latency(self) -> float:
+        """Seconds of its waiting that no bandwidth shortens; for a window of one."""
+        return sum(times * flight.latency for flight, times in self.flights)
+
+
+Flights = Sequence[tuple[TimedFlight, int]]
+"""Collectives of one rank, each with as often as it is made."""
+
+
+def change_at(factor: float, flights: Flights, machine: Machine) -> float:
+    """How many seconds longer collectives one after the other take on links ``factor`` times as fast."""
+    return sum(
+        times * (flight_seconds(one, machine, factor) - flight_seconds(one, machine))
+        for one, times in flights
+    )
 
 
 def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -> float:
@@ -126,7 +154,7 @@ def estimate(
         beside = min(machine.ranks_per_node, grid.world_size) - 1
     walked = _Walked(machine, beside)
     (_walk_whole if window > 1 else _walk_buckets)(walked, step)
-    if plan.expects == "averaged" and grid.size("dp") > 1:
+    if plan.expects == "averaged" and grid.size("dp") * grid.size(SHARDING) > 1:
         lengths = Counter(_whole_over_dp(bucket, at) for bucket in plan.buckets)
         for length, times in lengths.items():
             if length:
@@ -194,9 +222,18 @@ def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
 
 
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
-    """What DDP does for a bucket of a plan that expects averaged gradients: an all_reduce."""
-    mine = torch.empty(length, dtype=dtype, device="meta")
-    yield from all_reduce(mine, "dp", at, Label("gradient all_reduce, by DDP"))
+    """What averages gradients before a step, for a bucket of which a rank holds ``length`` elements.
+
+    DDP's all_reduce; under FSDP2 a reduce_scatter, and an all_reduce between replicas. Returns the gradient.
+    """
+    shards, by = at.size(SHARDING), "DDP" if at.size(SHARDING) == 1 else "FSDP2"
+    flat = torch.empty(length * shards, dtype=dtype, device="meta")
+    if shards > 1:
+        out = Route((Hop(SHARDING, Partial(), Shard(0), (length * shards,)),), dtype)
+        flat = yield from travel(flat, out, at, Label(f"gradient reduce_scatter, by {by}"))
+    if at.size("dp") > 1:
+        flat = yield from all_reduce(flat, "dp", at, Label(f"gradient all_reduce, by {by}"))
+    return flat
 
 
 def _walk_whole(walked: _Walked, step: PlanStep) -> None:
@@ -250,20 +287,9 @@ def _seen_from(at: Coordinate, axes: tuple[str, ...], worker: int, machine: Mach
 
 def busiest(plan: Plan) -> Coordinate:
     """The coordinate of a rank with the most Newton–Schulz work."""
-    loads: dict[tuple[str, ...], list[int]] = {}  # by position, as differences to the one before
-    for bucket in plan.buckets:
-        load = loads.setdefault(bucket.axes, [0] * (plan.grid.at(0).size(*bucket.axes) + 1))
-        for entry in bucket.entries:
-            work = newton_schulz_cost(entry.matrix.sides)
-            load[entry.workers.start] += work
-            load[entry.workers.stop] -= work
-    most, position = 0, 0
-    axes: tuple[str, ...] = ("dp",)
-    for each, load in loads.items():
-        for place, work in enumerate(accumulate(load)):
-            if work > most:
-                most, axes, position = work, each, place
-    return plan.grid.at(0).peer(position, *axes)
+    work = work_by_position(plan)
+    axes = plan.buckets[0].axes if plan.buckets else ()
+    return plan.grid.at(0).peer(work.index(max(work)) if work else 0, *axes)
 
 
 def adamw_zero1(
@@ -287,19 +313,25 @@ def estimate_adamw(
     g: torch.dtype = torch.float32,
     p: torch.dtype = torch.bfloat16,
     beside: int = 0,
+    sharded: bool = True,
 ) -> StepEstimate:
-    """What ZeRO-1 AdamW's step costs over buckets of so many elements, as ``estimate`` says it of Muon's.
+    """What AdamW's step costs over buckets of so many elements a rank holds, as ``estimate`` says of Muon's.
 
+    ZeRO-1's; on a grid with ``dp_shard`` FSDP2's, which gathers parameters in forward and backward whatever
+    steps them: that is not counted here, nor with Muon's strategies. Where it is not ``sharded``, DDP's.
     ``momentum`` holds both moments, of fp32 whatever the parameters are.
     """
-    walked, at, parts = _Walked(machine, beside), grid.at(0), grid.size("dp")
+    walked, at, fsdp2 = _Walked(machine, beside), grid.at(0), grid.size(SHARDING) > 1
+    parts = grid.size("dp") if sharded and not fsdp2 else 1
     counted, dtypes = Counter(lengths), (p, torch.float32, torch.float32)
     for length, times in counted.items():
-        kept = [torch.empty(padded(length, parts) // parts, dtype=each, device="meta") for each in dtypes]
-        walked.add(_adamw_bucket(padded(length, parts), at, g, kept), at, times)
+        whole = padded(length, parts)
+        kept = [torch.empty(whole // parts, dtype=each, device="meta") for each in dtypes]
+        walk = _adamw_bucket if sharded and not fsdp2 else _adamw_held
+        walked.add(walk(whole, at, g, kept), at, times)
     elements = sum(times * (padded(length, parts) // parts) for length, times in counted.items())
     return StepEstimate(
-        strategy="AdamW, ZeRO-1",
+        strategy=f"AdamW, {'FSDP2' if fsdp2 else 'ZeRO-1' if sharded else 'DDP'}",
         product=walked.product,
         copy=walked.copy,
         waiting=walked.waiting,
@@ -321,20 +353,32 @@ def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Te
 
     ``kept`` stays between steps: the slices of parameters and of both moments.
     """
-    parts, (param, mean, square) = at.size("dp"), kept
-    flat, p = torch.empty(length, dtype=g, device="meta"), param.dtype
+    parts, p = at.size("dp"), kept[0].dtype
+    flat = torch.empty(length, dtype=g, device="meta")
     flat.copy_(flat)
     out = Route((Hop("dp", Partial(), Shard(0), (length,)),) if parts > 1 else (), g)
     back = Route((Hop("dp", Shard(0), Replicate(), (length,)),) if parts > 1 else (), p)
     grad = yield from travel(flat, out, at, Label("gradient reduce_scatter"))
     del flat
     grad.div_(parts)
+    whole = yield from travel(_adamw(grad, kept), back, at, Label("parameter all_gather"))
+    whole.copy_(whole)
+
+
+def _adamw_held(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Tensor]) -> Walk:
+    """Gradients averaged as DDP or FSDP2 does, and AdamW's operations on all that a rank holds."""
+    grad = yield from _average(length, g, at)
+    _adamw(grad, kept)
+
+
+def _adamw(grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
+    """AdamW's operations on parameters, whose moments are ``kept`` with them. Returns the parameters."""
+    param, mean, square = kept
+    p = param.dtype
     param.mul_(1 - 3e-4)
     mean.lerp_(grad.to(mean.dtype), 0.1)
     square.mul_(0.999).addcmul_(grad, grad, value=0.001)
-    param.addcdiv_(mean.to(p), square.sqrt().add_(1e-8).to(p), value=-3e-4)
-    whole = yield from travel(param, back, at, Label("parameter all_gather"))
-    whole.copy_(whole)
+    return param.addcdiv_(mean.to(p), square.sqrt().add_(1e-8).to(p), value=-3e-4)
 
 
 def compare(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +14,15 @@ from ..errors import GridError, UsageError
 from ..plan.assign import newton_schulz_cost
 from ..plan.exchange import LocalShards
 from ..plan.grid import Grid
-from ..plan.strategies import BUCKET_BYTES, zero1
+from ..plan.matrix import Matrix
+from ..plan.strategies import BUCKET_BYTES, Builder, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
-from .planner import StepEstimate, adamw_zero1, compare
+from .planner import SHARDED, SHARDING, STRATEGIES, StepEstimate, compare, estimate_adamw
 
 COLUMNS = ("strategy", "step", "×AdamW", "compute", "exposed", "sends", "shares", "holds", "peak")
-AXES = ("dp", "tp", "ep", "pp")
+AXES = ("dp", "dp_shard", "tp", "ep", "pp")
+PREDICTED = "Seconds follow from the machine's file; nobody has held them against a clock at this scale."
 DOUBLINGS = 7  # of bandwidth, and halvings, at which another strategy may win
 CLOSE = 1.02  # times the fastest: as good as it
 
@@ -27,7 +31,9 @@ CLOSE = 1.02  # times the fastest: as good as it
 class ModelPlan:
     """What every strategy's step costs for a model on a grid of a machine's ranks, in one pipeline stage.
 
-    ``adamw`` are the seconds of ZeRO-1 AdamW's step over the same matrices.
+    ``adamw`` are the seconds of AdamW's step over the same matrices, sharded as ZeRO-1 shards it, or as FSDP2
+    where ``dp_shard`` cuts parameters; ``adamw_parts`` are what they are made of, and ``adamw_ddp`` the same
+    under DDP (empty with ``dp_shard``). ``tokens`` is the batch, or None.
     """
 
     shape: ModelShape
@@ -38,6 +44,30 @@ class ModelPlan:
     window: int
     estimates: tuple[StepEstimate, ...]
     adamw: float
+    adamw_parts: tuple[StepEstimate, ...] = ()
+    adamw_ddp: tuple[StepEstimate, ...] = ()
+    tokens: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in all pipeline stages."""
+        return math.prod(size for axis, size in self.sizes.items() if axis != "ep")
+
+    @property
+    def training(self) -> float | None:
+        """Seconds that forward and backward of a batch take at least, or None where nobody can say.
+
+        Six operations for each token and each element that it meets in a matrix, on all ranks at the rate of
+        the machine's largest bf16 products: without attention's scores, embeddings, communication and idle
+        stages.
+        """
+        if self.tokens is None or self.shape.active is None:
+            return None
+        return 6 * self.tokens * self.shape.active / (self.ranks * max(self.machine.gemm["bfloat16"])[1])
+
+    def adamw_at(self, factor: float, sharded: bool = True) -> float:
+        """AdamW's seconds, were all links ``factor`` times as fast; under DDP where it is not ``sharded``."""
+        return sum(part.seconds_at(factor) for part in (self.adamw_parts if sharded else self.adamw_ddp))
 
     @property
     def fitting(self) -> list[StepEstimate]:
@@ -67,7 +97,7 @@ def read_sizes(text: str) -> dict[str, int]:
         UsageError: it is none.
 
     >>> read_sizes("dp=64,tp=8")
-    {'dp': 64, 'tp': 8, 'ep': 1, 'pp': 1}
+    {'dp': 64, 'dp_shard': 1, 'tp': 8, 'ep': 1, 'pp': 1}
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -80,44 +110,84 @@ def read_sizes(text: str) -> dict[str, int]:
 
 def plan_model(
     shape: ModelShape,
-    sizes: dict[str, int],
+    sizes: Mapping[str, int],
     machine: Machine,
     *,
     bucket_bytes: int = BUCKET_BYTES,
     window: int = 1,
+    tokens: int | None = None,
+    strategies: Mapping[str, Builder] | None = None,
 ) -> ModelPlan:
     """Plan for the pipeline stage that has the most to compute.
 
-    Experts lie on dp × tp / ep positions, each whole (expert tensor parallelism 1, as Megatron-LM's).
+    Experts lie on dp × tp / ep positions, each whole (expert tensor parallelism 1, as Megatron-LM's). With
+    ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are then cut over
+    dp_shard × tp / ep. ``strategies`` are all that the grid allows, unless told.
 
     Raises:
         GridError: the grid does not divide the model.
     """
-    dp, tp, ep, pp = (sizes[axis] for axis in AXES)
-    stage = busiest_stage(shape, pp)
-    dense, experts = stage_matrices(shape, tp=tp, ep=ep, pp=pp, stage=stage)
-    if dp * tp % ep:
-        raise GridError(f"ep={ep} does not divide dp × tp = {dp * tp}, the ranks that share the experts")
-    grid, expert_grid = Grid.of(dp=dp, tp=tp), Grid.of(dp=dp * tp // ep)
-    apart = replace(machine, ranks_per_node=max(1, machine.ranks_per_node // ep))  # neighbours are ep apart
-    beside = min(machine.ranks_per_node, dp * tp * pp) - 1
+    sizes = {axis: sizes.get(axis, 1) for axis in AXES}
+    stage = busiest_stage(shape, sizes["pp"])
+    dense, experts = stage_parts(shape, sizes, stage, machine)
+    beside = min(machine.ranks_per_node, math.prod(sizes.values()) // sizes["ep"]) - 1
     found = compare(
-        dense,
-        experts,
-        grid,
-        expert_grid,
-        machine,
-        apart,
+        dense.matrices,
+        experts.matrices,
+        dense.grid,
+        experts.grid,
+        dense.machine,
+        experts.machine,
+        strategies=strategies or (SHARDED if sizes[SHARDING] > 1 else STRATEGIES),
         bucket_bytes=bucket_bytes,
         window=window,
         beside=beside,
     )
-    adamw = 0.0
-    for matrices, each, on in ((dense, grid, machine), (experts, expert_grid, apart)):
-        buckets = zero1(matrices, each, bucket_bytes=bucket_bytes).buckets
-        lengths = [bucket.length(LocalShards(), each.at(0)) for bucket in buckets]
-        adamw += adamw_zero1(lengths, each, on, beside=beside)
-    return ModelPlan(shape, sizes, stage, machine, bucket_bytes, window, tuple(found), adamw)
+    adamw = tuple(part.adamw(bucket_bytes, beside) for part in (dense, experts))
+    ddp = tuple(part.adamw(bucket_bytes, beside, False) for part in (dense, experts) if sizes[SHARDING] == 1)
+    seconds = sum(part.seconds for part in adamw)
+    estimates = tuple(found)
+    return ModelPlan(
+        shape, sizes, stage, machine, bucket_bytes, window, estimates, seconds, adamw, ddp, tokens
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """The dense matrices of a stage, or its experts: what a rank's grid and machine are for them."""
+
+    matrices: Sequence[Matrix]
+    grid: Grid
+    machine: Machine
+
+    def adamw(self, bucket_bytes: int, beside: int, sharded: bool = True) -> StepEstimate:
+        """AdamW's step over them; under DDP where it is not ``sharded``."""
+        builder = owner_per_replica if self.grid.size(SHARDING) > 1 else zero1
+        buckets = builder(self.matrices, self.grid, bucket_bytes=bucket_bytes).buckets
+        lengths = [bucket.length(LocalShards(), self.grid.at(0)) for bucket in buckets]
+        return estimate_adamw(lengths, self.grid, self.machine, beside=beside, sharded=sharded)
+
+
+def stage_parts(
+    shape: ModelShape, sizes: Mapping[str, int], stage: int, machine: Machine
+) -> tuple[StagePart, StagePart]:
+    """The dense matrices of a stage and its experts', each on their grid.
+
+    Raises:
+        GridError: the grid does not divide the model.
+    """
+    dp, shards, tp, ep, pp = (sizes[axis] for axis in AXES)
+    dense, experts = stage_matrices(shape, tp=tp, ep=ep, pp=pp, dp_shard=shards, stage=stage)
+    shared = shards * tp if shards > 1 else dp * tp
+    if shared % ep:
+        said = "dp_shard × tp" if shards > 1 else "dp × tp"
+        raise GridError(f"ep={ep} does not divide {said} = {shared}, the ranks that share the experts")
+    apart = replace(machine, ranks_per_node=max(1, machine.ranks_per_node // ep))  # neighbours are ep apart
+    if shards > 1:
+        grids = Grid.of(dp=dp, dp_shard=shards, tp=tp), Grid.of(dp=dp, dp_shard=shared // ep)
+    else:
+        grids = Grid.of(dp=dp, tp=tp), Grid.of(dp=shared // ep)
+    return StagePart(dense, grids[0], machine), StagePart(experts, grids[1], apart)
 
 
 def busiest_stage(shape: ModelShape, pp: int) -> int:
@@ -173,7 +243,7 @@ def say(plan: ModelPlan) -> list[str]:
             f"Nothing fits into {room} a rank: {least.strategy}, which needs least, takes {need} for the "
             "matrices and a step. Take more tp or pp."
         ]
-    return [_recommendation(plan, best), *_turns(plan, best), *_warnings(plan)]
+    return [_recommendation(plan, best), *_turns(plan, best), *_beside_training(plan, best), *_warnings(plan)]
 
 
 def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
@@ -206,6 +276,20 @@ def _turns(plan: ModelPlan, best: StepEstimate) -> list[str]:
                 lines.append(f"With links {2**power} times {word}, {winner.strategy} is ahead.")
                 break
     return lines
+
+
+def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
+    """What part of a whole step the optimizer is, where the batch is known."""
+    if plan.tokens is None:
+        return []
+    if plan.training is None:
+        return [f"Nobody says how many experts of {plan.shape.name} a token meets: no word on the batch."]
+    muon, adamw = (100 * seconds / plan.training for seconds in (best.seconds, plan.adamw))
+    return [
+        f"Forward and backward of {plan.tokens:,} tokens take at least {say_seconds(plan.training)}, all "
+        f"products at the machine's best rate: the step adds at most {say_number(muon)} %, AdamW's "
+        f"{say_number(adamw)} %."
+    ]
 
 
 def _warnings(plan: ModelPlan) -> list[str]:
@@ -243,6 +327,10 @@ def as_data(plan: ModelPlan) -> dict[str, Any]:
         "bucket_bytes": plan.bucket_bytes,
         "window": plan.window,
         "adamw_seconds": plan.adamw,
+        "adamw_ddp_seconds": plan.adamw_at(1.0, sharded=False) if plan.adamw_ddp else None,
+        "tokens": plan.tokens,
+        "forward_backward_seconds": plan.training,
+        "seconds_are": PREDICTED,
         "take": None if best is None else best.strategy,
         "says": say(plan),
         "strategies": [

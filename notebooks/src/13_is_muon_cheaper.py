@@ -29,7 +29,7 @@ lesson.hero()
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
 #
 # - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
-# - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
+# - *Next:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
 #   nothing to install.

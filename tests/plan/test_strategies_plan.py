@@ -16,8 +16,8 @@ from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.hops import view
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import StrategyError
-from muon_tutorial.plan.assign import longest_first
-from muon_tutorial.plan.strategies import find_builder
+from muon_tutorial.plan.assign import longest_first, newton_schulz_cost
+from muon_tutorial.plan.strategies import find_builder, plan_imbalance, work_by_position
 
 from .cases import (
     SLICED,
@@ -207,3 +207,31 @@ def test_a_parameter_cut_along_dp_is_refused_by_name_where_it_has_to_be_whole(bu
     with pytest.raises(StrategyError, match=r"blocks\.0\.up is sharded along 'dp'"):
         find_builder(builder)([cut], Grid.of(dp=2))  # type: ignore[arg-type]
     assert owner([cut], Grid.of(dp=2)).workers(0) == (0,)
+
+
+@every_variant
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_work_by_position_is_that_of_the_workers(variant: str, case: Case) -> None:
+    plan = case.plan(VARIANTS[variant])
+    due = [0] * (case.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0)
+    once = 0
+    for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
+        once += newton_schulz_cost(entry.matrix.sides)
+        for position in entry.workers:
+            due[position] += newton_schulz_cost(entry.matrix.sides)
+    assert work_by_position(plan) == due
+    assert plan_imbalance(plan) == (max(due) * case.grid.world_size / once if once else 1.0)
+
+
+@given(
+    costs=st.lists(st.integers(0, 6), max_size=9),
+    loads=st.lists(st.integers(0, 6), min_size=1, max_size=12),
+)
+def test_the_least_busy_position_gets_the_costliest_job_left(costs: list[int], loads: list[int]) -> None:
+    """Against the same rule said plainly, position by position."""
+    owners, work = [0] * len(costs), [0] * len(loads)
+    for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
+        owners[job] = min(range(len(loads)), key=lambda at: (work[at], loads[at], at))
+        work[owners[job]] += costs[job]
+    assert longest_first(costs, loads) == owners

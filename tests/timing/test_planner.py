@@ -7,20 +7,29 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from muon_tutorial import Grid, Matrix, Shard
 from muon_tutorial.cli import main
+from muon_tutorial.errors import GridError
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict, step_over_ones
 from muon_tutorial.plan.strategies import Builder, layerwise, owner
 from muon_tutorial.timing import planner
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link, Machine
-from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.planner import STRATEGIES, adamw_zero1, busiest, estimate, estimate_adamw
+from muon_tutorial.timing.models import find_model, public_names
+from muon_tutorial.timing.planner import (
+    SHARDED,
+    STRATEGIES,
+    adamw_zero1,
+    busiest,
+    estimate,
+    estimate_adamw,
+)
 from muon_tutorial.timing.report import ModelPlan, busiest_stage, plan_model, read_sizes, say
 from muon_tutorial.timing.timed_world import TimedWorld
 
@@ -159,13 +168,13 @@ def test_layerwise_sends_what_zero1_adamw_does_and_orthogonalizes_each_matrix_on
             for row in predict(plan, grid.at(rank)).rows():
                 rows[row.phase] += row.ring
         flags = rows.pop("gradient flags")
-        due = formulas.layerwise(dp, 16 * 32 * 64, g, p) * dp
-        assert sum(rows.values()) == due == formulas.zero1_adamw(dp, 16 * 32 * 64, g, p) * dp
+        due = formulas.zero1_adamw(dp, 16 * 32 * 64, g, p) * dp
+        assert sum(rows.values()) == due
         assert flags < 0.05 * due
         assert all(len(plan.workers(i)) == 1 for i in range(16))
 
 
-def planned(model: str, grid: str, **options: int) -> ModelPlan:
+def planned(model: str, grid: str, **options: Any) -> ModelPlan:
     return plan_model(find_model(model), read_sizes(grid), H100, **options)
 
 
@@ -207,7 +216,79 @@ def test_experts_are_planned_on_their_own_grid() -> None:
     assert by_name[1]["zero1"].sent < by_name[0]["zero1"].sent / 4
 
 
+def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
+    found = planned("gpt2", "dp=4,dp_shard=8")
+    crossing, within = found.estimates
+    assert (crossing.strategy, within.strategy) == ("owner", "owner_per_replica")
+    elements = find_model("gpt2").hidden
+    for one in found.estimates:
+        assert one.held == elements * (2 + 4) / 8
+        assert one.momentum == elements * 2 / 8
+        assert one.phases["gradient reduce_scatter, by FSDP2"] == elements * 4 * 7 / 8
+        assert one.phases["gradient all_reduce, by FSDP2"] == elements / 8 * 4 * 2 * 3 / 4
+    assert within.runs >= 2 * crossing.runs  # every replica does all of it
+
+
+def test_nothing_of_owner_per_replica_travels_between_replicas() -> None:
+    apart, slow = replace(H100, ranks_per_node=8), Link(1e6, 0.0)
+    shape = find_model("gpt2")
+    fast, slower = (
+        plan_model(shape, read_sizes("dp=2,dp_shard=8"), replace(apart, between=link), strategies=SHARDED)
+        for link in (H100.between, slow)
+    )
+    by_fsdp2 = shape.hidden / 8 * 4  # an all_reduce of two: each sends as much as it holds
+    for one, other in zip(fast.estimates, slower.estimates, strict=True):
+        longer = other.seconds - one.seconds
+        if one.strategy == "owner_per_replica":
+            assert longer == pytest.approx(by_fsdp2 / 1e6, rel=0.01)
+        else:
+            assert longer > 1.05 * by_fsdp2 / 1e6
+
+
+def test_adamw_under_fsdp2_and_ddp_sends_what_is_known_of_them() -> None:
+    slow = replace(H100, inside=Link(1e6, 0.0), between=None)
+    hybrid = estimate_adamw([10**5] * 4, Grid.of(dp=2, dp_shard=4), slow)
+    due = 4 * (formulas.rho(4) * 4 * 10**5 * 4 + 2 * formulas.rho(2) * 10**5 * 4)
+    assert hybrid.seconds == pytest.approx(float(due) / 1e6, rel=0.01)
+    plain = estimate_adamw([10**6], Grid.of(dp=4), slow, sharded=False)
+    assert plain.seconds == pytest.approx(float(formulas.ddp_adamw(4, 10**6, 4)) / 1e6, rel=0.01)
+    assert plain.seconds_at(2.0) == pytest.approx(plain.seconds / 2, rel=0.01)
+
+
+def test_experts_under_fsdp2_are_cut_over_what_expert_parallelism_leaves() -> None:
+    found = planned("mixtral-8x7b", "dp=2,dp_shard=8,ep=4,pp=16")
+    dense = 2 * (4096 * 4096 * 2 + 4096 * 1024 * 2)  # two layers' attention
+    experts = 2 * 8 * 3 * 4096 * 14336
+    assert {one.momentum for one in found.estimates} == {2 * (dense // 8 + experts // 4 // 2)}
+    with pytest.raises(GridError, match="ep=8 does not divide dp_shard × tp = 4"):
+        planned("mixtral-8x7b", "dp=4,dp_shard=4,ep=8,pp=16")
+
+
+def test_a_batch_says_what_part_of_a_step_the_optimizer_is() -> None:
+    shape, rate = find_model("gpt2"), max(H100.gemm["bfloat16"])[1]
+    found = planned("gpt2", "dp=4", tokens=2**20)
+    assert found.training == pytest.approx(6 * 2**20 * shape.hidden / (4 * rate))
+    assert any(line.startswith("Forward and backward of 1,048,576 tokens") for line in say(found))
+    assert planned("gpt2", "dp=4").training is None
+    mixed = find_model("mixtral-8x7b")
+    assert mixed.active is not None
+    assert mixed.active * 8 - mixed.hidden * 2 == (8 - 2) * 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2)
+    unknown = replace(planned("gpt2", "dp=2", tokens=9), shape=replace(mixed, experts_met=None))
+    assert any("Nobody says how many experts" in line for line in say(unknown))
+
+
+@pytest.mark.parametrize("model", [name for name in public_names() if find_model(name).experts])
+def test_every_public_mixture_says_how_many_experts_a_token_meets(model: str) -> None:
+    shape = find_model(model)
+    assert shape.experts_met is not None
+    assert 1 <= shape.experts_met < shape.experts
+
+
 BAD = {
+    "batch": (["gpt2", "--grid", "dp=2", "--batch", "0"], "--batch is a number of tokens"),
+    "map's name": (["gpt2", "--grid", "dp=2", "--map", "map.png"], "--map names a file that ends in .svg"),
+    "map's folder": (["gpt2", "--grid", "dp=2", "--map", "no/map.svg"], "there is no folder no"),
+    "map's window": (["gpt2", "--grid", "dp=2", "--map", "m.svg", "--window", "2"], "a window of 1"),
     "no-such-model": (["no-such-model", "--grid", "dp=2"], "no model is called 'no-such-model'"),
     "no grid": (["gpt2", "--grid", "dp:2"], "a grid is typed as dp=64,tp=8"),
     "no axis": (["gpt2", "--grid", "cp=2"], "a grid is typed as dp=64,tp=8"),
@@ -243,6 +324,8 @@ def test_the_command_prints_a_table_or_one_object(capsys: pytest.CaptureFixture)
     said = json.loads(capsys.readouterr().out)
     assert {row["strategy"] for row in said["strategies"]} == set(STRATEGIES)
     assert said["parameters"] == 124_439_808
+    for words in (" ".join(out.split()), said["seconds_are"]):
+        assert "nobody has held them against a clock at this scale" in words
 
 
 @pytest.mark.parametrize("name", machine_names())

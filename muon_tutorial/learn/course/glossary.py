@@ -115,6 +115,11 @@ waterfall | 13 | A picture that leads from one number to another, one named chan
 like for like | 13 | Said of a comparison: both sides begin with the same and end with the same.
 annotation | 13 | A label in a trace over a stretch of time. Nothing runs because of it.
 break-even | 13 | The point at which two choices cost the same.
+planner | 14 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
+    a machine.
+floor | 14 | The time of the costliest matrix at one owner. No number of ranks makes a step shorter than it.
+pipeline stage (pipeline stages) | 14 | Some of a model's layers, on ranks of their own. The axis of stages
+    is pp.
 oracle | 15 | The same training in one process. What ranks find is held against it.
 flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be read after a hang.
 scheduler | 16 | An object that changes the learning rate from step to step. It counts them itself.
@@ -124,7 +129,7 @@ torchrun | 16 | PyTorch's command that starts one process a rank, and starts all
 """
 
 _SYMBOLS = """\
-dp, tp | 00 04 05 06 07 08 09 10 11 13 15 | The number of places of the grid along each axis.
+dp, tp | 00 04 05 06 07 08 09 10 11 13 14 15 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
 steps, seed | 00 01 02 13 | How often, and which random numbers: parameters of every lesson.
 dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.

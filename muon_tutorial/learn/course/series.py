@@ -109,6 +109,13 @@ LESSONS = (
     ),
     Lesson("13_is_muon_cheaper", "cheaper", "Is Muon cheaper than AdamW?", 45, ("09", "10")),
     Lesson(
+        "14_from_32_to_16384_ranks",
+        "many_ranks",
+        "What changes when ranks go from 32 to 16,384?",
+        40,
+        ("04", "10"),
+    ),
+    Lesson(
         "15_it_hangs_or_lies",
         "broken_runs",
         "It hangs, or lies. Which rank, which line?",
@@ -126,7 +133,7 @@ PATHS = (
     ),
     CoursePath(
         "Only the systems",
-        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "13", "15", "16"),
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "13", "14", "15", "16"),
     ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )

@@ -1,0 +1,9 @@
+"""What notebook 14 uses: a step from 32 to 16,384 ranks, who owns what, links, experts, your own model."""
+
+from __future__ import annotations
+
+from ..lazy_names import names_in
+
+FILES = ("on_ranks", "balance", "scaling", "own_model", "exercises", "pictures")
+
+__getattr__, __dir__ = names_in(__name__, *FILES)

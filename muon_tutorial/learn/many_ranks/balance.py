@@ -1,0 +1,91 @@
+"""Lesson 14: who owns which matrix, balanced by entries or by work; matrices to try it on.
+
+Work is Newton–Schulz's: s × l entries with s ≤ l take 4 s² l + 2 s³ operations an iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from ... import Grid, Matrix, owner
+from ...plan.assign import longest_first, newton_schulz_cost
+from ...plan.strategies import plan_imbalance, work_by_position
+from ...timing.model_shape import stage_matrices
+from ...timing.models import find_model
+
+Shape = tuple[int, int]
+Assign = Callable[[list[Shape], int], Sequence[int]]
+ONE_BUCKET = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedModel:
+    """Matrices of a public model's stage, and how many owners share them."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    owners: int
+
+    def plan_work(self, chosen: Sequence[int]) -> tuple[list[int], float]:
+        """Operations of each owner, and the busiest one's in fair shares, as a plan of ``owner`` says."""
+        matrices = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(self.shapes)]
+        plan = owner(matrices, Grid.of(dp=self.owners), assign=list(chosen), bucket_bytes=ONE_BUCKET)
+        return work_by_position(plan), plan_imbalance(plan)
+
+    def entries(self, chosen: Sequence[int]) -> list[int]:
+        """Entries of each owner's matrices."""
+        held = [0] * self.owners
+        for shape, place in zip(self.shapes, chosen, strict=True):
+            held[place] += math.prod(shape)
+        return held
+
+
+@cache
+def owned_models() -> tuple[OwnedModel, ...]:
+    """One rank's experts, and the dense matrices beside them, of a pipeline stage of three models."""
+    asked = (("deepseek-v3", 8, 16, 1, 16), ("kimi-k2", 8, 16, 0, 12), ("qwen3-30b-a3b", 4, 12, 1, 24))
+    found = []
+    for name, ep, pp, stage, owners in asked:
+        dense, experts = stage_matrices(find_model(name), ep=ep, pp=pp, stage=stage)
+        shapes = tuple((matrix.shape[0], matrix.shape[1]) for matrix in (*dense, *experts))
+        found.append(OwnedModel(name, shapes, owners))
+    return tuple(found)
+
+
+def by_entries(shapes: Sequence[Shape], owners: int) -> list[int]:
+    """Most entries first, each matrix to the owner with the fewest so far: what one might write at first."""
+    return longest_first([math.prod(shape) for shape in shapes], [0] * owners)
+
+
+def assign(shapes: Sequence[Shape], owners: int) -> list[int]:
+    """The reference of the exercise: the most work first, each matrix to the owner with the least so far."""
+    busy, chosen = [0] * owners, [0] * len(shapes)
+    for index in sorted(range(len(shapes)), key=lambda index: -work(shapes[index])):
+        chosen[index] = busy.index(min(busy))
+        busy[chosen[index]] += work(shapes[index])
+    return chosen
+
+
+def work(shape: Shape) -> int:
+    """Operations of one Newton–Schulz iteration.
+
+    >>> work((2, 3)) == 4 * 2 * 2 * 3 + 2 * 2 * 2 * 2 == work((3, 2))
+    True
+    """
+    return newton_schulz_cost(shape)
+
+
+def say_shapes(model: OwnedModel | None = None) -> str:
+    """The kinds of matrices of a model: entries and work of each, beside the first."""
+    model = model or owned_models()[0]
+    counts: dict[Shape, int] = {}
+    for shape in model.shapes:
+        counts[shape] = counts.get(shape, 0) + 1
+    lines = [f"{'shape':>15}{'how many':>10}{'million entries':>17}{'GFLOP':>8}"]
+    for shape, count in sorted(counts.items(), key=lambda item: -math.prod(item[0])):
+        sides = f"{shape[0]:,} × {shape[1]:,}"
+        lines.append(f"{sides:>15}{count:>10}{math.prod(shape) / 1e6:>17.1f}{work(shape) / 1e9:>8,.0f}")
+    return "\n".join([*lines, f"({model.name}, four layers; GFLOP of one Newton–Schulz iteration)"])

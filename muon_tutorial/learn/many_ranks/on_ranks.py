@@ -1,0 +1,80 @@
+"""Lesson 14 on real ranks: the reader's owners, in a plan that real processes step.
+
+Imports nothing that draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ... import LiveWorld, Muon, build_mesh, owner
+from ...plan.assign import newton_schulz_cost
+from ..inputs import measure
+
+Assign = Callable[[list[tuple[int, int]], int], Sequence[int]]
+"""From shapes and the number of owners to each matrix's owner."""
+
+SHAPES = ((16, 96), (96, 16), (48, 48), (16, 96), (96, 48), (24, 24), (48, 96), (16, 16), (96, 96), (24, 48))
+"""Small matrices of as many kinds as a layer has: long and narrow, square, large."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedRank:
+    """One rank's part of a step: the matrices that it owns, their work, and what its weights became.
+
+    ``same`` says whether all its weights have the bits that one process alone gives them.
+    """
+
+    owned: tuple[int, ...]
+    work: int
+    same: bool
+
+
+def step_with(rank: int, dp: int, tp: int, steps: int, seed: int, assign: Assign) -> SteppedRank:
+    """Steps of the package's Muon with the owners that ``assign`` chooses. Must be called by all ranks."""
+    torch.set_num_threads(1)
+    ranks = dp * tp
+    chosen = [int(place) for place in assign(list(SHAPES), ranks)]
+    world = LiveWorld(build_mesh({"dp": ranks, "tp": 1}))  # every rank holds all weights whole
+    weights = weights_with_gradients(seed)
+    muon = Muon(weights, strategy=partial(owner, assign=chosen), mesh=world)
+    for _ in range(steps):
+        muon.step()
+    owned = tuple(index for index, place in enumerate(chosen) if place == rank)
+    work = sum(newton_schulz_cost(SHAPES[index]) for index in owned)
+    return SteppedRank(owned, work, all(map(torch.equal, weights, stepped_alone(steps, seed))))
+
+
+def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
+    """Weights, each with a gradient that is averaged already; the same on every rank."""
+    draw = torch.Generator().manual_seed(seed)
+    weights = []
+    for shape in SHAPES:
+        weights.append(torch.nn.Parameter(torch.randn(shape, generator=draw)))
+        weights[-1].grad = torch.randn(shape, generator=draw)
+    return weights
+
+
+def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
+    """The weights after steps of one process."""
+    weights = weights_with_gradients(seed)
+    muon = Muon(weights)
+    with measure.one_thread():
+        for _ in range(steps):
+            muon.step()
+    return weights
+
+
+def say_stepped(ranks: Sequence[SteppedRank]) -> str:
+    """What each rank owned, its work in fair shares, and whether the bits are right."""
+    whole = sum(each.work for each in ranks)
+    lines = [
+        f"rank {rank} owned {list(each.owned)!s:24} {each.work * len(ranks) / whole:.2f} fair shares, "
+        f"same bits as one process: {each.same}"
+        for rank, each in enumerate(ranks)
+    ]
+    return "\n".join(lines)

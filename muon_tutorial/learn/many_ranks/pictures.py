@@ -1,0 +1,190 @@
+"""Pictures of lesson 14: a step over ranks, who stands idle, owners by entries and by work.
+
+Seconds are predicted, and each picture says so. Light grey is time in which owners stand idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from ...timing.commands import find_machine
+from ...timing.report import say_seconds
+from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
+from ..pictures.picture import Picture, card, finish
+from ..widgets.play import play
+from ..widgets.shell import Shell, choice
+from .balance import OwnedModel, assign, by_entries, owned_models
+from .scaling import DOUBLINGS, LINKS, MACHINE, MODEL, RANKS, StepAtScale, steps
+
+_SIZE = 11
+FIRST = DOUBLINGS - 1
+"""Where the film's slider stands at first."""
+
+
+def hero() -> Picture:
+    """The first picture: what a step of a 70B takes, from 32 to 16,384 ranks."""
+    figure = card(900, 430)
+    axes = figure.add_axes((0.085, 0.19, 0.71, 0.71))
+    found = steps()
+    _draw_curves(axes, found)
+    _note_floor(axes, found[-1])
+    axes.set_title(f"A Muon step of {MODEL}, tp=8: seconds, predicted", size=12, loc="left", weight="bold")
+    _say_machine(figure)
+    return finish(figure, "many_ranks-hero", _say_steps(found))
+
+
+def _draw_curves(axes: Axes, found: Sequence[StepAtScale], links: float = 1.0) -> None:
+    """Step, transfer, busiest owner, fair share and latency over ranks, both logarithmic."""
+    ranks = [step.ranks for step in found]
+    busiest, fair = [step.busiest for step in found], [step.fair for step in found]
+    axes.fill_between(ranks, fair, busiest, facecolor=EMPTY, linewidth=0)
+    curves = (
+        ("the whole step", [step.seconds(links) for step in found], INK, "-", 2.4),
+        ("bytes in transit", [step.transfer(links) for step in found], QUIET, "-", 1.4),
+        ("latency", [step.latency for step in found], OTHER, "-", 1.8),
+        ("busiest owner", busiest, MUON, "-", 2.4),
+        ("a fair share", fair, MUON, "--", 1.4),
+    )
+    for _, seconds, colour, dashes, width in curves:
+        axes.plot(ranks, seconds, color=colour, linestyle=dashes, linewidth=width, marker="o", markersize=3)
+    axes.set(xscale="log", yscale="log", xlim=(27, 19000), ylim=(0.004, 40))
+    axes.set_xticks(RANKS, [f"{rank:,}" for rank in RANKS], size=_SIZE)
+    axes.set_yticks([0.01, 0.1, 1, 10], ["10 ms", "100 ms", "1 s", "10 s"], size=_SIZE)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("ranks", size=_SIZE)
+    _name_curves(axes, [(name, seconds[-1], colour) for name, seconds, colour, _, _ in curves])
+
+
+def _name_curves(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Names right of the curves' ends, moved apart where they would touch."""
+    least = 0.0
+    for name, seconds, colour in sorted(ends, key=lambda end: end[1]):
+        least = max(seconds, least)
+        axes.text(20500, least, name, size=_SIZE, color=colour, va="center", clip_on=False)
+        least *= 1.62
+
+
+def _note_floor(axes: Axes, last: StepAtScale) -> None:
+    rows, columns = last.largest
+    said = f"floor: the largest matrix,\n{rows:,} × {columns:,}, takes {say_seconds(last.floor)}"
+    axes.axhline(last.floor, color=INK, linewidth=1, linestyle=":")
+    axes.text(30, 0.013, said, size=_SIZE, va="center", linespacing=1.3)
+    axes.text(10500, 0.028, "idle", size=12, ha="center", va="center", weight="bold")
+
+
+def _say_machine(figure: Figure) -> None:
+    said = f"Predicted by the planner from the file of {find_machine(MACHINE).name}: no clock has run."
+    figure.text(0.015, 0.025, said, size=_SIZE, color=QUIET)
+
+
+def _say_steps(found: Sequence[StepAtScale]) -> str:
+    said = "; ".join(
+        f"{step.ranks:,} ranks: {say_seconds(step.seconds())}, busiest owner {say_seconds(step.busiest)}, "
+        f"latency {say_seconds(step.latency)}"
+        for step in found
+    )
+    last = found[-1]
+    return (
+        f"Predicted seconds of a Muon step of {MODEL} with tp=8 by the file of {find_machine(MACHINE).name}, "
+        f"over ranks. {said}. The floor is the largest matrix: {say_seconds(last.floor)}. At {last.ranks:,} "
+        f"ranks owners are idle for {last.idle:.0%} of the busiest one's time."
+    )
+
+
+def draw_scale(doubling: int, links: str) -> Picture:
+    """The step over ranks with one of them marked, and what each of its owners does meanwhile."""
+    found = steps()
+    step, factor = found[doubling], LINKS[links]
+    figure = card(900, 430)
+    left = figure.add_axes((0.085, 0.19, 0.43, 0.67))
+    _draw_curves(left, found, factor)
+    _thin_ticks(left)
+    left.axvline(step.ranks, color=INK, linewidth=1.2)
+    left.plot([step.ranks], [step.seconds(factor)], marker="o", markersize=9, color=INK)
+    title = f"{step.ranks:,} ranks: {say_seconds(step.seconds(factor))} a step"
+    left.set_title(title, size=12, loc="left", weight="bold")
+    _draw_owners(figure.add_axes((0.735, 0.19, 0.225, 0.67)), step)
+    _say_machine(figure)
+    links_said = "as built" if factor == 1 else f"{factor:g} times as fast"
+    said = (
+        f"{title}, predicted, with links {links_said}. {step.owners:,} owners share {step.matrices} "
+        f"matrices; {step.idle_owners:,} have none. The busiest works {say_seconds(step.busiest)}, a fair "
+        f"share is {say_seconds(step.fair)}: owners are idle for {max(0.0, step.idle):.0%} of that time."
+    )
+    return finish(figure, f"many_ranks-{doubling}-{links.replace(' ', '-')}", said)
+
+
+def _thin_ticks(axes: Axes) -> None:
+    """In a narrow plot, every third number of ranks."""
+    axes.set_xticks(RANKS[::3], [f"{rank:,}" for rank in RANKS[::3]], size=_SIZE)
+
+
+def _draw_owners(axes: Axes, step: StepAtScale) -> None:
+    """Each owner's work as a part of the busiest one's, the busiest first; what is left is idle."""
+    most = max(step.work)
+    shares = sorted((work / most for work in step.work), reverse=True)
+    edges = [number / step.owners for number in range(step.owners + 1)]
+    axes.set_facecolor(EMPTY)
+    axes.stairs(shares, edges, fill=True, facecolor=MARKED, edgecolor=MUON, linewidth=1.6)
+    busy = 1 - max(0.0, step.idle)
+    said = f"{step.owners - step.idle_owners:,} of {step.owners:,} owners\nown a matrix; {busy:.0%} busy"
+    axes.set_title(said, size=12, loc="left", weight="bold")
+    axes.set(xlim=(0, 1), ylim=(0, 1.03))
+    axes.set_xticks([0, 1], ["1", f"{step.owners:,}"], size=_SIZE)
+    axes.set_yticks([0, 0.5, 1], ["0", "½", "busiest"], size=_SIZE)
+    axes.set_xlabel("owner, busiest first", size=_SIZE)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def explore_scale(live: bool = True) -> Shell | Picture:
+    """Play through the ranks, with buttons for how fast all links are."""
+    return play(
+        draw_scale,
+        DOUBLINGS,
+        draw_scale(FIRST, "as built"),
+        live,
+        label="doubling",
+        first=0,
+        links=choice("all links", {name: name for name in LINKS}),
+    )
+
+
+def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:
+    """What each owner has: entries on the left, work on the right, in fair shares.
+
+    Without owners, those of the exercise's wrong beginning: balanced by entries.
+    """
+    model = model or owned_models()[0]
+    chosen = by_entries(model.shapes, model.owners) if chosen is None else chosen
+    work, shares = model.plan_work(chosen)
+    held = model.entries(chosen)
+    best = model.plan_work(assign(model.shapes, model.owners))[1]
+    figure = card(900, 130 + 17 * model.owners)
+    for place, (name, amounts) in enumerate((("entries", held), ("work", work))):
+        axes = figure.add_subplot(1, 2, place + 1)
+        fair = sum(amounts) / model.owners
+        bars = [amount / fair for amount in amounts]
+        axes.barh(range(model.owners), bars, height=0.78, facecolor=MARKED, edgecolor=INK, linewidth=0.8)
+        axes.axvline(1, color=INK, linewidth=1.4, linestyle="--")
+        axes.set(xlim=(0, 1.05 * max(*bars, 1.2)), ylim=(model.owners - 0.4, -0.6))
+        axes.set_yticks(
+            range(0, model.owners, 2), [f"owner {at}" for at in range(0, model.owners, 2)], size=_SIZE
+        )
+        axes.tick_params(labelsize=_SIZE)
+        axes.set_title(f"{name}: busiest {max(bars):.2f} fair shares", size=12, loc="left", weight="bold")
+        axes.set_xlabel("fair shares", size=_SIZE)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    even = max(held) * model.owners / sum(held)
+    said = (
+        f"{model.name}, {len(model.shapes)} matrices on {model.owners} owners: the most entries of an owner "
+        f"are {even:.2f} fair shares, the most work {shares:.2f}; par is {best:.2f}."
+    )
+    return finish(figure, f"many_ranks-balance-{model.name.replace('.', '-')}", said)

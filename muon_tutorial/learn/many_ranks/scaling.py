@@ -1,0 +1,200 @@
+"""Lesson 14: what the planner says of a step, from 32 to 16,384 ranks.
+
+Nothing here was measured. Seconds follow from the file of a machine, which says where its numbers are from.
+The strategy is ``layerwise``: each matrix lives at one place along dp, its owner; along tp all ranks of that
+place gather the matrix and work on it. So what counts owners is dp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ... import Grid, Matrix
+from ...plan.strategies import layerwise, work_by_position
+from ...timing.commands import find_machine
+from ...timing.model_shape import stage_matrices
+from ...timing.models import find_model
+from ...timing.planner import StepEstimate, estimate
+from ...timing.report import ModelPlan, plan_model, say_bytes, say_seconds
+
+MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
+MACHINE = "h100-infiniband"
+TP = 8
+DOUBLINGS = 9
+RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
+"""The ranks of the lesson: from 32, doubled until there are 16,384."""
+LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
+"""How fast all links are, in times the machine's, by what the widget calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAtScale:
+    """A predicted step of a model on so many ranks. Seconds are those of the busiest owner's ranks.
+
+    ``work`` is the Newton–Schulz work at each place along dp; ``once``, the seconds that one owner would take
+    for all matrices; ``floor``, those that the costliest matrix takes alone. ``largest`` is its shape.
+    """
+
+    ranks: int
+    matrices: int
+    work: tuple[int, ...]
+    once: float
+    floor: float
+    largest: tuple[int, ...]
+    estimate: StepEstimate
+
+    @property
+    def owners(self) -> int:
+        """Places along dp, with or without a matrix."""
+        return len(self.work)
+
+    @property
+    def idle_owners(self) -> int:
+        """Those that own nothing."""
+        return self.work.count(0)
+
+    @property
+    def fair(self) -> float:
+        """Seconds of Newton–Schulz if all owners had the same work."""
+        return self.once / self.owners
+
+    @property
+    def busiest(self) -> float:
+        """Seconds of Newton–Schulz of the busiest owner."""
+        return self.estimate.product
+
+    @property
+    def idle(self) -> float:
+        """The part of that time that owners are idle, on average."""
+        return 1 - self.fair / self.busiest
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the step that no bandwidth shortens."""
+        return self.estimate.latency
+
+    def seconds(self, links: float = 1.0) -> float:
+        """The whole step, were all links so many times as fast."""
+        return self.estimate.seconds_at(links)
+
+    def transfer(self, links: float = 1.0) -> float:
+        """Seconds in which bytes travel."""
+        moved = self.estimate.waiting - self.latency
+        return moved + self.seconds(links) - self.seconds()
+
+
+@cache
+def matrices_of(model: str, tp: int = TP) -> tuple[Matrix, ...]:
+    """The hidden matrices of a model without experts, cut over tp."""
+    return tuple(stage_matrices(find_model(model), tp=tp)[0])
+
+
+@cache
+def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
+    """What the planner says of a step of a model on so many ranks."""
+    matrices, grid = matrices_of(model, tp), Grid.of(dp=ranks // tp, tp=tp)
+    largest = max(matrices, key=lambda matrix: newton_schulz_seconds((matrix,)))
+    return StepAtScale(
+        ranks=ranks,
+        matrices=len(matrices),
+        work=tuple(work_by_position(layerwise(matrices, grid))),
+        once=newton_schulz_seconds(matrices),
+        floor=newton_schulz_seconds((largest,)),
+        largest=largest.shape,
+        estimate=estimate("layerwise", layerwise, matrices, grid, find_machine(MACHINE)),
+    )
+
+
+@cache
+def newton_schulz_seconds(matrices: tuple[Matrix, ...]) -> float:
+    """Seconds of Newton–Schulz for matrices one after the other on one rank, by the machine's file."""
+    by_shape: dict[tuple[int, ...], int] = {}
+    for matrix in matrices:
+        by_shape[matrix.shape] = by_shape.get(matrix.shape, 0) + 1
+    return sum(times * _one_matrix(shape) for shape, times in by_shape.items())
+
+
+@cache
+def _one_matrix(shape: tuple[int, ...]) -> float:
+    alone = [Matrix(0, "", shape)]
+    return estimate("layerwise", layerwise, alone, Grid.of(dp=1), find_machine(MACHINE)).product
+
+
+def steps(model: str = MODEL) -> list[StepAtScale]:
+    """The lesson's model on all the lesson's grids, from the fewest ranks to the most."""
+    return [step_at(model, ranks) for ranks in RANKS]
+
+
+@cache
+def on_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> ModelPlan:
+    """The planner's word on ``layerwise`` for a model without experts, on any grid.
+
+    Raises:
+        GridError: the grid does not divide the model.
+    """
+    sizes = {"dp": dp, "tp": tp, "pp": pp}
+    return plan_model(find_model(model), sizes, find_machine(MACHINE), strategies={"layerwise": layerwise})
+
+
+def say_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> str:
+    """Memory and seconds of a model's step on a grid, in a line."""
+    [one] = on_grid(dp, tp, pp, model).estimates
+    parts = f"computes {say_seconds(one.product + one.copy)}, waits {say_seconds(one.waiting)}"
+    return (
+        f"dp={dp}, tp={tp}, pp={pp}: {dp * tp * pp:,} ranks, {say_bytes(one.memory)} a rank, "
+        f"{say_seconds(one.seconds)} a step ({parts}), busiest owner {one.fair_shares:.2f} fair shares"
+    )
+
+
+def say_steps(model: str = MODEL) -> str:
+    """All steps of a model as a table."""
+    lines = [f"{'ranks':>7}{'owners':>8}{'idle':>7}{'busiest':>10}{'latency':>10}{'step':>9}"]
+    for step in steps(model):
+        cells = (say_seconds(step.busiest), say_seconds(step.latency), say_seconds(step.seconds()))
+        busiest, latency, whole = cells
+        lines.append(
+            f"{step.ranks:>7,}{step.owners:>8,}{step.idle_owners:>7,}{busiest:>10}{latency:>10}{whole:>9}"
+        )
+    return "\n".join([*lines, f"(predicted, by the file of {find_machine(MACHINE).name})"])
+
+
+def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
+    """What reduces gradients over dp, for a rank without tp and with: bytes, wire, seconds."""
+    lines = [f"{'grid':14}{'a rank sends':>14}{'its wire':>12}{'in transit':>12}"]
+    for tp in (1, TP):
+        sent, speed, seconds = gradient_wire(model, dp, tp)
+        lines.append(
+            f"dp={dp}, tp={tp:<6}{say_bytes(sent):>12}{say_bytes(speed) + '/s':>13}{say_seconds(seconds):>12}"
+        )
+    return "\n".join(lines)
+
+
+def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
+    """Bytes that a rank sends to reduce gradients, the bandwidth of its wire, and the seconds in transit."""
+    found = step_of(model, dp, tp)
+    flights = [(one, times) for one, times in found.flights if one.label.phase == "gradient reduce_scatter"]
+    sent = sum(times * traffic.data for one, times in flights for traffic in one.busy.values())
+    speed = max(one.link.bandwidth for one, _ in flights)
+    return sent, speed, sent / speed
+
+
+@cache
+def step_of(model: str, dp: int, tp: int) -> StepEstimate:
+    """The estimate of a model's step on a grid."""
+    return estimate(
+        "layerwise", layerwise, matrices_of(model, tp), Grid.of(dp=dp, tp=tp), find_machine(MACHINE)
+    )
+
+
+def say_experts(dp: int = 256, tp: int = TP, ep: int = 64) -> str:
+    """Dense matrices and experts of a mixture: how many, how many owners, and their balance."""
+    shape = find_model(EXPERTS)
+    dense, experts = stage_matrices(shape, tp=tp, ep=ep)
+    lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", f"{'':8}{'matrices':>10}{'owners':>8}{'busiest':>22}"]
+    for name, matrices, owners in (("dense", dense, dp), ("experts", experts, dp * tp // ep)):
+        work = work_by_position(layerwise(matrices, Grid.of(dp=owners)))
+        shares = f"{max(work) * owners / sum(work):.2f} fair shares"
+        lines.append(f"{name:8}{len(matrices):>10,}{owners:>8,}{shares:>22}")
+    return "\n".join(lines)

@@ -1,0 +1,188 @@
+"""Which strategy wins where: ranks along one side, bandwidth along the other; found, and drawn.
+
+A column is a plan; what it costs on other links follows from its collectives, so that rows cost next to
+nothing. Seconds are the planner's: they follow from a machine's file.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from ..errors import GridError
+from .report import AXES, PREDICTED, ModelPlan, plan_model
+
+MOST_RANKS, APART = 16384, 4
+"""The largest grid of a map, and how many times as many ranks each column has as the one before."""
+FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
+"""How fast links are, in times what the machine's are."""
+FILLS = {
+    "replicated": "#d9d9d9",
+    "round_robin": "#f4b95f",
+    "round_robin gather": "#f0e68c",
+    "zero1": "#8cc9f0",
+    "zero1 boundary": "#a9b8f4",
+    "layerwise": "#7fcfb4",
+    "owner": "#dda6c6",
+    "owner_per_replica": "#f0936a",
+    "nothing fits": "#ffffff",
+}
+INK = "#1b1b1b"
+_STYLE: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "regimes", "font.family": "DejaVu Sans"}
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """The winner on so many ranks, with links ``factor`` times as fast; None where nothing fits.
+
+    ``over_adamw`` is how much longer than AdamW's its step takes, as a part of AdamW's: below zero, less.
+    ``over_ddp`` is that beside AdamW under DDP, None where FSDP2 cuts parameters.
+    """
+
+    ranks: int
+    factor: float
+    winner: str | None
+    over_adamw: float
+    over_ddp: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeMap:
+    """Winners by ranks and bandwidth, for the model, machine and bucket size of a plan."""
+
+    plan: ModelPlan
+    regimes: tuple[Regime, ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The columns."""
+        return sorted({one.ranks for one in self.regimes})
+
+    @property
+    def winners(self) -> list[str]:
+        """Who wins anywhere, in the order of the strategies."""
+        found = {one.winner or "nothing fits" for one in self.regimes}
+        return [name for name in FILLS if name in found]
+
+
+def survey(plan: ModelPlan) -> RegimeMap:
+    """Plan the same model on smaller and larger grids: dp is what changes. For a window of one."""
+    regimes = [
+        Regime(column.ranks, factor, *_winner(column, factor))
+        for column in _columns(plan)
+        for factor in FACTORS
+    ]
+    return RegimeMap(plan, tuple(regimes))
+
+
+def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
+    """The plan itself, and those of other grids, as far as they divide the model."""
+    each, there = plan.ranks // plan.sizes["dp"], plan.ranks
+    while there * APART <= MOST_RANKS:
+        there *= APART
+    while there >= each:
+        with suppress(GridError):  # experts that a smaller grid cannot share
+            if there == plan.ranks:
+                yield plan
+            elif there % each == 0:
+                yield _planned(plan, there // each)
+        there //= APART
+
+
+def _planned(plan: ModelPlan, dp: int) -> ModelPlan:
+    sizes = {**plan.sizes, "dp": dp}
+    return plan_model(plan.shape, sizes, plan.machine, bucket_bytes=plan.bucket_bytes)
+
+
+def _winner(plan: ModelPlan, factor: float) -> tuple[str | None, float, float | None]:
+    best = plan.winner_at(factor)
+    if best is None:
+        return None, 0.0, None
+    mine = best.seconds_at(factor)
+    ddp = mine / plan.adamw_at(factor, sharded=False) - 1 if plan.adamw_ddp else None
+    return best.strategy, mine / plan.adamw_at(factor) - 1, ddp
+
+
+def draw_map(found: RegimeMap) -> str:
+    """The map as an SVG document: a cell is coloured by its winner, and says what that costs over AdamW.
+
+    The same map gives the same bytes.
+    """
+    across, down = len(found.ranks), len(FACTORS)
+    width, height = 2.3 + 1.1 * max(4, across), 2.6 + 0.6 * down
+    figure = Figure(figsize=(width, height), dpi=96, facecolor="#ffffff")
+    frame = (1.7 / width, 1.85 / height, 1.1 * across / width, 0.6 * down / height)
+    axes = figure.add_axes(frame)
+    for one in found.regimes:
+        _draw_regime(axes, found.ranks.index(one.ranks), FACTORS.index(one.factor), one)
+    here = found.ranks.index(found.plan.ranks), FACTORS.index(1.0)
+    axes.add_patch(Rectangle(here, 1, 1, fill=False, edgecolor=INK, linewidth=2.5, zorder=3))
+    _label(axes, found)
+    patches = [Patch(facecolor=FILLS[name], edgecolor=INK, label=name) for name in found.winners]
+    corner = (0.01, 0.66 / height)
+    figure.legend(
+        handles=patches, loc="lower left", bbox_to_anchor=corner, ncols=4, fontsize=11, frameon=False
+    )
+    figure.text(0.15 / width, 0.12 / height, _legend(found), size=9.5, color=INK, linespacing=1.4)
+    with mpl.rc_context(_STYLE):
+        target = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})
+    svg = target.getvalue()
+    return "\n".join(line.rstrip() for line in svg[svg.index("<svg") :].splitlines()) + "\n"
+
+
+def _draw_regime(axes: Axes, x: int, y: int, one: Regime) -> None:
+    name = one.winner or "nothing fits"
+    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=FILLS[name], edgecolor="#ffffff", linewidth=1.5))
+    numbers = [number for number in (one.over_adamw, one.over_ddp) if one.winner and number is not None]
+    for number, place in zip(numbers, (0.68, 0.32) if len(numbers) > 1 else (0.5,), strict=False):
+        weight = "bold" if round(100 * number) < 0 else "normal"
+        axes.text(
+            x + 0.5, y + place, _say(number), size=11, ha="center", va="center", color=INK, weight=weight
+        )
+
+
+def _say(over: float) -> str:
+    """A part more or less, in percent.
+
+    >>> _say(0.534), _say(-0.12), _say(13.3)
+    ('+53 %', '−12 %', '14.3 ×')
+    """
+    return f"{over:+.0%}".replace("%", " %").replace("-", "−") if over < 9.995 else f"{over + 1:.3g} ×"
+
+
+def _label(axes: Axes, found: RegimeMap) -> None:
+    """What the sides mean, and of which model on which machine."""
+    plan, machine = found.plan, found.plan.machine
+    link = machine.between or machine.inside
+    columns, rows = range(len(found.ranks)), range(len(FACTORS))
+    axes.set(xlim=(0, len(columns)), ylim=(0, len(rows)))
+    axes.set_xticks([x + 0.5 for x in columns], [f"{ranks:,}" for ranks in found.ranks], size=11)
+    speeds = [_say_link(factor, link.bandwidth) for factor in FACTORS]
+    axes.set_yticks([y + 0.5 for y in rows], speeds, size=11)
+    axes.set_xlabel("ranks (dp changes)", size=11)
+    axes.set_ylabel("GB/s a rank" + (" between nodes" if machine.between else ""), size=11)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    fixed = "".join(f", {axis}={plan.sizes[axis]}" for axis in AXES[1:] if plan.sizes[axis] > 1)
+    axes.set_title(f"{plan.shape.name}{fixed}: the fastest step\n{machine.name}", size=12, loc="left")
+
+
+def _legend(found: RegimeMap) -> str:
+    two = any(one.over_ddp is not None for one in found.regimes)
+    beside = "AdamW's: with ZeRO-1 above, with DDP below" if two else "AdamW's, with FSDP2"
+    return f"In a cell: the step beside {beside}. Bold: faster. Framed: the grid asked for.\n{PREDICTED}"
+
+
+def _say_link(factor: float, bandwidth: float) -> str:
+    times = f"×{factor:g}" if factor >= 1 else f"÷{1 / factor:g}"
+    return f"{bandwidth * factor / 1e9:.3g} ({times})"

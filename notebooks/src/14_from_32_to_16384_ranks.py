@@ -1,0 +1,307 @@
+# %% [markdown]
+# # 14 · What changes when ranks go from 32 to 16,384?
+#
+# Every doubling of ranks makes twice as many owners for the same matrices. Who still has something to do, and what does
+# a step wait for in the end?
+
+# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
+# Set-up: nothing happens here where the package is installed.
+import importlib.util, pathlib, subprocess, sys
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+    here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
+    ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
+    places = [here, root.parent] if ours else [here]
+    wheels = [str(wheel) for place in places for wheel in sorted(place.glob("muon_tutorial-*.whl"), reverse=True)]
+    sys.path += [str(place) for place in places if (place / "muon_tutorial" / "learn").is_dir()]
+    if not wheels and importlib.util.find_spec("muon_tutorial") is None:
+        raise ModuleNotFoundError("upload this lesson's self-contained copy (python scripts/pack.py makes it), or the wheel")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "cloudpickle", *wheels[:1]], check=True)
+from muon_tutorial.learn import many_ranks as lesson
+lesson.hero()
+
+# %% [markdown]
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
+#
+# **Forty minutes.** The hard exercise takes twenty more. At the end you can say, for any model on any grid, what a step
+# waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
+#
+# *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
+#
+# - *Previous:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
+# - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
+# - *Words and symbols:* [glossary](GLOSSARY.md)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
+#   nothing to install.
+#
+# *All seconds here are predicted.* The planner walks the package's own step without data, and charges it by the file of a
+# machine: `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number comes from, and which
+# are estimates. Nobody has held these seconds against a clock at such a scale. dp and tp below are for the cell that runs
+# on real ranks; take what your machine can bear.
+#
+# </details>
+
+# %% tags=["parameters"] jupyter={"source_hidden": true}
+dp: int = 2
+tp: int = 2
+steps: int = 1
+seed: int = 0
+backend: str = "gloo"
+widgets: bool = True
+
+# %% jupyter={"source_hidden": true}
+from muon_tutorial import launch
+from muon_tutorial.learn import many_ranks as lesson
+from muon_tutorial.learn.widgets.reveal import compare
+
+# %% [markdown]
+# ## A grid you have not seen
+#
+# Nothing ran for that picture. The **planner** walks a step without data, and charges it by a file about the machine.
+# A matrix lives with one owner: a place along dp, with all tp ranks there. So dp counts owners.
+#
+# The 70B has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again.
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub", "predict"]
+idle = ...  # how many owners have nothing to do on 4,096 ranks?
+shrinks = ...  # how many times shorter is Newton–Schulz of the busiest owner there than on 2,048?
+slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
+
+# %%
+unseen, balancing, wiring, limits, own, quiz = lesson.all_exercises()
+unseen.check(idle, shrinks, slower)
+
+# %% tags=["answer"]
+print(lesson.say_steps(lesson.UNSEEN))
+compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# 4,096 / 8 owners share 7 · 32 matrices. On half as many ranks there are 256 owners: enough for one matrix each. Only
+# latency grows from here on.
+#
+# ```python
+# idle = 4096 // 8 - 7 * 32
+# shrinks = 1
+# slower = True
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever others do.
+# Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
+
+# %%
+lesson.explore_scale(live=widgets)
+
+# %% [markdown]
+# ## Even entries, uneven work
+#
+# As long as there are enough matrices, be fair. Somebody gave each owner as many *entries* as the next. Perfect, on the
+# left:
+
+# %%
+print(lesson.say_shapes())
+lesson.draw_balance()
+
+# %% [markdown]
+# The largest has eight times the entries of an expert's matrix, and thirty times the work. Choose better owners.
+#
+# *Medium · 8 minutes · required · par 2 percent*
+
+# %% tags=["stub"]
+def assign(shapes, owners):
+    # shapes: (rows, columns) of each matrix; owners: how many there are
+    busy = [0] * owners  # what each owner has to do so far
+    chosen = [0] * len(shapes)
+    for index in range(len(shapes)):  # in this order?
+        chosen[index] = ...  # the owner, from 0; and what does the matrix add to its work?
+    return chosen
+
+# %%
+balancing.check(assign)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def work(shape):
+#     short, long = sorted(shape)
+#     return 4 * short**2 * long + 2 * short**3
+#
+# def assign(shapes, owners):
+#     busy = [0] * owners
+#     chosen = [0] * len(shapes)
+#     for index in sorted(range(len(shapes)), key=lambda index: -work(shapes[index])):
+#         chosen[index] = busy.index(min(busy))
+#         busy[chosen[index]] += work(shapes[index])
+#     return chosen
+# ```
+#
+# </details>
+
+# %% [markdown]
+# Now without the planner: your owners, in a step of real processes. Do they change the result?
+
+# %%
+assign = balancing.accepted_or(lesson.assign)
+
+def step(rank):
+    return lesson.step_with(rank, dp, tp, steps, seed, assign)
+
+print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
+
+# %% [markdown]
+# Not by a bit. And here, too, one matrix is the floor: see who owns number 8.
+#
+# ## Inside a node and between nodes
+#
+# Inside a node of 8 GPUs, links are fast. Between nodes each GPU has a slower card of its own. A ring leaves a node over
+# the cards of all its members there.
+#
+# Take dp=64 for the 8B. With tp=1 one ring runs through all, and each rank sends all gradients. With tp=8 there are eight
+# rings with one member a node, and each rank sends an eighth. Which is sooner?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+sooner = ...  # "tp=1", "tp=8" or "neither"
+
+# %%
+wiring.check(sooner)
+
+# %% tags=["answer"]
+print(lesson.say_wires())
+compare({"sooner": sooner}, {"sooner": lesson.wires()})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Eight rings share the cards that one ring had to itself.
+#
+# ```python
+# sooner = "neither"
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Experts have owners of their own
+#
+# With expert parallelism, only ranks that have the same experts share them. A trillion entries on 2048 GPUs:
+
+# %%
+print(lesson.say_experts())
+
+# %% [markdown]
+# Many experts, few owners: they balance by themselves. The few dense matrices set the floor.
+#
+# ## Plan a 70B
+#
+# Your limits: 20 GB a rank for the matrices and a step, half a second a step, 8 **pipeline stages** (pp cuts the
+# layers), a node's 8 GPUs for tp. With 512 GPUs you pass. Fewer are better.
+
+# %%
+print(lesson.say_grid(dp=32, tp=8, pp=2))
+
+# %% [markdown]
+# *Medium · 8 minutes · required · par 288 GPUs*
+
+# %% tags=["stub"]
+grid = {"dp": ..., "tp": ..., "pp": ...}
+
+# %%
+limits.check(grid)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# tp and pp cut weights and gradients, and what a rank sends. But tp ranks repeat Newton–Schulz: so more stages, less tp,
+# and just enough owners.
+#
+# ```python
+# grid = {"dp": 9, "tp": 4, "pp": 8}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Your own model
+#
+# Give it a billion entries in matrices or more, on 1024 GPUs or more. The busiest owner may have 1.25 fair shares, and a
+# step may take twice as long as AdamW's. A function that returns a module will do as well as this config: it is built
+# without data, so size costs nothing. `lesson.plan_mine(my_model, my_grid)` says where you are.
+#
+# *Hard · 20 minutes · optional · par 127 percent of AdamW's step*
+
+# %% tags=["stub", "hard"]
+my_model = {
+    "model_type": "llama",
+    "hidden_size": ...,
+    "intermediate_size": ...,
+    "num_hidden_layers": ...,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
+my_grid = ...  # such as "dp=128,tp=8"; modules take no tp, for nobody says how to cut them
+
+# %%
+own.check(my_model, my_grid)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Depth gives every owner a matrix. Width gives every message enough bytes to outweigh its latency.
+#
+# ```python
+# my_model = {
+#     "model_type": "llama",
+#     "hidden_size": 4096,
+#     "intermediate_size": 11008,
+#     "num_hidden_layers": 160,
+#     "num_attention_heads": 32,
+#     "num_key_value_heads": 8,
+#     "vocab_size": 32000,
+# }
+# my_grid = "dp=256,tp=8"
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Recap
+#
+# - More ranks share out work until owners run out. Then the costliest matrix is the floor.
+# - Bytes a rank sends stay as they are. Latency grows.
+# - Balance work, not entries.
+# - tp divides the bytes between nodes, and the cards.
+#
+# Any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
+#
+# **Quiz.** One line measures each.
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "idle": ...,  # how many owners of the 70B have nothing on 16,384 ranks?
+    "floor": ...,  # how many milliseconds does its costliest matrix take?
+    "latency": ...,  # how many times as long is latency there as on 32 ranks?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# first, *_, last = lesson.steps()
+# answers = {"idle": last.idle_owners, "floor": 1000 * last.floor, "latency": last.latency / first.latency}
+# ```
+#
+# </details>
