@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..engine.collective import Call, Collective, Idle, Label, Start, Turn, Wait, Walk
+from ..engine.collective import Call, Collective, Idle, Kind, Label, Start, Turn, Wait, Walk
 from ..errors import DeadlockError, RequestError
 from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.ring_bytes import ring_bytes, ring_traffic
@@ -25,7 +25,8 @@ from ..worlds.local import check_alike
 from .machine import Link, Machine
 from .work import Work
 
-Doing = Literal["product", "copy", "wait"]
+Doing = Literal["product", "copy", "wait", "transfer"]
+"""What a rank does; a transfer goes on beside the others, on its link."""
 _INSTANT = 1e-12
 
 
@@ -48,15 +49,20 @@ class TimedFlight:
     """A collective on its way: when its members issued it, when it began, and when it was answered.
 
     ``asked`` says what each member asked for, in words; ``sent``, what it sends; ``busy``, what keeps its
-    link and processor, the larger of what it sends and receives. These and ``issued`` hold the ranks that are
-    walked: all members, or one alone. ``link`` is what they send over, and ``latency`` the seconds that no
-    bandwidth shortens.
+    link and processor, the larger of what it sends and receives; ``payload``, the bytes that it hands over;
+    ``ring``, those it would send on a ring; ``answered``, when it went on with the answer in hand. These and
+    ``issued`` hold the ranks that are walked: all members, or one alone. ``link`` is what they send over, and
+    ``latency`` the seconds that no bandwidth shortens.
     """
 
     group: tuple[int, ...]
+    kind: Kind
     label: Label
     link: Link
     issued: dict[int, float] = field(default_factory=dict)
+    answered: dict[int, float] = field(default_factory=dict)
+    payload: dict[int, int] = field(default_factory=dict)
+    ring: dict[int, int] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)
     sent: dict[int, GlooTraffic] = field(default_factory=dict)
     busy: dict[int, GlooTraffic] = field(default_factory=dict)
@@ -238,6 +244,7 @@ class _Clockwork:
                 self._go_on(rank, work)
             elif rank.waiting is not None and rank.waiting.flight.end is not None:
                 self._note(rank, "wait")
+                rank.waiting.flight.answered[rank.at.rank] = self.now
                 rank.answer, rank.waiting = rank.waiting.answer, None
                 self._go_on(rank, work)
 
@@ -314,6 +321,7 @@ class _Clockwork:
 
     def _wait(self, rank: _Rank, ticket: _Ticket) -> bool:
         if ticket.flight.end is not None:
+            ticket.flight.answered[rank.at.rank] = self.now
             rank.answer = ticket.answer
             return False
         rank.waiting = ticket
@@ -325,9 +333,12 @@ class _Clockwork:
         number, group = rank.at.rank, rank.at.group(*request.axes)
         flight = next((one for one in self.queues[group] if number not in one.issued), None)
         if flight is None:
-            flight = TimedFlight(group, request.label, self.machine.link(group, request.kind))
+            link = self.machine.link(group, request.kind)
+            flight = TimedFlight(group, request.kind, request.label, link)
             self.queues[group].append(flight)
         flight.issued[number], flight.asked[number] = self.now, str(request)
+        flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
+        flight.ring[number] = ring_bytes(request, rank.at)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
         flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
         self.asked.setdefault(id(flight), {})[number] = request
