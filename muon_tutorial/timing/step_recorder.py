@@ -84,11 +84,11 @@ class RankNotes:
 class StepRecorder:
     """Notes one rank's steps, each while a ``with`` block runs. An observer for a live world.
 
-        recorder = StepRecorder(world.at.rank)
-        world.observers.append(recorder)
-        with recorder:
-            world.run(step.step())
-        notes = recorder.notes[-1]
+    recorder = StepRecorder(world.at.rank)
+    world.observers.append(recorder)
+    with recorder:
+        world.run(step.step())
+    notes = recorder.notes[-1]
     """
 
     rank: int
@@ -210,5 +210,3 @@ def _noted(notes: RankNotes) -> Iterator[tuple[int, int, Doing, str]]:
 
 def _span(rank: int, doing: Doing, begin: int, end: int, label: str, zero: int) -> Span:
     return Span(rank, doing, (begin - zero) / 1e9, (end - zero) / 1e9, label)
-
-

@@ -8,7 +8,7 @@ of ``evidence.traces``. Knows neither strategies nor machines.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -204,19 +204,38 @@ def compare_phases(predicted: StepTimeline, recorded: StepTimeline) -> list[Phas
     ]
 
 
-def as_data(timeline: StepTimeline, digits: int = 5) -> dict[str, Any]:
-    """A timeline as plain data: seconds to ``digits`` decimals, labels by number."""
-    labels = sorted({one.label for one in (*timeline.spans, *timeline.flights)})
+TICK = 1e-5
+"""Seconds: what times are rounded to where they are written."""
+_DOINGS: tuple[Doing, ...] = ("product", "copy", "wait")
+
+
+def as_data(timeline: StepTimeline) -> dict[str, Any]:
+    """A timeline as small plain data: times in ticks; what repeats stands in tables, named by place."""
     kept = [span for span in timeline.spans if span.doing != "transfer"]
-    spans = [
-        [span.rank, span.doing, round(span.begin, digits), round(span.end, digits), labels.index(span.label)]
-        for span in kept
-    ]
-    flights = [
-        [round(value, digits) if isinstance(value, float) else value for value in asdict(one).values()]
-        for one in timeline.flights
-    ]
-    return {"source": timeline.source, "labels": labels, "spans": spans, "flights": flights}
+    labels = list(dict.fromkeys(span.label for span in kept))
+    kinds = list(dict.fromkeys(_about(flight) for flight in timeline.flights))
+    return {
+        "source": timeline.source,
+        "labels": labels,
+        "kinds": kinds,
+        "spans": [
+            [one.rank, _DOINGS.index(one.doing), labels.index(one.label), _ticks(one.begin), _ticks(one.end)]
+            for one in kept
+        ],
+        "flights": [
+            [one.rank, kinds.index(_about(one)), *map(_ticks, (one.issued, one.begin, one.end, one.answered))]
+            for one in timeline.flights
+        ],
+    }
+
+
+def _about(flight: RankFlight) -> tuple[Any, ...]:
+    about = flight.kind, flight.phase, flight.subject, flight.group, flight.turn
+    return *about, flight.payload, flight.ring
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds / TICK)
 
 
 def from_data(held: Mapping[str, Any]) -> StepTimeline:
@@ -226,15 +245,21 @@ def from_data(held: Mapping[str, Any]) -> StepTimeline:
         TraceError: it is none.
     """
     try:
-        flights = [RankFlight(*_grouped(values)) for values in held["flights"]]
-        spans = [Span(*values[:4], held["labels"][values[4]]) for values in held["spans"]]
+        spans = [
+            Span(rank, _DOINGS[doing], begin * TICK, end * TICK, held["labels"][label])
+            for rank, doing, label, begin, end in held["spans"]
+        ]
+        flights = [_flight_from(rank, held["kinds"][kind], times) for rank, kind, *times in held["flights"]]
         return StepTimeline(held["source"], (*spans, *transfers(flights)), tuple(flights))
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise TraceError(f"this is no timeline of a step: {error!r}") from error
 
 
-def _grouped(values: Sequence[Any]) -> list[Any]:
-    return [tuple(value) if isinstance(value, list) else value for value in values]
+def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankFlight:
+    kind, phase, subject, group, turn, payload, ring = about
+    issued, begin, end, answered = (tick * TICK for tick in ticks)
+    named = (rank, kind, phase, subject, tuple(group), turn)
+    return RankFlight(*named, issued, begin, end, answered, payload, ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +276,11 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Recorded steps on one machine. ``about`` says which, when and with what; ``machine`` is its file."""
+    """Recorded steps of one task on one machine. ``about`` says which, when and with what, in words; ``task``
+    and ``machine`` hold the numbers that a prediction needs, the latter as its file does."""
 
-    about: Mapping[str, Any]
+    about: Mapping[str, str]
+    task: Mapping[str, int]
     machine: Mapping[str, Any]
     steps: tuple[RecordedStep, ...]
 
@@ -272,7 +299,7 @@ class Recording:
     def write(self, path: str | Path) -> None:
         """Write it as JSON."""
         steps = [{**asdict(step), "timeline": as_data(step.timeline)} for step in self.steps]
-        held = {"about": dict(self.about), "machine": dict(self.machine), "steps": steps}
+        held = {"about": self.about, "task": self.task, "machine": self.machine, "steps": steps}
         Path(path).write_text(json.dumps(held, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
@@ -285,12 +312,11 @@ def read_recording(path: str | Path) -> Recording:
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
         steps = [RecordedStep(**{**step, "timeline": from_data(step["timeline"])}) for step in held["steps"]]
-        return Recording(held["about"], held["machine"], tuple(steps))
+        return Recording(held["about"], held["task"], held["machine"], tuple(steps))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is no recording of steps: {error!r}") from error
 
 
-def middle(timelines: Sequence[StepTimeline], key: Callable[[StepTimeline], float] | None = None) -> StepTimeline:
+def middle(timelines: Sequence[StepTimeline]) -> StepTimeline:
     """The timeline whose step takes the median time: what stands for several steps of one kind."""
-    ordered = sorted(timelines, key=key or (lambda timeline: timeline.seconds))
-    return ordered[(len(ordered) - 1) // 2]
+    return sorted(timelines, key=lambda timeline: timeline.seconds)[(len(timelines) - 1) // 2]

@@ -55,8 +55,10 @@ class TimelinePair:
         return max(gap.worst for gap in compare_phases(self.predicted, self.recorded))
 
     def __str__(self) -> str:
-        times = f"predicted {1000 * self.predicted.seconds:.0f} ms, recorded {1000 * self.recorded.seconds:.0f}"
-        return f"{self.name}: {times}; phases begin and end within {self.worst:.0%} of the step"
+        said, seen = (f"{1000 * one.seconds:.0f}" for one in (self.predicted, self.recorded))
+        return (
+            f"{self.name}: predicted {said} ms, recorded {seen}; phases within {self.worst:.0%} of the step"
+        )
 
 
 def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
