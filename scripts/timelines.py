@@ -64,7 +64,9 @@ def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | N
 def run(task: TimelineTask, rate: str, machine: Machine) -> list[tuple[RecordedStep, StepTimeline]]:
     """The median step of each case on both links: recorded, and as it is predicted."""
     shared = on_bus(machine, bytes_of(rate))
-    links = [(LOOPBACK, None, machine, record_cases(task))]
+    links: list[tuple[str, float | None, Machine, list[list[StepTimeline]]]] = [
+        (LOOPBACK, None, machine, record_cases(task))
+    ]
     shaped = record_shaped(task, rate)
     if shaped is None:
         print("This machine cannot limit its loopback: only the bare one is measured.", file=sys.stderr)

@@ -178,8 +178,9 @@ def _in_turn(notes: RankNotes) -> Iterator[tuple[int, NotedRequest]]:
 def _flight(rank: int, request: NotedRequest, turn: int, last: int, zero: int) -> RankFlight:
     about = (rank, request.kind, request.phase, request.subject, request.group, turn)
     begin = min(last, request.done)  # who only sends may be done before the last member asks
-    times = (request.issued, begin, request.done, request.answered)
-    return RankFlight(*about, *((time - zero) / 1e9 for time in times), request.payload, request.ring)
+    issued, done, answered = request.issued, request.done, request.answered
+    issued_at, began, ended, answered_at = ((each - zero) / 1e9 for each in (issued, begin, done, answered))
+    return RankFlight(*about, issued_at, began, ended, answered_at, request.payload, request.ring)
 
 
 def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:

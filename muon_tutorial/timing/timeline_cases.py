@@ -16,7 +16,7 @@ from ..launching.launch import launch
 from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import Plan, owner, zero1
+from ..plan.strategies import Builder, Plan, owner, zero1
 from ..worlds.live import LiveWorld, build_mesh
 from .machine import Link, Machine
 from .step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
@@ -45,8 +45,10 @@ class TimelineTask:
         """
         cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
         matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]
-        build, together = {"zero1": (zero1, 2), "owner": (owner, self.dp)}[strategy]
-        return build(matrices, Grid.of(dp=self.dp), bucket_bytes=4 * self.side**2 * together)
+        builders: dict[str, Builder] = {"zero1": zero1, "owner": owner}
+        together = self.dp if strategy == "owner" else 2
+        bucket_bytes = 4 * self.side**2 * together
+        return builders[strategy](matrices, Grid.of(dp=self.dp), bucket_bytes=bucket_bytes)
 
 
 def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:

@@ -1,6 +1,6 @@
 """Draws steps as predicted and as recorded, one above the other for each rank, on one axis of time.
 
-A function of the timelines alone, to the byte. Each band has a rank's processor above and its transfers below.
+A function of the timelines alone, to the byte. Each band has a rank's processor, and its transfers below.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class TimelinePair:
 
     def __str__(self) -> str:
         said, seen = (f"{1000 * one.seconds:.0f}" for one in (self.predicted, self.recorded))
-        return (
-            f"{self.name}: predicted {said} ms, recorded {seen}; phases within {self.worst:.0%} of the step"
-        )
+        times = f"predicted {said} ms, recorded {seen}"
+        return f"{self.name}: {times}; phases within {self.worst:.0%} of the step"
 
 
 def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
@@ -109,7 +108,7 @@ def _draw_band(axes: Axes, row: int, rank: int, timeline: StepTimeline) -> None:
     for doing, fill in SPAN_FILLS.items():
         bars = [(1000 * s.begin, 1000 * (s.end - s.begin)) for s in timeline.of(rank, doing)]
         where = (row + 0.62, 0.26) if doing == "transfer" else (row + 0.06, 0.54)
-        edge = {"edgecolor": "#8a8a8a", "linewidth": 0.2}
+        edge: dict[str, Any] = {"edgecolor": "#8a8a8a", "linewidth": 0.2}
         axes.broken_barh(bars, where, facecolor=fill, hatch=_hatch(doing), **edge)
 
 
