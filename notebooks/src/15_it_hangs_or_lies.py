@@ -26,7 +26,7 @@ lesson.hero()
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
-# - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
+# - *Previous:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Next:* [16 · Does it survive my loop?](16_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. It has

@@ -108,6 +108,13 @@ LESSONS = (
         ("03", "04", "06"),
     ),
     Lesson(
+        "12_why_step_returns_early",
+        "early_return",
+        "Why does `step()` return before the work is done?",
+        45,
+        ("03", "09"),
+    ),
+    Lesson(
         "15_it_hangs_or_lies",
         "broken_runs",
         "It hangs, or lies. Which rank, which line?",
@@ -125,7 +132,7 @@ PATHS = (
     ),
     CoursePath(
         "Only the systems",
-        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "15", "16"),
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "12", "15", "16"),
     ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )

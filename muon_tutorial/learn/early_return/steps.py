@@ -1,0 +1,114 @@
+"""Lesson 12: the package's own step in the timed world, by link and window; and recorded steps.
+
+The machine is a file of the package, so its seconds are predictions. The recording is of real ranks, and says
+of which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ... import Grid, Matrix, Plan, zero1
+from ...evidence.memory import PeakMemory
+from ...evidence.predict import step_over_ones
+from ...timing.commands import find_machine
+from ...timing.machine import Link, Machine, machine_from
+from ...timing.timed_world import TimedWorld
+from ...timing.timeline import RecordedStep, Recording, StepTimeline, read_recording
+from ...timing.timeline_cases import TimelineTask, on_bus, predict_case, predict_step
+
+LOOPBACK = "loopback"
+RATES = {"1 Gbit/s": 1.25e8, "200 Mbit/s": 2.5e7, "50 Mbit/s": 6.25e6}
+LINKS = (*RATES, LOOPBACK)
+MOST = 6
+SIDE = 256
+_RECORDED = Path(__file__).parents[1] / "inputs" / "recorded" / "timelines.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """A step as it is predicted: its timeline, and the most bytes that rank 0 makes on the way."""
+
+    timeline: StepTimeline
+    peak: int
+
+    @property
+    def milliseconds(self) -> float:
+        """Until the last rank ended."""
+        return 1000 * self.timeline.seconds
+
+    @property
+    def exposed(self) -> float:
+        """Milliseconds in which rank 0 waits."""
+        return 1000 * self.timeline.total("wait", 0)
+
+
+def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
+    """``zero1`` over buckets of one matrix for each rank."""
+    matrices = [Matrix(i, f"m{i}", (side, side)) for i in range(buckets * ranks)]
+    return zero1(matrices, Grid.of(dp=ranks), bucket_bytes=4 * ranks * side**2)
+
+
+def machine_of(link: str) -> Machine:
+    """A laptop's processor for each rank, and a network card that works alone; or one processor for all
+    ranks, which also sends: a bare loopback."""
+    laptop = find_machine("laptop")
+    if link == LOOPBACK:
+        return replace(laptop, cores=1)
+    card = Link(RATES[link], 1e-4)
+    return replace(laptop, inside=card, cores=None, algorithm="ring", byte=0.0, message=0.0)
+
+
+def predict(link: str, window: int, ranks: int = 2) -> PredictedStep:
+    """What the timed world says of a step."""
+    plan, machine = plan_of(ranks), machine_of(link)
+    at, meta = plan.grid.at(0), torch.device("meta")
+    step = step_over_ones(plan, at, meta, window)
+    with PeakMemory() as memory:
+        TimedWorld(plan.grid, machine).run_alone(step.step(), at)
+    return PredictedStep(predict_step(plan, machine, window), memory.peak)
+
+
+def recorded() -> Recording:
+    """Real steps on a bare loopback and behind a limited one."""
+    return read_recording(_RECORDED)
+
+
+def say_about(recording: Recording) -> str:
+    """What a recording is of."""
+    return "\n".join(f"{name + ':':<9} {value}" for name, value in recording.about.items())
+
+
+def links_of(recording: Recording) -> list[str]:
+    """The links of a recording."""
+    return list(dict.fromkeys(step.link for step in recording.steps))
+
+
+def predicted_for(recording: Recording, step: RecordedStep) -> StepTimeline:
+    """What the timed world says of a recorded step, from the numbers that were measured with it."""
+    machine = machine_from(recording.machine)
+    such = machine if step.rate is None else on_bus(machine, step.rate)
+    return predict_case(TimelineTask(**recording.task), such, step.strategy, step.window)
+
+
+def say_gains(recording: Recording) -> str:
+    """For each strategy and link: a step with either window, and what the larger one saves."""
+    lines = [f"{'strategy':<10}{'link':<10}{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'waits':>16}"]
+    for one in recording.steps:
+        if one.window == 1:
+            three = recording.step(one.strategy, 3, one.link).timeline
+            saved = 1 - three.seconds / one.timeline.seconds
+            waits = f"{_waiting(one.timeline):.0%} → {_waiting(three):.0%}"
+            times = f"{1000 * one.timeline.seconds:>14.0f}{1000 * three.seconds:>14.0f}{saved:>8.0%}"
+            lines.append(f"{one.strategy:<10}{one.link:<10}{times}{waits:>16}")
+    return "\n".join(lines)
+
+
+def _waiting(timeline: StepTimeline) -> float:
+    """The share of all ranks' time in which they wait."""
+    ranks: Sequence[int] = timeline.ranks
+    return sum(timeline.total("wait", rank) for rank in ranks) / (len(ranks) * timeline.seconds)
