@@ -73,21 +73,22 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Sixteen megabytes in the time of the call? No network does that. The call is **asynchronous**: it hands the tensor to
-# another thread and returns. Until the wait has returned, the tensor belongs to that thread. *Launch is not execution.*
+# No network is as fast as that call. It is **asynchronous**: it hands the tensor to another thread and returns. Until the
+# wait returns, the tensor belongs to that thread. *Launch is not execution.*
 #
-# On a GPU *every* operation is like that. `step()` returns when all its kernels are launched; who stops the time without
-# `torch.cuda.synchronize()` measures the launch. And a kernel that waits for other ranks spins: waiting looks busy.
+# On a GPU *every* operation is like that. `step()` returns when its kernels are launched; without
+# `torch.cuda.synchronize()` your watch times the launch. And a kernel that waits for other ranks spins: waiting looks
+# busy.
 #
-# So draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. That was one step of
+# So draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. That was a step of
 # `zero1`. Each bucket, by its number, travels three times: reduce_scatter, dp gather, all_gather. Below, the same step
-# with several buckets in flight: bucket 1 travels while 0 is computed. That is **overlap**. What it cannot hide,
-# the hatched time, is **exposed**.
+# with several buckets in flight: bucket 1 travels while 0 is computed. That is **overlap**. What it cannot hide, the
+# hatched time, is **exposed**.
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank was a generator. Here it asks and waits in two lines. With real processes, `yield Start(…)` calls
-# with `async_op=True`; the **ticket** that comes back is the `work` from above, and `yield Wait(…)` waits for it.
+# In lesson 09 a rank was a generator. Here it asks in one line and waits in another. On real processes, `yield Start(…)`
+# calls with `async_op=True`, the **ticket** that comes back is `work` from above, and `yield Wait(…)` waits for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -133,8 +134,8 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# To ask early is called **prefetch**. The **window** says how many matrices may be asked for and not yet done: 1 is the
-# loop above, and with 2 the next one travels while you work. Each costs memory, so never hold more.
+# To ask early is called **prefetch**. The **window** says how many matrices may be asked for and not yet done. 1 is the
+# loop above; with 2, the next one travels while you work. Each costs memory, so never hold more.
 #
 # *Medium · 10 minutes · required*
 
@@ -184,16 +185,21 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# The package's own step again, predicted; its seconds follow from the file of a machine. Press play for each link.
-# Which one gains most? From which window on do you only pay memory? And what happens on a bare loopback, where
-# both ranks share one core, and that core also sends?
+# The package's own step again. Nothing runs: these seconds follow from a machine's file. Press play for each link. Which
+# gains most? From which window on do you only pay memory? And what happens on a bare loopback, where both ranks share one
+# core, which also sends?
 
 # %%
 lesson.explore_windows(live=widgets)
 
+# %%
+for window in (1, 2, 3, 6):
+    step = lesson.predict("50 Mbit/s", window)
+    print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
+
 # %% [markdown]
-# Overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is only one.
-# While one rank waits, another computes or copies bytes: no idle time is left to fill.
+# Overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is one:
+# while a rank waits, another computes or copies bytes.
 #
 # ## Find the missing wait
 #
@@ -229,10 +235,10 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# On a fast link the broken program comes out right every time: the share is always done before the buffer is needed. Then
-# somebody takes it to a slower network. That is why this bug lives long.
+# On a fast link the broken program comes out right: the share is done before the buffer is needed. Then somebody takes it
+# to a slower network. That is why this bug lives long.
 #
-# A second trap. Each rank asks in the order that it likes best:
+# A second trap. Each rank asks in the order that it likes:
 
 # %%
 def as_i_please(rank):
@@ -242,8 +248,8 @@ def as_i_please(rank):
 print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% [markdown]
-# Our worlds compare labels. Gloo does not: both gathers are of one size, so ranks would get each other's matrices without
-# a word. The order must follow from what *all* ranks know, never from what is ready first.
+# Our worlds compare labels. Gloo does not: these gathers are of one size, and ranks would get other matrices without a
+# word. The order must follow from what *all* ranks know, never from what is ready first.
 #
 # ## Which one first?
 #
@@ -286,8 +292,8 @@ ordering.check(order)
 # %% [markdown]
 # ## Does reality agree?
 #
-# You cannot slow your loopback down from a notebook. So here is a recording, with a limit that turns the loopback
-# into a **bus**: one slow link that all ranks share.
+# A notebook cannot slow its loopback down. So here is a recording, with a limit that turns the loopback into a **bus**:
+# one slow link that all ranks share.
 
 # %%
 recording = lesson.recorded()
@@ -303,7 +309,7 @@ lesson.explore_recording(recording, live=widgets)
 print(lesson.say_gains(recording))
 
 # %% [markdown]
-# Now your machine, on its bare loopback. Are there more ranks than cores? Then look for a moment when nobody computes.
+# Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when nobody computes.
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=128)

@@ -110,9 +110,7 @@ def _judge_bits(loop: Loop, ranks: int, seed: int) -> Diagnosis | None:
     for each in held:
         turn = first_wrong(each, count)
         if turn is not None:
-            said = (
-                f"The schedule is right; on rank {each.rank}, work({turn}, …) got another matrix than {turn}."
-            )
+            said = f"The schedule is right, but on rank {each.rank} work({turn}, …) got another matrix."
             return Diagnosis(said, ("Tickets are answered in the order in which you asked.",))
     return None
 

@@ -27,7 +27,7 @@ from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict, pred
 _WIDTH, _LEFT, _RIGHT, _SIZE = 900, 142, 14, 11
 _COMPUTE, _LINK, _GAP = 24, 18, 10
 _WAIT_HATCH = "////"
-_LEGEND = "solid: computes · pale: copies · hatched: waits · grey, below: on its way, by number"
+_LEGEND = "solid: computes · pale: copies and all else · hatched: waits · grey, below: on its way, by number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +184,10 @@ def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[i
 
 def draw_program(run: ProgramRun, title: str) -> Picture:
     """The program with its buffers on rank 0; a red line where a buffer is written again too early."""
-    mark = None if run.overwritten is None else (run.overwritten, f"share of matrix {run.wrong}")
-    foot = (
-        "" if mark is None else f"red: buffer {run.wrong % 2} is written again; s{run.wrong} still reads it"
-    )
+    mark, foot = None, ""
+    if run.wrong is not None and run.overwritten is not None:
+        mark = run.overwritten, f"share of matrix {run.wrong}"
+        foot = f"red: buffer {run.wrong % 2} is written again, and s{run.wrong} still reads it"
     panel = Panel(f"{run.milliseconds:g} ms", run.timeline, (0,), mark)
     return draw_panels([panel], title, f"program-{run.wrong}", foot)
 
