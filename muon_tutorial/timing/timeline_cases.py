@@ -46,7 +46,7 @@ class TimelineTask:
         cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
         matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]
         builders: dict[str, Builder] = {"zero1": zero1, "owner": owner}
-        together = self.dp if strategy == "owner" else 2
+        together = 1 if strategy == "owner" else 2  # a bucket is as long as what one rank holds of it
         bucket_bytes = 4 * self.side**2 * together
         return builders[strategy](matrices, Grid.of(dp=self.dp), bucket_bytes=bucket_bytes)
 

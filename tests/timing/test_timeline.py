@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -263,11 +262,7 @@ def test_a_recorder_notes_whole_steps_and_lets_go_of_its_world() -> None:
         assert noted.begin <= request.asked <= request.issued <= request.answered <= noted.end
 
 
-def rates() -> Iterator[tuple[str, float]]:
-    yield from (("200mbit", 2.5e7), ("1gbit", 1.25e8), ("1.5kbit", 187.5))
-
-
-@pytest.mark.parametrize(("rate", "per_second"), rates())
+@pytest.mark.parametrize(("rate", "per_second"), [("200mbit", 2.5e7), ("1gbit", 1.25e8), ("1.5kbit", 187.5)])
 def test_a_rate_is_as_tc_writes_it(rate: str, per_second: float) -> None:
     assert on_bus(LAPTOP, bytes_of(rate)).inside == Link(per_second, LAPTOP.inside.latency, shared=True)
 
@@ -295,6 +290,6 @@ def test_the_script_prints_a_row_for_each_case_and_writes_its_pictures(
     assert (tmp_path / "timelines-loopback.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
-def test_a_grid_is_the_plans() -> None:
+def test_each_strategy_has_buckets_for_a_window() -> None:
     assert SMALL.plan("zero1").grid == Grid.of(dp=2)
     assert [len(SMALL.plan(name).buckets) for name in ("zero1", "owner")] == [2, 2]
