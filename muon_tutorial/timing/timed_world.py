@@ -27,6 +27,8 @@ from .work import Work
 
 Doing = Literal["product", "copy", "wait", "transfer"]
 """What a rank does; a transfer goes on beside the others, on its link."""
+GLOO_THREADS = 2
+"""How many collectives of one group Gloo carries at once: torch gives each group so many threads."""
 _INSTANT = 1e-12
 
 
@@ -179,7 +181,7 @@ class _Clockwork:
     spans: list[Span] = field(default_factory=list)
     flights: list[TimedFlight] = field(default_factory=list)
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
-    moving: dict[tuple[int, ...], _Moving] = field(default_factory=dict)
+    moving: list[_Moving] = field(default_factory=list)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
@@ -198,11 +200,11 @@ class _Clockwork:
     def _pass_time(self) -> None:
         """Let all jobs proceed until the first of them is done."""
         jobs = [rank.job for rank in self.ranks if rank.job is not None]
-        sending = [moving for moving in self.moving.values() if moving.after <= self.now + _INSTANT]
+        sending = [moving for moving in self.moving if moving.after <= self.now + _INSTANT]
         jobs += [job for moving in sending for job in moving.jobs]
         rates = self._rates(jobs)
         ends = [job.left / rate for job, rate in zip(jobs, rates, strict=True)]
-        ends += [moving.after - self.now for moving in self.moving.values() if moving not in sending]
+        ends += [moving.after - self.now for moving in self.moving if moving not in sending]
         ends += [0.0 for moving in sending if not moving.jobs]
         if not ends:
             raise DeadlockError("no rank can go on:\n" + "\n".join(map(self._describe, self.ranks)))
@@ -230,13 +232,13 @@ class _Clockwork:
 
     def _settle(self, work: Work) -> None:
         """Whatever is done by now has its consequences."""
-        for group, moving in list(self.moving.items()):
+        for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
                 moving.jobs = [job for job in moving.jobs if job.left > _least(job)]
                 if not moving.jobs:
-                    del self.moving[group]
+                    self.moving.remove(moving)
                     moving.flight.end = self.now
-                    self._begin_next(group)
+                    self._begin_next(moving.flight.group)
         for rank in self.ranks:
             if rank.job is not None and rank.job.left <= _least(rank.job):
                 self._note(rank, rank.doing)
@@ -346,8 +348,9 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight: a group answers in order, one after the other."""
-        if group in self.moving or not self.queues[group]:
+        """Begin a group's next flight: a group carries them in order, one at a time; Gloo, two."""
+        moving = sum(1 for one in self.moving if one.flight.group == group)
+        if moving >= (GLOO_THREADS if self.machine.algorithm == "gloo" else 1) or not self.queues[group]:
             return
         flight = self.queues[group][0]
         if len(flight.issued) < (1 if self.is_alone else len(group)):
@@ -359,7 +362,7 @@ class _Clockwork:
         flight.begin, flight.latency = self.now, self._latency(flight)
         self.flights.append(flight)
         jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
-        self.moving[group] = _Moving(flight, jobs, self.now + flight.latency)
+        self.moving.append(_Moving(flight, jobs, self.now + flight.latency))
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         node, link = self.machine.node(rank), flight.link
