@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import os
 import pickle
 import platform
 import subprocess
@@ -74,7 +75,9 @@ def run(task: TimelineTask, rate: str, machine: Machine) -> list[tuple[RecordedS
         links.append((rate, bytes_of(rate), shared, shaped))
     return [
         (
-            RecordedStep(strategy, window, link, limit, middle(steps)),
+            RecordedStep(
+                strategy, window, link, limit, tuple(round(s.seconds, 5) for s in steps), middle(steps)
+            ),
             predict_case(task, such, strategy, window),
         )
         for link, limit, such, found in links
@@ -105,6 +108,7 @@ def about(task: TimelineTask, machine: Machine, rate: str) -> dict[str, str]:
     return {
         "machine": f"{platform.machine()}, {machine.cores} cores, {task.dp} ranks, one thread each",
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        "load": f"{os.getloadavg()[0]:.1f} processes running on average, before it ended",
         "torch": torch.__version__,
         "link": f"Gloo over the loopback: as it is, and as a bus of {rate} that all ranks share",
         "step": f"{task.count} matrices of {task.side} × {task.side}, the median of {task.steps} steps",

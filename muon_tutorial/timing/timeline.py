@@ -8,6 +8,7 @@ of ``evidence.traces``. Knows neither strategies nor machines.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -265,12 +266,14 @@ def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankF
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One recorded step of a recording, and what it was of. ``link`` in words; ``rate`` in bytes a second,
-    None where nothing limits the loopback."""
+    None where nothing limits the loopback. ``seconds`` are those of all steps of its kind, round by round:
+    the timeline is the median's."""
 
     strategy: str
     window: int
     link: str
     rate: float | None
+    seconds: tuple[float, ...]
     timeline: StepTimeline
 
 
@@ -311,10 +314,21 @@ def read_recording(path: str | Path) -> Recording:
     """
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
-        steps = [RecordedStep(**{**step, "timeline": from_data(step["timeline"])}) for step in held["steps"]]
-        return Recording(held["about"], held["task"], held["machine"], tuple(steps))
+        steps = tuple(_step_from(step) for step in held["steps"])
+        return Recording(held["about"], held["task"], held["machine"], steps)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is no recording of steps: {error!r}") from error
+
+
+def _step_from(held: Mapping[str, Any]) -> RecordedStep:
+    seconds = tuple(held["seconds"])
+    return RecordedStep(**{**held, "seconds": seconds, "timeline": from_data(held["timeline"])})
+
+
+def saved(one: Sequence[float], other: Sequence[float]) -> float:
+    """What part of its time the other kind of step saves: the median over rounds, so that what slows a whole
+    round counts little."""
+    return statistics.median(1 - after / before for before, after in zip(one, other, strict=True))
 
 
 def middle(timelines: Sequence[StepTimeline]) -> StepTimeline:

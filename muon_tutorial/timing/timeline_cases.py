@@ -25,7 +25,7 @@ from .timeline import StepTimeline, predicted_timeline
 
 CASES = tuple((strategy, window) for strategy in ("zero1", "owner") for window in (1, 3))
 """Strategies with their windows."""
-WARMUP = 2
+WARMUP = 1
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -52,7 +52,7 @@ class TimelineTask:
 
 
 def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:
-    """The steps of each case, recorded on real ranks."""
+    """The steps of each case, recorded on real ranks: one of each case, then the next of each."""
     by_rank = launch(_record_on_rank, task.dp, args=(task,), timeout=120.0, output="quiet")
     by_case = (zip(*(notes[case] for notes in by_rank), strict=True) for case in range(len(CASES)))
     return [[recorded_timeline(notes) for notes in steps] for steps in by_case]
@@ -60,13 +60,13 @@ def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:
 
 def _record_on_rank(rank: int, task: TimelineTask) -> list[list[RankNotes]]:
     torch.set_num_threads(1)
-    world, found = LiveWorld(build_mesh({"dp": task.dp})), []
-    for strategy, window in CASES:
-        step = step_over_ones(task.plan(strategy), world.at, torch.device("cpu"), window)
-        recorder = StepRecorder(rank)
-        notes = [record_walk(world, step.step(), recorder) for _ in range(WARMUP + task.steps)]
-        found.append(notes[WARMUP:])
-    return found
+    world, cpu = LiveWorld(build_mesh({"dp": task.dp})), torch.device("cpu")
+    cases = [step_over_ones(task.plan(strategy), world.at, cpu, window) for strategy, window in CASES]
+    rounds = [
+        [record_walk(world, step.step(), StepRecorder(rank)) for step in cases]
+        for _ in range(WARMUP + task.steps)
+    ]
+    return [list(case) for case in zip(*rounds[WARMUP:], strict=True)]
 
 
 def predict_case(task: TimelineTask, machine: Machine, strategy: str, window: int) -> StepTimeline:

@@ -33,6 +33,8 @@ WORDS: dict[Doing, str] = {
     "transfer": "transfers",
 }
 BAND = 26
+THINNEST = 1500
+"""Bars narrower than this part of a step are not drawn: nobody would see them."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "timelines",
@@ -106,7 +108,9 @@ def _bands(pair: TimelinePair) -> Iterator[tuple[str, int, StepTimeline]]:
 
 def _draw_band(axes: Axes, row: int, rank: int, timeline: StepTimeline) -> None:
     for doing, fill in SPAN_FILLS.items():
-        bars = [(1000 * s.begin, 1000 * (s.end - s.begin)) for s in timeline.of(rank, doing)]
+        least = timeline.seconds / THINNEST
+        shown = [span for span in timeline.of(rank, doing) if span.end - span.begin > least]
+        bars = [(1000 * span.begin, 1000 * (span.end - span.begin)) for span in shown]
         where = (row + 0.62, 0.26) if doing == "transfer" else (row + 0.06, 0.54)
         edge: dict[str, Any] = {"edgecolor": "#8a8a8a", "linewidth": 0.2}
         axes.broken_barh(bars, where, facecolor=fill, hatch=_hatch(doing), **edge)

@@ -235,9 +235,13 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# On a fast link the broken program comes out right: the share is done before the buffer is needed. Then somebody takes it
-# to a slower network. That is why this bug lives long.
-#
+# Why does such a bug live long? Because of fast links:
+
+# %%
+for share in (1, 8):
+    print(lesson.say_overwriting(share, dp * tp))
+
+# %% [markdown]
 # A second trap. Each rank asks in the order that it likes:
 
 # %%
@@ -300,19 +304,20 @@ recording = lesson.recorded()
 print(lesson.say_about(recording))
 
 # %%
-lesson.explore_recording(recording, live=widgets)
+expected = lesson.predict_recorded(recording)
+lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
 # Above, what the timed world says for that machine; below, what happened. And what a window of 3 saved:
 
 # %%
-print(lesson.say_gains(recording))
+print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
 # Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when nobody computes.
 
 # %% tags=["ranks", "volatile"]
-plan = lesson.plan_of(dp * tp, buckets=4, side=128)
+plan = lesson.plan_of(dp * tp, buckets=4, side=256)
 mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
@@ -331,7 +336,7 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
 # %% tags=["stub"]
 answers = {
-    "endless": ...,  # milliseconds of prefetch with the quick times, if the window is as large as the count
+    "endless": ...,  # milliseconds of prefetch with the quick times and a window of 4
     "held": ...,  # how many matrices does prefetch hold with a window of 3?
     "exposed": ...,  # milliseconds that rank 0 waits with a window of 2 and the quick times
 }

@@ -37,6 +37,7 @@ from muon_tutorial.timing.timeline import (
     middle,
     predicted_timeline,
     read_recording,
+    saved,
 )
 from muon_tutorial.timing.timeline_cases import (
     CASES,
@@ -164,14 +165,18 @@ def test_the_median_stands_for_several() -> None:
     assert middle(several) is several[2]
 
 
+def test_what_is_saved_is_the_median_over_rounds() -> None:
+    assert saved([4.0, 8.0, 100.0], [3.0, 4.0, 90.0]) == pytest.approx(0.25)
+
+
 def test_a_recording_is_written_and_read(tmp_path: Path) -> None:
-    steps = tuple(RecordedStep("zero1", window, "bus", 2.5e7, early_timeline()) for window in (1, 3))
+    steps = tuple(RecordedStep("zero1", window, "bus", 2.5e7, (4.0,), early_timeline()) for window in (1, 3))
     recording = Recording({"date": "today"}, asdict(SMALL), asdict(LAPTOP), steps)
     recording.write(tmp_path / "steps.json")
     again = read_recording(tmp_path / "steps.json")
     assert (again.about, TimelineTask(**again.task)) == ({"date": "today"}, SMALL)
     assert machine_from(again.machine) == LAPTOP
-    assert again.step("zero1", 3, "bus").rate == 2.5e7
+    assert (again.step("zero1", 3, "bus").rate, again.steps[0].seconds) == (2.5e7, (4.0,))
     for one in again.steps:
         assert as_data(one.timeline) == as_data(early_timeline())
         assert compare_phases(early_timeline(), one.timeline)[0].worst == pytest.approx(0, abs=1e-4)

@@ -95,23 +95,31 @@ def compiled(source: str) -> Callable[..., Walk]:
     return program
 
 
-def run_program(source: str, ranks: int, seed: int = 0) -> ProgramRun:
-    """The program on real entries, read as late as may be, and in the timed world.
+def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) -> ProgramRun:
+    """The program on real entries, read as late as may be, and in the timed world, where sharing an update
+    takes ``share`` milliseconds.
 
     Raises:
         MistakeError: it raised.
     """
     wrong = _first_wrong(compiled(source), ranks, seed)
-    timeline = _timeline(compiled(source), ranks)
+    timeline = _timeline(compiled(source), ranks, share)
     return ProgramRun(wrong, timeline, None if wrong is None else _overwritten(timeline, wrong))
 
 
-def _timeline(program: Callable[..., Walk], ranks: int) -> StepTimeline:
+def say_overwriting(share: float, ranks: int) -> str:
+    """Whether the program, as it stands, writes a buffer while it is read, if a share takes so long."""
+    run = run_program(PROGRAM, ranks, share=share)
+    when = "after s0 has ended" if run.overwritten is None else "while s0 still reads it"
+    return f"a share of {share:g} ms: buffer 0 is written again {when}"
+
+
+def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> StepTimeline:
     def gather(index: int) -> Collective:
         return asked_for("gather", index, GATHER, ranks)
 
     def share(index: int, buffer: Tensor) -> Collective:
-        return asked_for("share", index, SHARE, ranks)
+        return asked_for("share", index, milliseconds, ranks)
 
     def work(index: int, whole: Any) -> Tensor:
         busy_for(WORK)

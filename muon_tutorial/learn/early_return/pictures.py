@@ -7,7 +7,7 @@ bucket or matrix.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..widgets.shell import Shell, choice, show
 from .gather_order import Batch, time_order
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
-from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict, predicted_for
+from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict
 
 _WIDTH, _LEFT, _RIGHT, _SIZE = 900, 142, 14, 11
 _COMPUTE, _LINK, _GAP = 24, 18, 10
@@ -201,10 +201,9 @@ def draw_orders(orders: dict[str, Sequence[int]], batch: Batch, name: str = "ord
     return draw_panels(panels, f"{batch.count} matrices, room for {batch.room:g} MB", name)
 
 
-def draw_recorded(recording: Recording, strategy: str, window: int, link: str) -> Picture:
+def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, window: int, link: str) -> Picture:
     """A recorded step, and above it what is predicted for it, on its first two ranks."""
     step = recording.step(strategy, window, link)
-    said = predicted_for(recording, step)
     ranks = step.timeline.ranks[:2]
     panels = [
         Panel(f"predicted: {1000 * said.seconds:.0f} ms", said, ranks),
@@ -215,15 +214,21 @@ def draw_recorded(recording: Recording, strategy: str, window: int, link: str) -
     return draw_panels(panels, title, f"recorded-{strategy}-{window}-{link}", foot)
 
 
-def explore_recording(recording: Recording, live: bool = True) -> Shell | Picture:
+def explore_recording(
+    recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline], live: bool = True
+) -> Shell | Picture:
     """Buttons for link, window and strategy over a recording's steps."""
-    draw = functools.cache(functools.partial(draw_recorded, recording))
-    link = links_of(recording)[-1]
+
+    @functools.cache
+    def draw(link: str, window: int, strategy: str) -> Picture:
+        return draw_recorded(recording, said[strategy, window, link], strategy, window, link)
+
+    links = links_of(recording)[::-1]
     return show(
-        lambda link, window, strategy: draw(strategy, window, link),
-        draw("zero1", 3, link),
+        draw,
+        draw(links[0], 3, "zero1"),
         live,
-        link=choice("link", {each: each for each in reversed(links_of(recording))}),
+        link=choice("link", {each: each for each in links}),
         window=choice("window", {str(each): each for each in (1, 3)}),
         strategy=choice("strategy", {each: each for each in ("zero1", "owner")}),
     )

@@ -6,7 +6,8 @@ of which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from ...evidence.predict import step_over_ones
 from ...timing.commands import find_machine
 from ...timing.machine import Link, Machine, machine_from
 from ...timing.timed_world import TimedWorld
-from ...timing.timeline import RecordedStep, Recording, StepTimeline, read_recording
+from ...timing.timeline import Recording, StepTimeline, read_recording, saved
 from ...timing.timeline_cases import TimelineTask, on_bus, predict_case, predict_step
 
 LOOPBACK = "loopback"
-RATES = {"1 Gbit/s": 1.25e8, "200 Mbit/s": 2.5e7, "50 Mbit/s": 6.25e6}
+RATES = {"50 Mbit/s": 6.25e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
 LINKS = (*RATES, LOOPBACK)
 MOST = 6
 SIDE = 256
@@ -88,27 +89,28 @@ def links_of(recording: Recording) -> list[str]:
     return list(dict.fromkeys(step.link for step in recording.steps))
 
 
-def predicted_for(recording: Recording, step: RecordedStep) -> StepTimeline:
-    """What the timed world says of a recorded step, from the numbers that were measured with it."""
-    machine = machine_from(recording.machine)
-    such = machine if step.rate is None else on_bus(machine, step.rate)
-    return predict_case(TimelineTask(**recording.task), such, step.strategy, step.window)
+def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTimeline]:
+    """What the timed world says of each recorded step, by strategy, window and link: from the numbers that
+    were measured with it."""
+    task, machine = TimelineTask(**recording.task), machine_from(recording.machine)
+    return {
+        (step.strategy, step.window, step.link): predict_case(
+            task, machine if step.rate is None else on_bus(machine, step.rate), step.strategy, step.window
+        )
+        for step in recording.steps
+    }
 
 
-def say_gains(recording: Recording) -> str:
-    """For each strategy and link: a step with either window, and what the larger one saves."""
-    lines = [f"{'strategy':<10}{'link':<10}{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'waits':>16}"]
+def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline]) -> str:
+    """For each strategy and link: a step with either window, and what the larger one saves; and should."""
+    lines = [
+        f"{'strategy':<10}{'link':<10}{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'predicted':>11}"
+    ]
     for one in recording.steps:
         if one.window == 1:
-            three = recording.step(one.strategy, 3, one.link).timeline
-            saved = 1 - three.seconds / one.timeline.seconds
-            waits = f"{_waiting(one.timeline):.0%} → {_waiting(three):.0%}"
-            times = f"{1000 * one.timeline.seconds:>14.0f}{1000 * three.seconds:>14.0f}{saved:>8.0%}"
-            lines.append(f"{one.strategy:<10}{one.link:<10}{times}{waits:>16}")
+            three = recording.step(one.strategy, 3, one.link)
+            times = "".join(f"{1000 * statistics.median(each.seconds):>14.0f}" for each in (one, three))
+            before, after = (said[one.strategy, window, one.link].seconds for window in (1, 3))
+            gain = f"{saved(one.seconds, three.seconds):>8.0%}{1 - after / before:>11.0%}"
+            lines.append(f"{one.strategy:<10}{one.link:<10}{times}{gain}")
     return "\n".join(lines)
-
-
-def _waiting(timeline: StepTimeline) -> float:
-    """The share of all ranks' time in which they wait."""
-    ranks: Sequence[int] = timeline.ranks
-    return sum(timeline.total("wait", rank) for rank in ranks) / (len(ranks) * timeline.seconds)
