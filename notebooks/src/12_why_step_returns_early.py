@@ -33,7 +33,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
 #   nothing to install.
 #
-# *Other grids:* any dp and tp with two ranks or more in all.
+# *Other grids:* any dp and tp that are not both 1.
 #
 # </details>
 
