@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import json
 import os
 import pickle
 import platform
@@ -29,7 +30,14 @@ import torch
 from muon_tutorial.errors import TutorialError
 from muon_tutorial.timing.calibrate import calibrate
 from muon_tutorial.timing.machine import Machine, read_machine
-from muon_tutorial.timing.timeline import RecordedStep, Recording, StepTimeline, compare_phases, middle
+from muon_tutorial.timing.timeline import (
+    RecordedStep,
+    Recording,
+    StepTimeline,
+    compare_phases,
+    middle,
+    side_by_side,
+)
 from muon_tutorial.timing.timeline_cases import (
     CASES,
     TimelineTask,
@@ -130,6 +138,13 @@ def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep
         (folder / f"timelines-{link}.svg").write_text(svg, encoding="utf-8")
 
 
+def write_traces(folder: Path, found: Sequence[tuple[RecordedStep, StepTimeline]]) -> None:
+    """For each case a file that Perfetto opens, with what was recorded and what was predicted."""
+    for step, predicted in found:
+        name = f"{step.strategy}-window{step.window}-{step.link}.json"
+        (folder / name).write_text(json.dumps(side_by_side(predicted, step.timeline)), encoding="utf-8")
+
+
 def options() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = argparse.ArgumentParser(
@@ -139,7 +154,7 @@ def options() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rate", default="200mbit", help="of the limited loopback, as tc writes it")
     parser.add_argument("--machine", type=Path, help="a file that calibrate wrote (else it is measured now)")
-    parser.add_argument("--folder", type=Path, help="write table and pictures here")
+    parser.add_argument("--folder", type=Path, help="write table, pictures and traces here")
     parser.add_argument("--write", action="store_true", help="into results/, with the lessons' recording")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -162,9 +177,11 @@ def main(arguments: list[str] | None = None) -> int:
     steps = tuple(step for step, _ in found)
     recording = Recording(about(task, machine, chosen.rate), asdict(task), asdict(machine), steps)
     print(table(found))
-    for folder in [ROOT / "results"] * chosen.write + [chosen.folder] * bool(chosen.folder):
-        write(folder, recording, found)
+    if chosen.folder:
+        write(chosen.folder, recording, found)
+        write_traces(chosen.folder, found)
     if chosen.write:
+        write(ROOT / "results", recording, found)
         recording.write(LESSONS)
     return 0
 

@@ -22,6 +22,8 @@ from .timed_world import Doing, Span, TimedRun
 
 Source = Literal["predicted", "recorded"]
 PROCESSOR_TRACK = 1 << 29  # above any thread's number, and below the tracks of evidence.traces
+PREDICTED = 1000
+"""What is added to a rank's number where its prediction stands beside it."""
 NEWTON_SCHULZ = "Newton–Schulz"
 
 
@@ -130,6 +132,17 @@ class StepTimeline:
                 {**_event(span), **track} for span in self.of(rank, "product", "copy", "wait")
             ]
         return document
+
+
+def side_by_side(predicted: StepTimeline, recorded: StepTimeline) -> dict[str, Any]:
+    """Both as one document, each rank's prediction as a process of its own beside the rank."""
+    document = recorded.document()
+    for event in predicted.document()["traceEvents"]:
+        moved = {**event, "pid": PREDICTED + event["pid"]}
+        if event["name"] == "process_name":
+            moved["args"] = {"name": f"{event['args']['name']}, predicted"}
+        document["traceEvents"].append(moved)
+    return document
 
 
 def _flight(one: RankFlight) -> Flight:

@@ -58,7 +58,7 @@ guess, ahead, find, ordering, quiz = lesson.all_exercises(dp * tp, seed)
 # %% [markdown]
 # ## The call returns, the work does not
 #
-# An all_reduce of sixteen megabytes, on real ranks. Somebody stops the time around the call.
+# An all_reduce of sixteen megabytes, on real ranks. Somebody puts a stopwatch around the call.
 
 # %% tags=["ranks", "volatile"]
 def stopwatch(rank):
@@ -203,7 +203,7 @@ for window in (1, 2, 3, 6):
 #
 # ## Find the missing wait
 #
-# This program shares its updates, too, through two buffers that it uses in turn. It runs, and one line is missing.
+# This program shares its updates, too, through two buffers that it uses in turn. One line is missing.
 
 # %%
 print(lesson.say_program())

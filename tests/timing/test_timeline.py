@@ -38,6 +38,7 @@ from muon_tutorial.timing.timeline import (
     predicted_timeline,
     read_recording,
     saved,
+    side_by_side,
 )
 from muon_tutorial.timing.timeline_cases import (
     CASES,
@@ -207,6 +208,13 @@ def test_it_becomes_a_trace_that_is_read_and_split() -> None:
         assert row.communication == pytest.approx(wait * 1e9)
 
 
+def test_a_prediction_stands_beside_its_recording_in_one_trace() -> None:
+    document = side_by_side(early_timeline(), shifted(early_timeline(), 1, 1.0))
+    named = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
+    assert named == {0: "rank 0", 1: "rank 1", 1000: "rank 0, predicted", 1001: "rank 1, predicted"}
+    assert {event.process for event in parse_trace(document).events if event.name == "product"} == set(named)
+
+
 def test_the_same_pairs_give_the_same_picture_and_say_their_gap() -> None:
     predicted = early_timeline()
     pair = TimelinePair("a step", predicted, shifted(predicted, 1, 1.0))
@@ -292,6 +300,8 @@ def test_the_script_prints_a_row_for_each_case_and_writes_its_pictures(
     assert len(rows) in (4, 8)  # without a limited loopback, only the bare one
     written = (tmp_path / "timelines.md").read_text(encoding="utf-8")
     assert all(row in written for row in rows)
+    traced = json.loads((tmp_path / "owner-window3-loopback.json").read_text(encoding="utf-8"))
+    assert {event.process for event in parse_trace(traced).events} == {0, 1, 1000, 1001}
     assert (tmp_path / "timelines-loopback.svg").read_text(encoding="utf-8").startswith("<svg")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,8 +242,11 @@ def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:
     return f"went through in {1000 * run.seconds:g} ms"
 
 
-def matrix_of(label: str) -> Iterator[int]:
-    """The number in a label such as "gather of matrix 3"; nothing where there is none."""
+def matrix_of(label: str) -> int | None:
+    """The number in a label such as "gather of matrix 3", if it has one.
+
+    >>> matrix_of("gather of matrix 3"), matrix_of("gradient flags")
+    (3, None)
+    """
     last = label.rpartition(" ")[2]
-    if last.isdigit():
-        yield int(last)
+    return int(last) if last.isdigit() else None

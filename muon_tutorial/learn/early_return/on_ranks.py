@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,26 +14,17 @@ from ...plan.strategies import Plan
 from ...timing.step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
 from ...timing.timeline import StepTimeline, middle
 from ...worlds.live import LiveWorld, build_mesh
-from ..exercises.judge import OpenAnswerError
-from .loops import Loop, RealMatrices, first_wrong, guarded, one_by_one
+from .loops import Loop, RealMatrices, first_wrong, guarded
 
 ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LoopOnRanks:
-    """A loop that real ranks have walked: the first wrong turn of each rank, and when they did what.
-
-    ``timeline`` is None, and so is all else, where the loop was a stub.
-    """
+    """A loop that real ranks have walked: the first wrong turn of each rank, and when they did what."""
 
     wrong: tuple[int | None, ...]
-    timeline: StepTimeline | None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the loop was a stub."""
-        return self.timeline is None
+    timeline: StepTimeline
 
     def __str__(self) -> str:
         if all(turn is None for turn in self.wrong):
@@ -48,32 +38,16 @@ def run_loop(
 ) -> LoopOnRanks:
     """Walk a loop on real ranks, over real matrices, and compare with one process."""
     found = launch(_run_loop, ranks, args=(loop, seed, window, count), backend=backend, output="quiet")
-    if any(notes is None for _, notes in found):
-        return LoopOnRanks((), None)
     return LoopOnRanks(tuple(wrong for wrong, _ in found), recorded_timeline([notes for _, notes in found]))
 
 
-def _run_loop(
-    rank: int, loop: Loop, seed: int, window: int, count: int
-) -> tuple[int | None, RankNotes | None]:
+def _run_loop(rank: int, loop: Loop, seed: int, window: int, count: int) -> tuple[int | None, RankNotes]:
     ranks = dist.get_world_size()
     world, recorder = LiveWorld(build_mesh({"dp": ranks})), StepRecorder(rank)
     for _ in range(2):  # the first run makes connections; the second is the one to look at
         held = RealMatrices(rank, ranks, seed, rows=ROWS, noting=recorder.product)
-        try:
-            notes = record_walk(world, guarded(loop, count, held.gather, held.work, window), recorder)
-        except OpenAnswerError:
-            return None, None
-    return first_wrong(held, count), notes
-
-
-def run_or_reference(loop: Loop, ranks: int, seed: int, window: int) -> LoopOnRanks:
-    """The run of a reader's loop; of the plain one, said aloud, where it is a stub still."""
-    run = run_loop(loop, ranks, seed, window)
-    if not run.is_open:
-        return run
-    print("No answer yet: this is the loop without prefetch.")
-    return run_loop(one_by_one, ranks, seed, window)
+        record_walk(world, guarded(loop, count, held.gather, held.work, window), recorder)
+    return first_wrong(held, count), recorder.notes[-1]
 
 
 def record_steps(plan: Plan, windows: Sequence[int], steps: int, backend: str = "gloo") -> list[StepTimeline]:
@@ -100,8 +74,3 @@ def say_stopwatch(told: Sequence[tuple[float, float]]) -> str:
     for rank, (call, wait) in enumerate(told):
         lines.append(f"{rank:<6}{1000 * call:>14.2f}{1000 * wait:>14.2f}")
     return "\n".join(lines)
-
-
-def try_function(function: Callable[..., Any], ranks: int, *args: Any, backend: str = "gloo") -> list[Any]:
-    """What a function returns on each rank."""
-    return launch(function, ranks, args=args, backend=backend, output="quiet")

@@ -80,7 +80,7 @@ def _draw_panel(axes: Axes, panel: Panel, y: float, scale: float) -> None:
 
 def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> None:
     x, width = _LEFT + scale * span.begin, scale * (span.end - span.begin)
-    number = next(matrix_of(span.label), None)
+    number = matrix_of(span.label)
     words = str(number) if number is not None and width > 13 else ""
     if span.doing == "transfer":
         spoilt = panel.wrong is not None and span.label == panel.wrong[1]
