@@ -6,4 +6,7 @@ are read by ``model_configs`` and ``module_shapes``; ``model_shape`` says what o
 ``machine`` is what computing and sending cost; ``work`` reads off a walk what it computes; ``timed_world``
 walks the package's own step for all ranks without data and keeps a clock for each; ``calibrate`` measures
 this machine.
+
+``timeline`` is one record for what a timed world says of a step and for what ``step_recorder`` noted of a
+real one; ``timeline_picture`` draws one above the other, for the steps of ``timeline_cases``.
 """

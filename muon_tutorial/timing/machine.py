@@ -118,12 +118,17 @@ def read_machine(path: str | Path) -> Machine:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(f"the machine {path} is no JSON: {error}") from None
     try:
-        return _from_data(held)
+        return machine_from(held)
     except UsageError as error:
         raise UsageError(f"the machine {path}: {error}") from None
 
 
-def _from_data(held: Any) -> Machine:
+def machine_from(held: Any) -> Machine:
+    """A machine from what its file holds.
+
+    Raises:
+        UsageError: it lacks a number, or has one that no machine has.
+    """
     values = _named(Machine, held, "")
     for name in ("inside", "between"):
         if values.get(name) is not None:

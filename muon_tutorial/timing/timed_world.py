@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..engine.collective import Call, Collective, Idle, Label, Start, Turn, Wait, Walk
+from ..engine.collective import Call, Collective, Idle, Kind, Label, Start, Turn, Wait, Walk
 from ..errors import DeadlockError, RequestError
 from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.ring_bytes import ring_bytes, ring_traffic
@@ -25,7 +25,10 @@ from ..worlds.local import check_alike
 from .machine import Link, Machine
 from .work import Work
 
-Doing = Literal["product", "copy", "wait"]
+Doing = Literal["product", "copy", "wait", "transfer"]
+"""What a rank does; a transfer goes on beside the others, on its link."""
+GLOO_THREADS = 2
+"""How many collectives of one group Gloo carries at once: torch gives each group so many threads."""
 _INSTANT = 1e-12
 
 
@@ -48,15 +51,20 @@ class TimedFlight:
     """A collective on its way: when its members issued it, when it began, and when it was answered.
 
     ``asked`` says what each member asked for, in words; ``sent``, what it sends, which is what it puts on a
-    bus; ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives.
-    These and ``issued`` hold the ranks that are walked: all members, or one alone. ``link`` is what they send
-    over, and ``latency`` the seconds that no bandwidth shortens.
+    bus; ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives;
+    ``payload``, the bytes that it hands over; ``ring``, those it would send on a ring; ``answered``, when it
+    went on with the answer in hand. These and ``issued`` hold the ranks that are walked: all members, or one
+    alone. ``link`` is what they send over, and ``latency`` the seconds that no bandwidth shortens.
     """
 
     group: tuple[int, ...]
+    kind: Kind
     label: Label
     link: Link
     issued: dict[int, float] = field(default_factory=dict)
+    answered: dict[int, float] = field(default_factory=dict)
+    payload: dict[int, int] = field(default_factory=dict)
+    ring: dict[int, int] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)
     sent: dict[int, GlooTraffic] = field(default_factory=dict)
     busy: dict[int, GlooTraffic] = field(default_factory=dict)
@@ -173,7 +181,7 @@ class _Clockwork:
     spans: list[Span] = field(default_factory=list)
     flights: list[TimedFlight] = field(default_factory=list)
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
-    moving: dict[tuple[int, ...], _Moving] = field(default_factory=dict)
+    moving: list[_Moving] = field(default_factory=list)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
@@ -192,11 +200,11 @@ class _Clockwork:
     def _pass_time(self) -> None:
         """Let all jobs proceed until the first of them is done."""
         jobs = [rank.job for rank in self.ranks if rank.job is not None]
-        sending = [moving for moving in self.moving.values() if moving.after <= self.now + _INSTANT]
+        sending = [moving for moving in self.moving if moving.after <= self.now + _INSTANT]
         jobs += [job for moving in sending for job in moving.jobs]
         rates = self._rates(jobs)
         ends = [job.left / rate for job, rate in zip(jobs, rates, strict=True)]
-        ends += [moving.after - self.now for moving in self.moving.values() if moving not in sending]
+        ends += [moving.after - self.now for moving in self.moving if moving not in sending]
         ends += [0.0 for moving in sending if not moving.jobs]
         if not ends:
             raise DeadlockError("no rank can go on:\n" + "\n".join(map(self._describe, self.ranks)))
@@ -224,13 +232,13 @@ class _Clockwork:
 
     def _settle(self, work: Work) -> None:
         """Whatever is done by now has its consequences."""
-        for group, moving in list(self.moving.items()):
+        for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
                 moving.jobs = [job for job in moving.jobs if job.left > _least(job)]
                 if not moving.jobs:
-                    del self.moving[group]
+                    self.moving.remove(moving)
                     moving.flight.end = self.now
-                    self._begin_next(group)
+                    self._begin_next(moving.flight.group)
         for rank in self.ranks:
             if rank.job is not None and rank.job.left <= _least(rank.job):
                 self._note(rank, rank.doing)
@@ -238,6 +246,7 @@ class _Clockwork:
                 self._go_on(rank, work)
             elif rank.waiting is not None and rank.waiting.flight.end is not None:
                 self._note(rank, "wait")
+                rank.waiting.flight.answered[rank.at.rank] = self.now
                 rank.answer, rank.waiting = rank.waiting.answer, None
                 self._go_on(rank, work)
 
@@ -314,6 +323,7 @@ class _Clockwork:
 
     def _wait(self, rank: _Rank, ticket: _Ticket) -> bool:
         if ticket.flight.end is not None:
+            ticket.flight.answered[rank.at.rank] = self.now
             rank.answer = ticket.answer
             return False
         rank.waiting = ticket
@@ -325,9 +335,12 @@ class _Clockwork:
         number, group = rank.at.rank, rank.at.group(*request.axes)
         flight = next((one for one in self.queues[group] if number not in one.issued), None)
         if flight is None:
-            flight = TimedFlight(group, request.label, self.machine.link(group, request.kind))
+            link = self.machine.link(group, request.kind)
+            flight = TimedFlight(group, request.kind, request.label, link)
             self.queues[group].append(flight)
         flight.issued[number], flight.asked[number] = self.now, str(request)
+        flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
+        flight.ring[number] = ring_bytes(request, rank.at)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
         flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
         self.asked.setdefault(id(flight), {})[number] = request
@@ -335,8 +348,9 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight: a group answers in order, one after the other."""
-        if group in self.moving or not self.queues[group]:
+        """Begin a group's next flight: a group carries them in order, one at a time; Gloo, two."""
+        moving = sum(1 for one in self.moving if one.flight.group == group)
+        if moving >= (GLOO_THREADS if self.machine.algorithm == "gloo" else 1) or not self.queues[group]:
             return
         flight = self.queues[group][0]
         if len(flight.issued) < (1 if self.is_alone else len(group)):
@@ -348,7 +362,7 @@ class _Clockwork:
         flight.begin, flight.latency = self.now, self._latency(flight)
         self.flights.append(flight)
         jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
-        self.moving[group] = _Moving(flight, jobs, self.now + flight.latency)
+        self.moving.append(_Moving(flight, jobs, self.now + flight.latency))
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         node, link = self.machine.node(rank), flight.link

@@ -28,7 +28,7 @@ lesson.hero()
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
 #
 # - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
-# - *Next:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
+# - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
 #   nothing to install.

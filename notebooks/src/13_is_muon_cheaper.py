@@ -28,7 +28,7 @@ lesson.hero()
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
 #
-# - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
+# - *Previous:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Next:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has

@@ -136,6 +136,19 @@ def test_a_group_answers_in_order() -> None:
     assert [flight.end for flight in ran.flights] == pytest.approx([1, 2])
 
 
+def test_gloo_carries_two_collectives_of_a_group_at_once() -> None:
+    def thrice(rank: int) -> Walk:
+        tickets = [(yield Start(asked(phase="a"))), (yield Start(asked(phase="b")))]
+        tickets.append((yield Start(asked(phase="c"))))
+        for ticket in tickets:
+            yield Wait(ticket)
+
+    ran = run(thrice, replace(TOY, algorithm="gloo"))
+    alone = run(lambda rank: in_columns(rank), replace(TOY, algorithm="gloo")).seconds
+    assert [flight.begin for flight in ran.flights] == pytest.approx([0, 0, 2 * alone])
+    assert [flight.end for flight in ran.flights] == pytest.approx([2 * alone, 2 * alone, 3 * alone])
+
+
 def test_links_between_nodes_and_latency() -> None:
     far = replace(TOY, ranks_per_node=1, between=Link(500.0, 0.25))
     assert run(in_columns, far).seconds == pytest.approx(2 + 2 * 0.25)  # there and back

@@ -111,6 +111,13 @@ empty shard | 11 | The shard of a rank for which no row was left. Its rank makes
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
 expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
 DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
+asynchronous | 12 | Said of a call that hands work over and returns before it is done.
+ticket | 12 | What an asynchronous request gives back at once. Who waits for it gets the answer.
+overlap | 12 | To compute while something travels. It hides the time of the one behind the other.
+exposed | 12 | Said of communication for which a rank waits: nothing hides it.
+prefetch | 12 | To ask for what comes later before working on what is here.
+window | 12 | How many matrices or buckets may be asked for and not yet done.
+bus | 12 | One link that all ranks share. What one sends, the others wait for.
 waterfall | 13 | A picture that leads from one number to another, one named change at a time.
 like for like | 13 | Said of a comparison: both sides begin with the same and end with the same.
 annotation | 13 | A label in a trace over a stretch of time. Nothing runs because of it.

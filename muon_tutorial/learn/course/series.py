@@ -107,6 +107,13 @@ LESSONS = (
         45,
         ("03", "04", "06"),
     ),
+    Lesson(
+        "12_why_step_returns_early",
+        "early_return",
+        "Why does `step()` return before the work is done?",
+        45,
+        ("03", "09"),
+    ),
     Lesson("13_is_muon_cheaper", "cheaper", "Is Muon cheaper than AdamW?", 45, ("09", "10")),
     Lesson(
         "14_from_32_to_16384_ranks",
@@ -133,7 +140,7 @@ PATHS = (
     ),
     CoursePath(
         "Only the systems",
-        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "13", "14", "15", "16"),
+        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "12", "13", "14", "15", "16"),
     ),
     CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
 )

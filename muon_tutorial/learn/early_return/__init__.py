@@ -1,0 +1,9 @@
+"""What notebook 12 uses: loops that ask ahead, a missing wait, an order of gathers, timelines, exercises."""
+
+from __future__ import annotations
+
+from ..lazy_names import names_in
+
+__getattr__, __dir__ = names_in(
+    __name__, "loops", "on_ranks", "missing_wait", "gather_order", "steps", "exercises", "pictures"
+)

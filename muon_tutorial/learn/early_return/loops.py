@@ -1,0 +1,252 @@
+"""Lesson 12: loops over matrices, as generators: who asks when, who waits when, and what that takes.
+
+In turn ``i`` each rank gathers a matrix of its own, of which all ranks hold rows, and works on it. The same
+loop is walked by real ranks, by a world without processes, and by the timed world, on a toy machine in which
+gathers and work take as many milliseconds as they are told.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import Grid, TutorialError, zeropower_via_newtonschulz
+from ...engine.collective import Collective, Label, Start, Wait, Walk
+from ...timing.machine import Link, Machine
+from ...timing.timed_world import TimedWorld
+from ...timing.timeline import StepTimeline, predicted_timeline
+from ..exercises.judge import MistakeError, value_of
+
+Loop = Callable[[int, Callable[[int], Collective], Callable[[int, Any], Any], int], Walk]
+"""``loop(count, gather, work, window)``: ``gather(i)`` is a request, ``work(i, whole)`` computes."""
+
+ENTRIES = 1000
+"""Of a piece that takes the toy link one millisecond."""
+COLUMNS = 24
+
+
+def one_by_one(count: int, gather: Callable, work: Callable, window: int = 1) -> Walk:
+    """Ask, wait, work; then the next."""
+    for i in range(count):
+        ticket = yield Start(gather(i))
+        whole = yield Wait(ticket)
+        work(i, whole)
+
+
+def prefetch(count: int, gather: Callable, work: Callable, window: int) -> Walk:
+    """The reference of the exercise: at most ``window`` matrices are asked for and not yet done."""
+    tickets, asked = [], 0
+    for i in range(count):
+        while asked < min(count, i + window):
+            tickets.append((yield Start(gather(asked))))
+            asked += 1
+        whole = yield Wait(tickets.pop(0))
+        work(i, whole)
+
+
+def toy_machine(ranks: int) -> Machine:
+    """A machine on which ``asked_for`` and ``busy_for`` take the milliseconds that they say."""
+    rate = ((1.0, 2e6),)  # a product of w pairs of numbers takes w microseconds
+    link = Link(bandwidth=4.0 * ENTRIES * 1000 * max(1, ranks - 1), latency=0.0)
+    return Machine("toy", {"float32": rate, "bfloat16": rate}, ((1.0, 1e18),), 0.0, 0.0, link)
+
+
+def asked_for(phase: str, index: int, milliseconds: float, ranks: int) -> Collective:
+    """A request without data that takes the toy link so long: each rank exchanges pieces with all."""
+    each = (round(ENTRIES * milliseconds),) * ranks
+    mine = torch.empty(sum(each), device="meta")
+    label = Label(phase, f"matrix {index}")
+    return Collective("all_to_all", ("dp",), mine.dtype, mine, sum(each), label, None, each, each)
+
+
+def busy_for(milliseconds: float) -> None:
+    """Work that takes the toy processor so long."""
+    one = torch.empty(1, round(1000 * milliseconds), device="meta")
+    torch.mm(one, one.t())
+
+
+@dataclass(eq=False)
+class LoopWatch:
+    """What a loop asked for and worked on, and the most matrices that were asked for and not done."""
+
+    asked: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    held: int = 0
+
+    def ask(self, index: int) -> None:
+        """A gather was asked for."""
+        self.asked.append(index)
+        self.held = max(self.held, len(self.asked) - len(self.done))
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTimes:
+    """Milliseconds that each gather and the work on each matrix take."""
+
+    gather: tuple[float, ...]
+    work: tuple[float, ...]
+
+    @classmethod
+    def alike(cls, count: int, gather: float, work: float) -> LoopTimes:
+        """All matrices alike."""
+        return cls((gather,) * count, (work,) * count)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLoop:
+    """A loop as the timed world walked it: its timeline, and what was watched on rank 0."""
+
+    timeline: StepTimeline
+    watch: LoopWatch
+
+    @property
+    def milliseconds(self) -> float:
+        """Until the last rank ended; whole numbers of toy times come out whole."""
+        return round(1000 * self.timeline.seconds, 6)
+
+
+def time_loop(loop: Loop, times: LoopTimes, window: int, ranks: int) -> TimedLoop:
+    """A loop on all ranks of the toy machine.
+
+    Raises:
+        MistakeError: it raised, or yielded what nobody can answer.
+        OpenAnswerError: it is a stub.
+    """
+    watches = [LoopWatch() for _ in range(ranks)]
+    walks = [_timed_walk(loop, times, window, ranks, watch) for watch in watches]
+    run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run(walks)
+    return TimedLoop(predicted_timeline(run), watches[0])
+
+
+def _timed_walk(loop: Loop, times: LoopTimes, window: int, ranks: int, watch: LoopWatch) -> Walk:
+    def gather(index: int) -> Collective:
+        watch.ask(index)
+        return asked_for("gather", index, times.gather[index], ranks)
+
+    def work(index: int, whole: Any) -> None:
+        check_came(whole)
+        busy_for(times.work[index])
+        watch.done.append(index)
+
+    return guarded(loop, len(times.work), gather, work, window)
+
+
+def check_came(whole: Any) -> None:
+    """Raises MistakeError where a loop works on what is no tensor yet."""
+    if not isinstance(whole, Tensor):
+        raise MistakeError("work was given a ticket. Wait for it first: whole = yield Wait(ticket).")
+
+
+def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
+    """A reader's generator, its errors said in a sentence.
+
+    Raises:
+        MistakeError: it is no generator, it raised, or it yielded what nobody can answer.
+        OpenAnswerError: it is a stub.
+    """
+    walk = value_of(loop, *given)
+    if not isinstance(walk, Generator):
+        raise MistakeError("The function asks for nothing: it has no yield.")
+    answer = None
+    while True:
+        try:
+            turn = walk.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        except MistakeError:
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[1:]
+            where = f" In: {last[0].line}" if last and last[0].line else ""
+            raise MistakeError(f"The loop raised {type(error).__name__}: {error}.{where}") from error
+        if not isinstance(turn, Start | Wait | Collective):
+            raise MistakeError(f"It yields {turn!r}. Yield Start(request) or Wait(ticket).")
+        answer = yield turn
+
+
+@dataclass(eq=False)
+class RealMatrices:
+    """One rank's rows of real matrices, and its updates. In turn ``i`` there is a matrix for each rank.
+
+    ``noting`` surrounds the work, for a recorder.
+    """
+
+    rank: int
+    ranks: int
+    seed: int
+    rows: int = 8
+    noting: Callable[[], AbstractContextManager] = nullcontext
+    updates: dict[int, Tensor] = field(default_factory=dict)
+
+    def whole(self, index: int, owner: int) -> Tensor:
+        """The matrix of one owner; any rank could make it, so that a loop can be checked."""
+        draw = torch.Generator().manual_seed(1000 * self.seed + index * self.ranks + owner)
+        return torch.randn(self.rows * self.ranks, COLUMNS * self.rows // 8, generator=draw)
+
+    def gather(self, index: int) -> Collective:
+        """The request by which each rank gets its matrix of this turn, whole."""
+        mine = slice(self.rank * self.rows, (self.rank + 1) * self.rows)
+        pieces = [self.whole(index, owner)[mine].reshape(-1) for owner in range(self.ranks)]
+        return exchange("gather", index, torch.cat(pieces), self.ranks)
+
+    def work(self, index: int, arrived: Any) -> Tensor:
+        """Newton–Schulz on what has come."""
+        check_came(arrived)
+        with self.noting():
+            whole = arrived.view(self.rows * self.ranks, -1)
+            self.updates[index] = zeropower_via_newtonschulz(whole)
+        return self.updates[index]
+
+    def right(self, index: int) -> Tensor:
+        """The update of this rank's matrix, as one process has it."""
+        return zeropower_via_newtonschulz(self.whole(index, self.rank))
+
+
+def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
+    """A request that sends each rank its piece of a flat buffer, all pieces alike."""
+    each = (packed.numel() // ranks,) * ranks
+    label = Label(phase, f"matrix {index}")
+    return Collective("all_to_all", ("dp",), packed.dtype, packed, packed.numel(), label, None, each, each)
+
+
+def first_wrong(matrices: RealMatrices, count: int) -> int | None:
+    """The first turn whose update is missing, or differs from one process in any bit."""
+    return next((i for i in range(count) if not _is_right(matrices, i)), None)
+
+
+def _is_right(matrices: RealMatrices, index: int) -> bool:
+    return index in matrices.updates and torch.equal(matrices.updates[index], matrices.right(index))
+
+
+def real_walks(
+    loop: Loop, count: int, window: int, ranks: int, seed: int
+) -> tuple[list[RealMatrices], Sequence[Walk]]:
+    """A loop over small real matrices on every rank, for a world without processes."""
+    held = [RealMatrices(rank, ranks, seed) for rank in range(ranks)]
+    return held, [guarded(loop, count, each.gather, each.work, window) for each in held]
+
+
+def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:
+    """What becomes of ``program(rank)`` on all ranks of the toy machine, in words."""
+    try:
+        run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run([program(rank) for rank in range(ranks)])
+    except TutorialError as error:
+        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # sizes are all alike
+    return f"went through in {1000 * run.seconds:g} ms"
+
+
+def matrix_of(label: str) -> int | None:
+    """The number in a label such as "gather of matrix 3", if it has one.
+
+    >>> matrix_of("gather of matrix 3"), matrix_of("gradient flags")
+    (3, None)
+    """
+    last = label.rpartition(" ")[2]
+    return int(last) if last.isdigit() else None

@@ -1,0 +1,225 @@
+"""Lesson 12: a program that uses two buffers in turn and forgets a wait; what a wait in some line changes.
+
+Where nobody waits, a backend may read a buffer as late as it likes. Here it does: each rank's buffer is read
+in the moment in which that rank waits for it, and not before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import Grid
+from ...engine.collective import Collective, Start, Wait, Walk
+from ...timing.timed_world import TimedWorld
+from ...timing.timeline import StepTimeline, predicted_timeline
+from ..exercises.judge import MistakeError
+from .loops import RealMatrices, asked_for, busy_for, exchange, guarded, toy_machine
+
+PROGRAM = """\
+def program(count, gather, work, share, buffers):
+    coming, leaving = {}, {}
+    for i in range(count):
+        while len(coming) < min(count, i + 3):
+            coming[len(coming)] = yield Start(gather(len(coming)))
+        whole = yield Wait(coming[i])
+        update = work(i, whole)
+        buffer = buffers[i % 2]
+        buffer.copy_(update)
+        leaving[i] = yield Start(share(i, buffer))
+    for i in range(count):
+        leaving[i] = yield Wait(leaving[i])
+    return leaving
+"""
+COUNT = 5
+GATHER, WORK, SHARE = 2.0, 3.0, 8.0
+RIGHT_LINE, RIGHT_TICKET = 9, "leaving[i - 2]"
+_TICKET = re.compile(r"\s*(coming|leaving)\[\s*i\s*(?:([+-])\s*(\d+)\s*)?\]\s*")
+
+
+def say_program() -> str:
+    """The program with numbered lines."""
+    return "\n".join(f"{number:2}  {line}" for number, line in enumerate(PROGRAM.splitlines(), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """What became of the program with one more wait: the first wrong matrix, if any, and its timeline.
+
+    ``overwritten`` is when, in seconds, that matrix's buffer was written again while it was on its way; None
+    where nothing was.
+    """
+
+    wrong: int | None
+    timeline: StepTimeline
+    overwritten: float | None
+
+    @property
+    def milliseconds(self) -> float:
+        """Until the last rank ended."""
+        return round(1000 * self.timeline.seconds, 6)
+
+
+def with_wait(line: Any, ticket: Any) -> str:
+    """The program with a wait before a line; it is skipped while there is no such ticket.
+
+    Raises:
+        MistakeError: there is no such line, or no such ticket.
+    """
+    lines = PROGRAM.splitlines()
+    if not isinstance(line, int) or not 2 <= line <= len(lines):
+        raise MistakeError(f"The wait goes before one of the lines 2 to {len(lines)}; yours is {line!r}.")
+    found = _TICKET.fullmatch(ticket) if isinstance(ticket, str) else None
+    if found is None:
+        raise MistakeError(f"Name a ticket such as 'coming[i]' or 'leaving[i - 1]'; yours is {ticket!r}.")
+    if line == 2 or line == len(lines):
+        raise MistakeError(f"Before line {line} there is no i.")
+    name, sign, number = found.groups()
+    index = f"i {sign} {number}" if sign else "i"
+    after = lines[line - 1]
+    indent = after[: len(after) - len(after.lstrip())]
+    wait = f"{indent}if {index} in {name}: yield Wait({name}[{index}])"
+    return "\n".join([*lines[: line - 1], wait, *lines[line - 1 :]]) + "\n"
+
+
+def compiled(source: str) -> Callable[..., Walk]:
+    """The program of a source."""
+    names: dict[str, Any] = {"Start": Start, "Wait": Wait}
+    exec(compile(source, "<the program>", "exec"), names)
+    program: Callable[..., Walk] = names["program"]
+    return program
+
+
+def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) -> ProgramRun:
+    """The program on real entries, read as late as may be, and in the timed world, where sharing an update
+    takes ``share`` milliseconds.
+
+    Raises:
+        MistakeError: it raised.
+    """
+    wrong = _first_wrong(compiled(source), ranks, seed)
+    timeline = _timeline(compiled(source), ranks, share)
+    return ProgramRun(wrong, timeline, None if wrong is None else _overwritten(timeline, wrong))
+
+
+def say_overwriting(share: float, ranks: int) -> str:
+    """Whether the program, as it stands, writes a buffer while it is read, if a share takes so long."""
+    run = run_program(PROGRAM, ranks, share=share)
+    when = "after s0 has ended" if run.overwritten is None else "while s0 still reads it"
+    return f"a share of {share:g} ms: buffer 0 is written again {when}"
+
+
+def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> StepTimeline:
+    def gather(index: int) -> Collective:
+        return asked_for("gather", index, GATHER, ranks)
+
+    def share(index: int, buffer: Tensor) -> Collective:
+        return asked_for("share", index, milliseconds, ranks)
+
+    def work(index: int, whole: Any) -> Tensor:
+        busy_for(WORK)
+        return torch.empty(1, device="meta")
+
+    buffers = [torch.empty(1, device="meta") for _ in range(2)]
+    walks = [guarded(program, COUNT, gather, work, share, buffers) for _ in range(ranks)]
+    return predicted_timeline(TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run(walks))
+
+
+def _overwritten(timeline: StepTimeline, wrong: int) -> float | None:
+    """When the next to use the same buffer wrote it, if the wrong matrix was still on its way."""
+    shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
+    written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is there
+    return written if written < shared.end else None
+
+
+def _first_wrong(program: Callable[..., Walk], ranks: int, seed: int) -> int | None:
+    held = [RealMatrices(rank, ranks, seed) for rank in range(ranks)]
+    walks = []
+    for each in held:
+        like = each.right(0).reshape(-1)
+        buffers = [torch.zeros_like(like) for _ in range(2)]
+        walks.append(guarded(program, COUNT, each.gather, _flat(each), _share(each), buffers))
+    came = run_late(walks)
+    return next((i for i in range(COUNT) if not _all_right(held, came, i)), None)
+
+
+def _flat(held: RealMatrices) -> Callable[[int, Any], Tensor]:
+    return lambda index, whole: held.work(index, whole).reshape(-1)
+
+
+def _share(held: RealMatrices) -> Callable[[int, Tensor], Collective]:
+    return lambda index, buffer: exchange("share", index, buffer, held.ranks)
+
+
+def _all_right(held: Sequence[RealMatrices], came: Sequence[Any], index: int) -> bool:
+    """Whether every rank has its rows of every owner's update."""
+    updates = [owner.right(index).reshape(-1).chunk(len(held)) for owner in held]
+    return all(
+        torch.equal(came[rank][index], torch.cat([update[rank] for update in updates]))
+        for rank in range(len(held))
+    )
+
+
+@dataclass(eq=False)
+class _LateTicket:
+    request: Collective
+    turn: int
+    answer: Tensor | None = None
+
+
+@dataclass(eq=False)
+class _LateRank:
+    walk: Walk
+    asked: int = 0
+    waiting: _LateTicket | None = None
+    answer: Any = None
+    value: Any = None
+    ended: bool = False
+    read: dict[int, Tensor] = field(default_factory=dict)
+
+
+def run_late(walks: Sequence[Walk]) -> list[Any]:
+    """Walk all ranks to their end; what a rank sends is read when it waits for it. Exchanges of like pieces.
+
+    Returns their values.
+    """
+    ranks = [_LateRank(walk) for walk in walks]
+    while not all(rank.ended for rank in ranks):
+        for rank in ranks:
+            _proceed(rank)
+        waiting = [rank for rank in ranks if rank.waiting is not None]
+        for place, rank in enumerate(waiting):
+            assert rank.waiting is not None
+            turn = rank.waiting.turn
+            rank.waiting.answer = torch.cat([other.read[turn].chunk(len(ranks))[place] for other in ranks])
+    return [rank.value for rank in ranks]
+
+
+def _proceed(rank: _LateRank) -> None:
+    """Let a rank go on until it waits for what has not come."""
+    while not rank.ended:
+        if rank.waiting is not None:
+            rank.answer, rank.waiting = rank.waiting.answer, None
+        try:
+            turn = rank.walk.send(rank.answer)
+        except StopIteration as stop:
+            rank.ended, rank.value = True, stop.value
+            return
+        if isinstance(turn, Start):
+            assert isinstance(turn.request, Collective)
+            rank.answer = _LateTicket(turn.request, rank.asked)
+            rank.asked += 1
+        else:
+            assert isinstance(turn, Wait)
+            ticket = turn.ticket
+            if isinstance(ticket, _LateTicket) and ticket.answer is None:
+                rank.waiting = ticket
+                assert ticket.request.send is not None
+                rank.read[ticket.turn] = ticket.request.send.clone()
+                return
+            rank.answer = ticket.answer if isinstance(ticket, _LateTicket) else ticket

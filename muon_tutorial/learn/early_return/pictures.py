@@ -1,0 +1,234 @@
+"""Pictures of lesson 12: for each rank a lane for what it computes and one for what is on its way.
+
+A rank's colour fills what it computes; hatched is waiting; a transfer is a grey bar with the number of its
+bucket or matrix.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from ...timing.timed_world import Span
+from ...timing.timeline import Recording, StepTimeline
+from ..pictures.colours import CARD, EMPTY, FAINT, INK, MARKED, QUIET, WRONG, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..widgets.play import play
+from ..widgets.shell import Shell, choice, show
+from .gather_order import Batch, time_order
+from .loops import TimedLoop, matrix_of
+from .missing_wait import ProgramRun
+from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict
+
+_WIDTH, _LEFT, _RIGHT, _SIZE = 900, 142, 14, 11
+_COMPUTE, _LINK, _GAP = 24, 18, 10
+_WAIT_HATCH = "////"
+_LEGEND = "solid: computes · pale: copies and all else · hatched: waits · grey, below: on its way, by number"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One timeline under a heading; ``wrong`` marks a moment in seconds, and the label of what it spoils."""
+
+    heading: str
+    timeline: StepTimeline
+    ranks: tuple[int, ...]
+    wrong: tuple[float, str] | None = None
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return 30 + len(self.ranks) * (_COMPUTE + _LINK + _GAP)
+
+
+def draw_panels(panels: Sequence[Panel], title: str, name: str, foot: str = "") -> Picture:
+    """Timelines below each other on one axis of time."""
+    last = max(panel.timeline.seconds for panel in panels)
+    height = 40 + sum(panel.height for panel in panels) + (44 if foot else 26)
+    figure, axes = blank(_WIDTH, height)
+    write(axes, 14, 20, title, 12, weight="bold")
+    scale, y = (_WIDTH - _LEFT - _RIGHT) / last, 40.0
+    for panel in panels:
+        _draw_panel(axes, panel, y, scale)
+        y += panel.height
+    write(axes, 14, y + 8, _LEGEND, _SIZE, color=QUIET)
+    if foot:
+        write(axes, 14, y + 28, foot, _SIZE, color=QUIET)
+    said = " ".join(_say_panel(panel) for panel in panels)
+    return finish(figure, f"lanes-{name}", f"{title}. {said} {foot}".strip())
+
+
+def _draw_panel(axes: Axes, panel: Panel, y: float, scale: float) -> None:
+    write(axes, 14, y + 12, panel.heading, _SIZE)
+    y += 26
+    end = _LEFT + scale * panel.timeline.seconds
+    axes.plot([end, end], [y - 4, y + panel.height - 34], color=INK, linewidth=1.4)
+    for rank in panel.ranks:
+        write(axes, 14, y + _COMPUTE / 2, f"rank {rank} computes", _SIZE)
+        write(axes, 14, y + _COMPUTE + _LINK / 2, "its link", _SIZE, color=QUIET)
+        for span in panel.timeline.of(rank):
+            _draw_span(axes, span, y, scale, panel)
+        if panel.wrong is not None and rank == panel.ranks[0]:
+            x = _LEFT + scale * panel.wrong[0]
+            axes.plot([x, x], [y - 4, y + _COMPUTE + _LINK + 4], color=WRONG, linewidth=2.2)
+        y += _COMPUTE + _LINK + _GAP
+
+
+def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> None:
+    x, width = _LEFT + scale * span.begin, scale * (span.end - span.begin)
+    number = matrix_of(span.label)
+    words = str(number) if number is not None and width > 13 else ""
+    if span.doing == "transfer":
+        spoilt = panel.wrong is not None and span.label == panel.wrong[1]
+        edge: dict[str, Any] = {"edgecolor": QUIET, "linewidth": 0.6}
+        if spoilt:
+            edge = {"edgecolor": WRONG, "linewidth": 2.0, "zorder": 3}
+        rectangle(axes, x, y + _COMPUTE, width, _LINK, MARKED, **edge)
+        words = f"{span.label[0]}{number}" if words and "matrix" in span.label and width > 22 else words
+        write(axes, x + width / 2, y + _COMPUTE + _LINK / 2, words, _SIZE, ha="center")
+        return
+    look: dict[str, Any] = {"edgecolor": QUIET, "linewidth": 0.5}
+    if span.doing == "wait":
+        look |= {"hatch": _WAIT_HATCH, "edgecolor": FAINT}
+    fill = {"product": rank_colour(span.rank), "copy": EMPTY}.get(span.doing, CARD)
+    rectangle(axes, x, y, width, _COMPUTE, fill, **look)
+    if span.doing == "product":
+        write(axes, x + width / 2, y + _COMPUTE / 2, words, _SIZE, ha="center")
+
+
+def _say_panel(panel: Panel) -> str:
+    told = []
+    for rank in panel.ranks:
+        parts = {d: panel.timeline.total(d, rank) for d in ("product", "copy", "wait", "transfer")}
+        said = ", ".join(f"{word} {1000 * parts[d]:.0f}" for d, word in _WORDS.items())
+        told.append(f"rank {rank} {said}")
+    return f"{panel.heading}: {1000 * panel.timeline.seconds:.0f} ms; {'; '.join(told)}."
+
+
+_WORDS: dict[Any, str] = {
+    "product": "computes",
+    "copy": "copies",
+    "wait": "waits",
+    "transfer": "has on its way",
+}
+
+
+def _heading(step: PredictedStep, window: int) -> str:
+    times = f"{step.milliseconds:.0f} ms, of which rank 0 waits {step.exposed:.0f}"
+    return f"window {window}: {times}; buffers up to {step.peak / 1e6:.1f} MB"
+
+
+def hero() -> Picture:
+    """The first picture: the same step with a window of one and of three."""
+    link = "200 Mbit/s"
+    steps = {window: predict(link, window) for window in (1, 3)}
+    panels = [Panel(_heading(step, window), step.timeline, (0, 1)) for window, step in steps.items()]
+    return draw_panels(panels, f"One step of Muon, two schedules (predicted for a link of {link})", "hero")
+
+
+def draw_step(link: str, window: int) -> Picture:
+    """One step for a link and a window."""
+    step = predict(link, window)
+    where = (
+        "a bare loopback, one core for both ranks" if link == LOOPBACK else f"{link}, a core for each rank"
+    )
+    panel = Panel(_heading(step, window), step.timeline, (0, 1))
+    return draw_panels([panel], f"Predicted: {where}", f"step-{LINKS.index(link)}-{window}")
+
+
+def explore_windows(live: bool = True) -> Shell | Picture:
+    """Play through windows, with buttons for the link."""
+
+    def draw(window: int, link: str) -> Picture:
+        return draw_step(link, window)
+
+    return play(
+        draw,
+        MOST,
+        draw_step("50 Mbit/s", 3),
+        live,
+        label="window",
+        interval=1500,
+        first=1,
+        link=choice("link", {link: link for link in LINKS}),
+    )
+
+
+def draw_loops(loops: dict[str, TimedLoop], title: str, name: str = "loops") -> Picture:
+    """Loops on the toy machine, rank 0 of each."""
+    panels = [
+        Panel(f"{heading}: {loop.milliseconds:g} ms, holds up to {loop.watch.held}", loop.timeline, (0,))
+        for heading, loop in loops.items()
+    ]
+    return draw_panels(panels, title, name)
+
+
+def draw_run(timeline: StepTimeline, title: str, name: str = "run") -> Picture:
+    """A recorded run of all its ranks."""
+    heading = f"{1000 * timeline.seconds:.1f} ms"
+    return draw_panels([Panel(heading, timeline, timeline.ranks)], title, name)
+
+
+def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[int], title: str) -> Picture:
+    """Recorded steps with several windows, below each other."""
+    panels = [
+        Panel(f"window {window}: {1000 * timeline.seconds:.1f} ms", timeline, timeline.ranks)
+        for window, timeline in zip(windows, timelines, strict=True)
+    ]
+    return draw_panels(panels, title, "windows")
+
+
+def draw_program(run: ProgramRun, title: str) -> Picture:
+    """The program with its buffers on rank 0; a red line where a buffer is written again too early."""
+    mark, foot = None, ""
+    if run.wrong is not None and run.overwritten is not None:
+        mark = run.overwritten, f"share of matrix {run.wrong}"
+        foot = f"red: buffer {run.wrong % 2} is written again, and s{run.wrong} still reads it"
+    panel = Panel(f"{run.milliseconds:g} ms", run.timeline, (0,), mark)
+    return draw_panels([panel], title, f"program-{run.wrong}", foot)
+
+
+def draw_orders(orders: dict[str, Sequence[int]], batch: Batch, name: str = "orders") -> Picture:
+    """Orders of gathers on the toy machine, rank 0 of each; numbers are places in the order."""
+    panels = []
+    for heading, order in orders.items():
+        loop = time_order(order, batch, 2)
+        panels.append(Panel(f"{heading}: {loop.milliseconds:g} ms", loop.timeline, (0,)))
+    return draw_panels(panels, f"{batch.count} matrices, room for {batch.room:g} MB", name)
+
+
+def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, window: int, link: str) -> Picture:
+    """A recorded step, and above it what is predicted for it, on its first two ranks."""
+    step = recording.step(strategy, window, link)
+    ranks = step.timeline.ranks[:2]
+    panels = [
+        Panel(f"predicted: {1000 * said.seconds:.0f} ms", said, ranks),
+        Panel(f"recorded: {1000 * step.timeline.seconds:.0f} ms", step.timeline, ranks),
+    ]
+    title = f"{strategy}, window {window}, {link}; ranks 0 and 1 of {len(step.timeline.ranks)}"
+    foot = "recorded: " + ", ".join(recording.about[what] for what in ("machine", "date"))
+    return draw_panels(panels, title, f"recorded-{strategy}-{window}-{link}", foot)
+
+
+def explore_recording(
+    recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline], live: bool = True
+) -> Shell | Picture:
+    """Buttons for link, window and strategy over a recording's steps."""
+
+    @functools.cache
+    def draw(link: str, window: int, strategy: str) -> Picture:
+        return draw_recorded(recording, said[strategy, window, link], strategy, window, link)
+
+    links = links_of(recording)[::-1]
+    return show(
+        draw,
+        draw(links[0], 3, "zero1"),
+        live,
+        link=choice("link", {each: each for each in links}),
+        window=choice("window", {str(each): each for each in (1, 3)}),
+        strategy=choice("strategy", {each: each for each in ("zero1", "owner")}),
+    )

@@ -1,0 +1,116 @@
+"""Lesson 12: the package's own step in the timed world, by link and window; and recorded steps.
+
+The machine is a file of the package, so its seconds are predictions. The recording is of real ranks, and says
+of which.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ... import Grid, Matrix, Plan, zero1
+from ...evidence.memory import PeakMemory
+from ...evidence.predict import step_over_ones
+from ...timing.commands import find_machine
+from ...timing.machine import Link, Machine, machine_from
+from ...timing.timed_world import TimedWorld
+from ...timing.timeline import Recording, StepTimeline, read_recording, saved
+from ...timing.timeline_cases import TimelineTask, on_bus, predict_case, predict_step
+
+LOOPBACK = "loopback"
+RATES = {"50 Mbit/s": 6.25e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
+LINKS = (*RATES, LOOPBACK)
+MOST = 6
+SIDE = 256
+_RECORDED = Path(__file__).parents[1] / "inputs" / "recorded" / "timelines.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """A step as it is predicted: its timeline, and the most bytes that rank 0 makes on the way."""
+
+    timeline: StepTimeline
+    peak: int
+
+    @property
+    def milliseconds(self) -> float:
+        """Until the last rank ended."""
+        return 1000 * self.timeline.seconds
+
+    @property
+    def exposed(self) -> float:
+        """Milliseconds in which rank 0 waits."""
+        return 1000 * self.timeline.total("wait", 0)
+
+
+def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
+    """``zero1`` over buckets of one matrix for each rank."""
+    matrices = [Matrix(i, f"m{i}", (side, side)) for i in range(buckets * ranks)]
+    return zero1(matrices, Grid.of(dp=ranks), bucket_bytes=4 * ranks * side**2)
+
+
+def machine_of(link: str) -> Machine:
+    """A laptop's processor for each rank, and a network card that works alone; or one processor for all
+    ranks, which also sends: a bare loopback."""
+    laptop = find_machine("laptop")
+    if link == LOOPBACK:
+        return replace(laptop, cores=1)
+    card = Link(RATES[link], 1e-4)
+    return replace(laptop, inside=card, cores=None, algorithm="ring", byte=0.0, message=0.0)
+
+
+def predict(link: str, window: int, ranks: int = 2) -> PredictedStep:
+    """What the timed world says of a step."""
+    plan, machine = plan_of(ranks), machine_of(link)
+    at, meta = plan.grid.at(0), torch.device("meta")
+    step = step_over_ones(plan, at, meta, window)
+    with PeakMemory() as memory:
+        TimedWorld(plan.grid, machine).run_alone(step.step(), at)
+    return PredictedStep(predict_step(plan, machine, window), memory.peak)
+
+
+def recorded() -> Recording:
+    """Real steps on a bare loopback and behind a limited one."""
+    return read_recording(_RECORDED)
+
+
+def say_about(recording: Recording) -> str:
+    """What a recording is of."""
+    return "\n".join(f"{name + ':':<9} {value}" for name, value in recording.about.items())
+
+
+def links_of(recording: Recording) -> list[str]:
+    """The links of a recording."""
+    return list(dict.fromkeys(step.link for step in recording.steps))
+
+
+def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTimeline]:
+    """What the timed world says of each recorded step, by strategy, window and link: from the numbers that
+    were measured with it."""
+    task, machine = TimelineTask(**recording.task), machine_from(recording.machine)
+    return {
+        (step.strategy, step.window, step.link): predict_case(
+            task, machine if step.rate is None else on_bus(machine, step.rate), step.strategy, step.window
+        )
+        for step in recording.steps
+    }
+
+
+def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline]) -> str:
+    """For each strategy and link: a step with either window, and what the larger one saves; and should."""
+    lines = [
+        f"{'strategy':<10}{'link':<10}{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'predicted':>11}"
+    ]
+    for one in recording.steps:
+        if one.window == 1:
+            three = recording.step(one.strategy, 3, one.link)
+            times = "".join(f"{1000 * statistics.median(each.seconds):>14.0f}" for each in (one, three))
+            before, after = (said[one.strategy, window, one.link].seconds for window in (1, 3))
+            gain = f"{saved(one.seconds, three.seconds):>8.0%}{1 - after / before:>11.0%}"
+            lines.append(f"{one.strategy:<10}{one.link:<10}{times}{gain}")
+    return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""Records a real step of one rank, cheaply enough to leave it as fast as it was.
+
+No profiler: a live world's observers say when a request was issued, done and answered, and Newton–Schulz is
+noted where it begins and ends. Ranks of one machine share its monotonic clock, so the notes of all become one
+``StepTimeline``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..engine.collective import Collective, Walk
+from ..evidence.ring_bytes import ring_bytes
+from ..plan.grid import Coordinate
+from ..step import orthogonalize
+from ..worlds.live import Follow, LiveWorld, Moment
+from .timed_world import Doing, Span
+from .timeline import RankFlight, StepTimeline, transfers
+
+
+@dataclass(frozen=True, slots=True)
+class NotedRequest:
+    """A request as its rank saw it: when it was asked for, and the moments that its world told of.
+
+    Nanoseconds on the machine's clock.
+    """
+
+    kind: str
+    phase: str
+    subject: str
+    group: tuple[int, ...]
+    payload: int
+    ring: int
+    asked: int
+    moments: dict[Moment, int] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Phase and subject, as requests print them."""
+        return f"{self.phase} of {self.subject}" if self.subject else self.phase
+
+    @property
+    def in_background(self) -> bool:
+        """Whether the rank went on before it waited for the answer."""
+        return "waiting" in self.moments
+
+    @property
+    def issued(self) -> int:
+        """When the rank had asked."""
+        return self.moments["issued"] if self.in_background else self.asked
+
+    @property
+    def answered(self) -> int:
+        """When the rank went on with the answer."""
+        return self.moments["answered" if self.in_background else "issued"]
+
+    @property
+    def done(self) -> int:
+        """When the backend was done; where it does not say, when the rank had the answer."""
+        return min(self.answered, self.moments.get("done", self.answered))
+
+
+@dataclass(frozen=True, slots=True)
+class RankNotes:
+    """What one rank noted of one step: its requests, and its products. Nanoseconds on the machine's clock."""
+
+    rank: int
+    begin: int
+    end: int
+    requests: tuple[NotedRequest, ...]
+    products: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True, eq=False)
+class StepRecorder:
+    """Notes one rank's steps, each while a ``with`` block runs. An observer for a live world.
+
+    recorder = StepRecorder(world.at.rank)
+    world.observers.append(recorder)
+    with recorder:
+        world.run(step.step())
+    notes = recorder.notes[-1]
+    """
+
+    rank: int
+    notes: list[RankNotes] = field(default_factory=list)
+    _requests: list[NotedRequest] = field(default_factory=list)
+    _products: list[tuple[int, int]] = field(default_factory=list)
+    _begin: int = 0
+    _patched: Any = None
+
+    def __enter__(self) -> StepRecorder:
+        self._requests, self._products = [], []
+        update = orthogonalize.newton_schulz_update
+
+        def noted(*given: Any) -> Tensor:
+            with self.product():
+                return update(*given)
+
+        self._patched = patch.object(orthogonalize, "newton_schulz_update", noted)
+        self._patched.__enter__()
+        self._begin = perf_counter_ns()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        end = perf_counter_ns()
+        self._patched.__exit__(kind, *error)
+        if kind is None:
+            found = tuple(self._requests), tuple(self._products)
+            self.notes.append(RankNotes(self.rank, self._begin, end, *found))
+
+    @contextmanager
+    def product(self) -> Iterator[None]:
+        """Note what runs in this block as products. The package's own Newton–Schulz is noted without it."""
+        begin = perf_counter_ns()
+        yield
+        self._products.append((begin, perf_counter_ns()))
+
+    def __call__(self, request: Collective, at: Coordinate) -> Follow:
+        payload = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
+        label, group = request.label, at.group(*request.axes)
+        bytes_of = payload, ring_bytes(request, at)
+        noted = NotedRequest(request.kind, label.phase, label.subject, group, *bytes_of, perf_counter_ns())
+        self._requests.append(noted)
+
+        def follow(moment: Moment) -> None:
+            noted.moments[moment] = perf_counter_ns()
+
+        return follow
+
+
+def record_walk(world: LiveWorld, walk: Walk, recorder: StepRecorder) -> RankNotes:
+    """Walk a step from a common start, and note it. Must be called by all ranks of the world."""
+    world.observers.append(recorder)
+    dist.barrier()
+    try:
+        with recorder:
+            world.run(walk)
+    finally:
+        world.observers.remove(recorder)
+    return recorder.notes[-1]
+
+
+def recorded_timeline(notes: Sequence[RankNotes]) -> StepTimeline:
+    """One step from the notes of all its ranks."""
+    zero = min(one.begin for one in notes)
+    last: dict[tuple[tuple[int, ...], int], int] = {}
+    for one in notes:
+        for turn, request in _in_turn(one):
+            key = request.group, turn
+            last[key] = max(last.get(key, 0), request.issued)
+    flights = [
+        _flight(one.rank, request, turn, last[request.group, turn], zero)
+        for one in notes
+        for turn, request in _in_turn(one)
+    ]
+    spans = [span for one in notes for span in _spans(one, zero)]
+    return StepTimeline("recorded", (*spans, *transfers(flights)), tuple(flights))
+
+
+def _in_turn(notes: RankNotes) -> Iterator[tuple[int, NotedRequest]]:
+    """Requests, each with how many of its group went before."""
+    turns: Counter[tuple[int, ...]] = Counter()
+    for request in notes.requests:
+        yield turns[request.group], request
+        turns[request.group] += 1
+
+
+def _flight(rank: int, request: NotedRequest, turn: int, last: int, zero: int) -> RankFlight:
+    about = (rank, request.kind, request.phase, request.subject, request.group, turn)
+    begin = min(last, request.done)  # who only sends may be done before the last member asks
+    issued, done, answered = request.issued, request.done, request.answered
+    issued_at, began, ended, answered_at = ((each - zero) / 1e9 for each in (issued, begin, done, answered))
+    return RankFlight(*about, issued_at, began, ended, answered_at, request.payload, request.ring)
+
+
+def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:
+    """A rank's time in order: waiting, products, and all else as copies."""
+    at, label = notes.begin, "start"
+    for begin, end, doing, name in sorted(_noted(notes)):
+        if begin > at:
+            yield _span(notes.rank, "copy", at, begin, label, zero)
+        label = name or label
+        if end > begin:
+            yield _span(notes.rank, doing, begin, end, label, zero)
+        at = max(at, end)
+    if notes.end > at:
+        yield _span(notes.rank, "copy", at, notes.end, label, zero)
+
+
+def _noted(notes: RankNotes) -> Iterator[tuple[int, int, Doing, str]]:
+    """From when to when a rank did what; a request that it did not wait for takes no time of its own."""
+    for request in notes.requests:
+        if request.in_background:
+            yield request.asked, request.asked, "wait", request.label
+            yield request.moments["waiting"], request.answered, "wait", request.label
+        else:
+            yield request.asked, request.answered, "wait", request.label
+    for begin, end in notes.products:
+        yield begin, end, "product", ""
+
+
+def _span(rank: int, doing: Doing, begin: int, end: int, label: str, zero: int) -> Span:
+    return Span(rank, doing, (begin - zero) / 1e9, (end - zero) / 1e9, label)

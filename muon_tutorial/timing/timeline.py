@@ -1,0 +1,349 @@
+"""One record of a step, predicted or recorded: what each rank did when, and how the two differ.
+
+A timed world's run and a real one (``step_recorder``) become the same ``StepTimeline``, in seconds since the
+start of all ranks. So one picture shows both, one table compares them, and both go to Perfetto as the records
+of ``evidence.traces``. Knows neither strategies nor machines.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import TraceError
+from ..evidence.traces.perfetto import merge_documents
+from ..evidence.traces.time_intervals import Intervals, union
+from ..evidence.traces.time_split import Flight, RankTimes, Timeline
+from .timed_world import Doing, Span, TimedRun
+
+Source = Literal["predicted", "recorded"]
+PROCESSOR_TRACK = 1 << 29  # above any thread's number, and below the tracks of evidence.traces
+PREDICTED = 1000
+"""What is added to a rank's number where its prediction stands beside it."""
+NEWTON_SCHULZ = "Newton–Schulz"
+
+
+@dataclass(frozen=True, slots=True)
+class RankFlight:
+    """A collective as one rank lived it. Seconds since the start of all ranks, and bytes.
+
+    The rank ``issued`` it and went on; when the last member of ``group`` had, it was on its way, from
+    ``begin`` to ``end``; the rank ``answered`` when it went on with the answer in hand. ``turn`` counts the
+    group's collectives. ``payload`` is what the rank handed over, ``ring`` what it would send on a ring.
+    """
+
+    rank: int
+    kind: str
+    phase: str
+    subject: str
+    group: tuple[int, ...]
+    turn: int
+    issued: float
+    begin: float
+    end: float
+    answered: float
+    payload: int = 0
+    ring: int = 0
+
+    @property
+    def label(self) -> str:
+        """Phase and subject, as requests print them."""
+        return f"{self.phase} of {self.subject}" if self.subject else self.phase
+
+
+@dataclass(frozen=True, slots=True)
+class RankPhase:
+    """When a rank began with a phase of one bucket or matrix, and when it had its answer. Seconds."""
+
+    rank: int
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """A step by rank. ``spans`` of one rank's processor (products, copies, waiting) follow each other; its
+    transfers lie beside them."""
+
+    source: Source
+    spans: tuple[Span, ...]
+    flights: tuple[RankFlight, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that it shows."""
+        return tuple(sorted({span.rank for span in self.spans}))
+
+    @property
+    def seconds(self) -> float:
+        """When the last rank ended."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    def of(self, rank: int, *doing: Doing) -> list[Span]:
+        """A rank's spans of some kinds (of all unless told), in order."""
+        found = [span for span in self.spans if span.rank == rank and (not doing or span.doing in doing)]
+        return sorted(found, key=lambda span: span.begin)
+
+    def total(self, doing: Doing, rank: int) -> float:
+        """Seconds that a rank spent so."""
+        return sum(span.end - span.begin for span in self.of(rank, doing))
+
+    @property
+    def phases(self) -> tuple[RankPhase, ...]:
+        """Each rank's phases, by request; and its products, by the request that they follow."""
+        lived = [(flight.rank, flight.label, flight.issued, flight.answered) for flight in self.flights]
+        for span in self.spans:
+            if span.doing == "product":
+                lived.append((span.rank, f"{NEWTON_SCHULZ} after {span.label}", span.begin, span.end))
+        edges: dict[tuple[int, str], tuple[float, float]] = {}
+        for rank, name, begin, end in lived:
+            first, last = edges.get((rank, name), (begin, end))
+            edges[rank, name] = min(first, begin), max(last, end)
+        return tuple(RankPhase(*where, *when) for where, when in sorted(edges.items()))
+
+    @property
+    def trace(self) -> Timeline:
+        """The step as traces have it: computing, and collectives in flight, in whole nanoseconds."""
+        return Timeline(tuple(self._rank_times(rank) for rank in self.ranks))
+
+    def _rank_times(self, rank: int) -> RankTimes:
+        flights = tuple(_flight(each) for each in self.flights if each.rank == rank)
+        whole = self.of(rank, "product", "copy", "wait")
+        begin, end = nanoseconds(whole[0].begin), nanoseconds(whole[-1].end)
+        return RankTimes(rank, begin, end, self._computed(rank), flights)
+
+    def _computed(self, rank: int) -> Intervals:
+        spans = self.of(rank, "product", "copy")
+        return union((nanoseconds(span.begin), nanoseconds(span.end)) for span in spans)
+
+    def document(self) -> dict[str, Any]:
+        """The step as one document that Perfetto and chrome://tracing open."""
+        document = merge_documents({}, {}, self.trace)
+        for rank in self.ranks:
+            track = {"pid": rank, "tid": PROCESSOR_TRACK}
+            name = {"name": f"processor, {self.source}"}
+            document["traceEvents"].append({"ph": "M", "name": "thread_name", "ts": 0, **track, "args": name})
+            document["traceEvents"] += [
+                {**_event(span), **track} for span in self.of(rank, "product", "copy", "wait")
+            ]
+        return document
+
+
+def side_by_side(predicted: StepTimeline, recorded: StepTimeline) -> dict[str, Any]:
+    """Both as one document, each rank's prediction as a process of its own beside the rank."""
+    document = recorded.document()
+    for event in predicted.document()["traceEvents"]:
+        moved = {**event, "pid": PREDICTED + event["pid"]}
+        if event["name"] == "process_name":
+            moved["args"] = {"name": f"{event['args']['name']}, predicted"}
+        document["traceEvents"].append(moved)
+    return document
+
+
+def _flight(one: RankFlight) -> Flight:
+    issued, done = nanoseconds(one.issued), nanoseconds(one.end)
+    about = (one.rank, one.kind, one.phase, one.subject, one.group, one.turn)
+    return Flight(*about, issued, max(issued, done), one.payload, one.ring)
+
+
+def _event(span: Span) -> dict[str, Any]:
+    duration = (span.end - span.begin) * 1e6
+    return {"ph": "X", "cat": "span", "name": span.doing, "ts": span.begin * 1e6, "dur": duration,
+            "args": {"phase": span.label}}  # fmt: skip
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds as whole nanoseconds."""
+    return round(seconds * 1e9)
+
+
+def transfers(flights: Iterable[RankFlight]) -> list[Span]:
+    """When collectives were on their way, from the last member's request to the end."""
+    return [Span(one.rank, "transfer", one.begin, one.end, one.label) for one in flights]
+
+
+def predicted_timeline(run: TimedRun) -> StepTimeline:
+    """What a timed world says of a step, as a timeline."""
+    turns: dict[tuple[int, ...], int] = {}
+    flights = []
+    for flight in run.flights:
+        turns[flight.group] = turn = turns.get(flight.group, -1) + 1
+        for rank, issued in sorted(flight.issued.items()):
+            end = flight.begin if flight.end is None else flight.end
+            about = (rank, flight.kind, flight.label.phase, flight.label.subject, flight.group, turn)
+            times = (issued, flight.begin, end, flight.answered.get(rank, end))
+            flights.append(RankFlight(*about, *times, flight.payload[rank], flight.ring[rank]))
+    return StepTimeline("predicted", (*run.spans, *transfers(flights)), tuple(flights))
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseGap:
+    """How far a recorded phase began and ended from where it was predicted, in parts of the recorded step.
+
+    Positive is later than predicted.
+    """
+
+    rank: int
+    name: str
+    begin: float
+    end: float
+
+    @property
+    def worst(self) -> float:
+        """The larger of both, whatever its sign."""
+        return max(abs(self.begin), abs(self.end))
+
+
+def compare_phases(predicted: StepTimeline, recorded: StepTimeline) -> list[PhaseGap]:
+    """Each phase of each rank: how far its begin and end are from the prediction.
+
+    Raises:
+        TraceError: the two do not have the same phases, so they are not of the same step.
+    """
+    said = {(phase.rank, phase.name): phase for phase in predicted.phases}
+    seen = {(phase.rank, phase.name): phase for phase in recorded.phases}
+    if apart := sorted(said.keys() ^ seen.keys()):
+        rank, name = apart[0]
+        where = "predicted" if apart[0] in said else "recorded"
+        raise TraceError(f"not the same step: only the {where} one has {name!r} on rank {rank}")
+    step = recorded.seconds
+    return [
+        PhaseGap(*where, (seen[where].begin - due.begin) / step, (seen[where].end - due.end) / step)
+        for where, due in said.items()
+    ]
+
+
+TICK = 1e-5
+"""Seconds: what times are rounded to where they are written."""
+_DOINGS: tuple[Doing, ...] = ("product", "copy", "wait")
+
+
+def as_data(timeline: StepTimeline) -> dict[str, Any]:
+    """A timeline as small plain data: times in ticks; what repeats stands in tables, named by place."""
+    kept = [span for span in timeline.spans if span.doing != "transfer"]
+    labels = list(dict.fromkeys(span.label for span in kept))
+    kinds = list(dict.fromkeys(_about(flight) for flight in timeline.flights))
+    return {
+        "source": timeline.source,
+        "labels": labels,
+        "kinds": kinds,
+        "spans": [
+            [one.rank, _DOINGS.index(one.doing), labels.index(one.label), _ticks(one.begin), _ticks(one.end)]
+            for one in kept
+        ],
+        "flights": [
+            [one.rank, kinds.index(_about(one)), *map(_ticks, (one.issued, one.begin, one.end, one.answered))]
+            for one in timeline.flights
+        ],
+    }
+
+
+def _about(flight: RankFlight) -> tuple[Any, ...]:
+    about = flight.kind, flight.phase, flight.subject, flight.group, flight.turn
+    return *about, flight.payload, flight.ring
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds / TICK)
+
+
+def from_data(held: Mapping[str, Any]) -> StepTimeline:
+    """The opposite of ``as_data``.
+
+    Raises:
+        TraceError: it is none.
+    """
+    try:
+        spans = [
+            Span(rank, _DOINGS[doing], begin * TICK, end * TICK, held["labels"][label])
+            for rank, doing, label, begin, end in held["spans"]
+        ]
+        flights = [_flight_from(rank, held["kinds"][kind], times) for rank, kind, *times in held["flights"]]
+        return StepTimeline(held["source"], (*spans, *transfers(flights)), tuple(flights))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise TraceError(f"this is no timeline of a step: {error!r}") from error
+
+
+def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankFlight:
+    kind, phase, subject, group, turn, payload, ring = about
+    issued, begin, end, answered = (tick * TICK for tick in ticks)
+    named = (rank, kind, phase, subject, tuple(group), turn)
+    return RankFlight(*named, issued, begin, end, answered, payload, ring)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One recorded step of a recording, and what it was of. ``link`` in words; ``rate`` in bytes a second,
+    None where nothing limits the loopback. ``seconds`` are those of all steps of its kind, round by round:
+    the timeline is the median's."""
+
+    strategy: str
+    window: int
+    link: str
+    rate: float | None
+    seconds: tuple[float, ...]
+    timeline: StepTimeline
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Recorded steps of one task on one machine. ``about`` says which, when and with what, in words; ``task``
+    and ``machine`` hold the numbers that a prediction needs, the latter as its file does."""
+
+    about: Mapping[str, str]
+    task: Mapping[str, int]
+    machine: Mapping[str, Any]
+    steps: tuple[RecordedStep, ...]
+
+    def step(self, strategy: str, window: int, link: str) -> RecordedStep:
+        """One of its steps.
+
+        Raises:
+            TraceError: there is none.
+        """
+        wanted = (strategy, window, link)
+        for step in self.steps:
+            if (step.strategy, step.window, step.link) == wanted:
+                return step
+        raise TraceError(f"the recording has no step {wanted!r}")
+
+    def write(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        steps = [{**asdict(step), "timeline": as_data(step.timeline)} for step in self.steps]
+        held = {"about": self.about, "task": self.task, "machine": self.machine, "steps": steps}
+        Path(path).write_text(json.dumps(held, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Read what ``Recording.write`` wrote.
+
+    Raises:
+        TraceError: it is none.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        steps = tuple(_step_from(step) for step in held["steps"])
+        return Recording(held["about"], held["task"], held["machine"], steps)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path} is no recording of steps: {error!r}") from error
+
+
+def _step_from(held: Mapping[str, Any]) -> RecordedStep:
+    seconds = tuple(held["seconds"])
+    return RecordedStep(**{**held, "seconds": seconds, "timeline": from_data(held["timeline"])})
+
+
+def saved(one: Sequence[float], other: Sequence[float]) -> float:
+    """What part of its time the other kind of step saves: the median over rounds, so that what slows a whole
+    round counts little."""
+    return statistics.median(1 - after / before for before, after in zip(one, other, strict=True))
+
+
+def middle(timelines: Sequence[StepTimeline]) -> StepTimeline:
+    """The timeline whose step takes the median time: what stands for several steps of one kind."""
+    return sorted(timelines, key=lambda timeline: timeline.seconds)[(len(timelines) - 1) // 2]

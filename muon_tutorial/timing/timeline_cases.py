@@ -1,0 +1,101 @@
+"""Steps whose timelines are recorded and predicted alike: two strategies, two windows, one grid.
+
+The same plans, walked by real ranks and by the timed world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..errors import UsageError
+from ..evidence.predict import step_over_ones
+from ..launching.launch import launch
+from ..plan.grid import Grid
+from ..plan.layout import Shard
+from ..plan.matrix import Matrix
+from ..plan.strategies import Builder, Plan, owner, zero1
+from ..worlds.live import LiveWorld, build_mesh
+from .machine import Link, Machine
+from .step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
+from .timed_world import TimedWorld
+from .timeline import StepTimeline, predicted_timeline
+
+CASES = tuple((strategy, window) for strategy in ("zero1", "owner") for window in (1, 3))
+"""Strategies with their windows."""
+WARMUP = 1
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineTask:
+    """What is run: a grid of ``dp`` ranks, ``count`` matrices of ``side`` × ``side``, and how many steps."""
+
+    dp: int = 4
+    count: int = 12
+    side: int = 384
+    steps: int = 5
+
+    def plan(self, strategy: str) -> Plan:
+        """The plan of a strategy. ``owner`` expects each matrix cut over dp, as FSDP2 has it.
+
+        Buckets are of two matrices; for ``owner``, of one for each rank, so that all have one to work on.
+        """
+        cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
+        matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]
+        builders: dict[str, Builder] = {"zero1": zero1, "owner": owner}
+        together = 1 if strategy == "owner" else 2  # a bucket is as long as what one rank holds of it
+        bucket_bytes = 4 * self.side**2 * together
+        return builders[strategy](matrices, Grid.of(dp=self.dp), bucket_bytes=bucket_bytes)
+
+
+def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:
+    """The steps of each case, recorded on real ranks: one of each case, then the next of each."""
+    by_rank = launch(_record_on_rank, task.dp, args=(task,), timeout=120.0, output="quiet")
+    by_case = (zip(*(notes[case] for notes in by_rank), strict=True) for case in range(len(CASES)))
+    return [[recorded_timeline(notes) for notes in steps] for steps in by_case]
+
+
+def _record_on_rank(rank: int, task: TimelineTask) -> list[list[RankNotes]]:
+    torch.set_num_threads(1)
+    world, cpu = LiveWorld(build_mesh({"dp": task.dp})), torch.device("cpu")
+    cases = [step_over_ones(task.plan(strategy), world.at, cpu, window) for strategy, window in CASES]
+    rounds = [
+        [record_walk(world, step.step(), StepRecorder(rank)) for step in cases]
+        for _ in range(WARMUP + task.steps)
+    ]
+    return [list(case) for case in zip(*rounds[WARMUP:], strict=True)]
+
+
+def predict_case(task: TimelineTask, machine: Machine, strategy: str, window: int) -> StepTimeline:
+    """What the timed world says of a case."""
+    return predict_step(task.plan(strategy), machine, window)
+
+
+def predict_step(plan: Plan, machine: Machine, window: int) -> StepTimeline:
+    """What the timed world says of a plan's step, on all ranks of its grid."""
+    ranks: Sequence[int] = plan.grid.ranks
+    steps = [step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window) for rank in ranks]
+    return predicted_timeline(TimedWorld(plan.grid, machine).run([step.step() for step in steps]))
+
+
+def bytes_of(rate: str) -> float:
+    """Bytes a second of a rate as tc writes it.
+
+    Raises:
+        UsageError: it is none.
+
+    >>> bytes_of("200mbit")
+    25000000.0
+    """
+    for unit, bits in _UNITS.items():
+        if rate.endswith(unit) and rate.removesuffix(unit).replace(".", "", 1).isdigit():
+            return float(rate.removesuffix(unit)) * bits / 8
+    raise UsageError(f"a rate is a number and a unit, such as 200mbit or 1gbit; got {rate!r}")
+
+
+def on_bus(machine: Machine, bytes_a_second: float) -> Machine:
+    """The machine, whose ranks share a loopback that carries so much."""
+    return replace(machine, inside=Link(bytes_a_second, machine.inside.latency, shared=True))

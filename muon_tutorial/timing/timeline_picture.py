@@ -1,0 +1,120 @@
+"""Draws steps as predicted and as recorded, one above the other for each rank, on one axis of time.
+
+A function of the timelines alone, to the byte. Each band has a rank's processor, and its transfers below.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ..evidence.traces.timeline_picture import FILLS, HATCHES
+from .timed_world import Doing
+from .timeline import StepTimeline, compare_phases
+
+SPAN_FILLS: dict[Doing, str] = {
+    "product": FILLS["compute"],
+    "copy": "#9cc3e0",
+    "wait": FILLS["waiting"],
+    "transfer": FILLS["communication"],
+}
+WORDS: dict[Doing, str] = {
+    "product": "products",
+    "copy": "copies and all else",
+    "wait": "waiting",
+    "transfer": "transfers",
+}
+BAND = 26
+THINNEST = 1500
+"""Bars narrower than this part of a step are not drawn: nobody would see them."""
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "path",
+    "svg.hashsalt": "timelines",
+    "font.family": "DejaVu Sans",
+    "hatch.linewidth": 0.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePair:
+    """A step by a name, as predicted and as recorded."""
+
+    name: str
+    predicted: StepTimeline
+    recorded: StepTimeline
+
+    @property
+    def worst(self) -> float:
+        """How far a phase's begin or end is from its prediction at most, in parts of the recorded step."""
+        return max(gap.worst for gap in compare_phases(self.predicted, self.recorded))
+
+    def __str__(self) -> str:
+        said, seen = (f"{1000 * one.seconds:.0f}" for one in (self.predicted, self.recorded))
+        times = f"predicted {said} ms, recorded {seen}"
+        return f"{self.name}: {times}; phases within {self.worst:.0%} of the step"
+
+
+def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
+    """The pairs below each other as an SVG document. The same timelines give the same bytes."""
+    ranks = len(pairs[0].predicted.ranks)
+    heights = [2 * BAND * ranks + 62 for _ in pairs]
+    whole, top = sum(heights) + 60, 50
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, whole / 96), dpi=96, facecolor="#ffffff")
+        FigureCanvasSVG(figure)
+        for pair, height in zip(pairs, heights, strict=True):
+            low = 1 - (top + height - 32) / whole
+            axes = figure.add_axes((0.13, low, 0.85, (height - 62) / whole))
+            _draw_pair(axes, pair)
+            top += height
+        handles = [Patch(facecolor=fill, hatch=_hatch(doing), edgecolor="#8a8a8a", label=WORDS[doing])
+                   for doing, fill in SPAN_FILLS.items()]  # fmt: skip
+        figure.legend(handles=handles, loc="upper left", ncols=4, frameon=False, fontsize=8.5,
+                      bbox_to_anchor=(0.12, 1 - 20 / whole))  # fmt: skip
+        figure.text(0.012, 1 - 16 / whole, title, fontsize=10.5, weight="bold", va="center")
+        target = io.StringIO()
+        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+    svg = target.getvalue()
+    return "\n".join(line.rstrip() for line in svg[svg.index("<svg") :].splitlines()) + "\n"
+
+
+def _draw_pair(axes: Axes, pair: TimelinePair) -> None:
+    last = 1000 * max(pair.predicted.seconds, pair.recorded.seconds)
+    bands = list(_bands(pair))
+    for row, (_, rank, timeline) in enumerate(bands):
+        _draw_band(axes, row, rank, timeline)
+    axes.set_yticks([row + 0.45 for row in range(len(bands))])
+    axes.set_yticklabels([name for name, _, _ in bands], fontsize=8)
+    axes.set(xlim=(0, last), ylim=(len(bands), 0))
+    axes.tick_params(labelsize=8)
+    axes.set_title(f"{pair}; milliseconds", fontsize=8.5, loc="left")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _bands(pair: TimelinePair) -> Iterator[tuple[str, int, StepTimeline]]:
+    for rank in pair.predicted.ranks:
+        for timeline in (pair.predicted, pair.recorded):
+            yield f"rank {rank} {timeline.source}", rank, timeline
+
+
+def _draw_band(axes: Axes, row: int, rank: int, timeline: StepTimeline) -> None:
+    for doing, fill in SPAN_FILLS.items():
+        least = timeline.seconds / THINNEST
+        shown = [span for span in timeline.of(rank, doing) if span.end - span.begin > least]
+        bars = [(1000 * span.begin, 1000 * (span.end - span.begin)) for span in shown]
+        where = (row + 0.62, 0.26) if doing == "transfer" else (row + 0.06, 0.54)
+        edge: dict[str, Any] = {"edgecolor": "#8a8a8a", "linewidth": 0.2}
+        axes.broken_barh(bars, where, facecolor=fill, hatch=_hatch(doing), **edge)
+
+
+def _hatch(doing: Doing) -> str | None:
+    return HATCHES["waiting"] if doing == "wait" else None

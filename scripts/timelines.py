@@ -1,0 +1,190 @@
+"""Timelines of real steps beside the timed world's: when each phase begins and ends, in one run.
+
+python scripts/timelines.py                       # three minutes; prints a table
+python scripts/timelines.py --write               # also results/timelines*, and the lessons' recording
+
+Calibrates this machine, records steps of zero1 and owner with windows 1 and 3 on the loopback and, where the
+machine can limit it (scripts/shaped.sh), on a bus of --rate, and compares each phase of each rank with what
+the timed world says for the same plan. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import pickle
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from muon_tutorial.errors import TutorialError
+from muon_tutorial.timing.calibrate import calibrate
+from muon_tutorial.timing.machine import Machine, read_machine
+from muon_tutorial.timing.timeline import (
+    RecordedStep,
+    Recording,
+    StepTimeline,
+    compare_phases,
+    middle,
+    side_by_side,
+)
+from muon_tutorial.timing.timeline_cases import (
+    CASES,
+    TimelineTask,
+    bytes_of,
+    on_bus,
+    predict_case,
+    record_cases,
+)
+from muon_tutorial.timing.timeline_picture import TimelinePair, draw_pairs
+
+ROOT = Path(__file__).resolve().parents[1]
+LESSONS = ROOT / "muon_tutorial" / "learn" / "inputs" / "recorded" / "timelines.json"
+LOOPBACK = "loopback"
+IMPOSSIBLE = 77
+BAR = 0.15
+"""How far, in parts of the step, a phase may begin or end from where it was predicted."""
+
+
+def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | None:
+    """All cases behind a limited loopback; None where this machine cannot limit it."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found"
+        options = [word for name, value in asdict(task).items() for word in (f"--{name}", str(value))]
+        inside = [sys.executable, __file__, "--inside", str(found), *options]
+        ended = subprocess.run(["bash", str(ROOT / "scripts" / "shaped.sh"), rate, *inside], check=False)
+        if ended.returncode == IMPOSSIBLE:
+            return None
+        ended.check_returncode()
+        recorded: list[list[StepTimeline]] = pickle.loads(found.read_bytes())
+        return recorded
+
+
+def run(task: TimelineTask, rate: str, machine: Machine) -> list[tuple[RecordedStep, StepTimeline]]:
+    """The median step of each case on both links: recorded, and as it is predicted."""
+    shared = on_bus(machine, bytes_of(rate))
+    links: list[tuple[str, float | None, Machine, list[list[StepTimeline]]]] = [
+        (LOOPBACK, None, machine, record_cases(task))
+    ]
+    shaped = record_shaped(task, rate)
+    if shaped is None:
+        print("This machine cannot limit its loopback: only the bare one is measured.", file=sys.stderr)
+    else:
+        links.append((rate, bytes_of(rate), shared, shaped))
+    return [
+        (
+            RecordedStep(
+                strategy, window, link, limit, tuple(round(s.seconds, 5) for s in steps), middle(steps)
+            ),
+            predict_case(task, such, strategy, window),
+        )
+        for link, limit, such, found in links
+        for (strategy, window), steps in zip(CASES, found, strict=True)
+    ]
+
+
+def pair_of(step: RecordedStep, predicted: StepTimeline) -> TimelinePair:
+    """A recorded step and its prediction, by name."""
+    return TimelinePair(f"{step.strategy}, window {step.window}", predicted, step.timeline)
+
+
+def table(found: Sequence[tuple[RecordedStep, StepTimeline]]) -> str:
+    """For each case: seconds predicted and recorded, and how far phases are off."""
+    head = f"| link | step | predicted, ms | recorded, ms | phases | worst begin or end | within {BAR:.0%} |"
+    lines = [head, "|" + "---|" * 7]
+    for step, predicted in found:
+        pair, gaps = pair_of(step, predicted), compare_phases(predicted, step.timeline)
+        within = sum(gap.worst <= BAR for gap in gaps) / len(gaps)
+        times = f"{1000 * predicted.seconds:.1f} | {1000 * step.timeline.seconds:.1f}"
+        off = f"{pair.worst:.1%} | {within:.0%}"
+        lines.append(f"| {step.link} | {pair.name} | {times} | {len(gaps)} | {off} |")
+    return "\n".join(lines)
+
+
+def about(task: TimelineTask, machine: Machine, rate: str) -> dict[str, str]:
+    """What a recording is of."""
+    return {
+        "machine": f"{platform.machine()}, {machine.cores} cores, {task.dp} ranks, one thread each",
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        "load": f"{os.getloadavg()[0]:.1f} processes running on average, before it ended",
+        "torch": torch.__version__,
+        "link": f"Gloo over the loopback: as it is, and as a bus of {rate} that all ranks share",
+        "step": f"{task.count} matrices of {task.side} × {task.side}, the median of {task.steps} steps",
+        "command": "python scripts/timelines.py --write",
+    }
+
+
+def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep, StepTimeline]]) -> None:
+    """The table and a picture for each link into a folder."""
+    said = "\n".join(f"- {name}: {value}" for name, value in recording.about.items())
+    folder.mkdir(parents=True, exist_ok=True)
+    text = f"# Timelines, predicted and recorded\n\n{said}\n\n{table(found)}\n"
+    (folder / "timelines.md").write_text(text, encoding="utf-8")
+    for link in dict.fromkeys(step.link for step, _ in found):
+        svg = draw_pairs(
+            [pair_of(*each) for each in found if each[0].link == link],
+            f"A step on {link}, predicted above recorded",
+        )
+        (folder / f"timelines-{link}.svg").write_text(svg, encoding="utf-8")
+
+
+def write_traces(folder: Path, found: Sequence[tuple[RecordedStep, StepTimeline]]) -> None:
+    """For each case a file that Perfetto opens, with what was recorded and what was predicted."""
+    for step, predicted in found:
+        name = f"{step.strategy}-window{step.window}-{step.link}.json"
+        (folder / name).write_text(json.dumps(side_by_side(predicted, step.timeline)), encoding="utf-8")
+
+
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in asdict(TimelineTask()).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rate", default="200mbit", help="of the limited loopback, as tc writes it")
+    parser.add_argument("--machine", type=Path, help="a file that calibrate wrote (else it is measured now)")
+    parser.add_argument("--folder", type=Path, help="write table, pictures and traces here")
+    parser.add_argument("--write", action="store_true", help="into results/, with the lessons' recording")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, compare and print."""
+    chosen = options().parse_args(arguments)
+    task = TimelineTask(chosen.dp, chosen.count, chosen.side, chosen.steps)
+    try:
+        if chosen.inside:
+            chosen.inside.write_bytes(pickle.dumps(record_cases(task)))
+            return 0
+        bytes_of(chosen.rate)
+        machine = read_machine(chosen.machine) if chosen.machine else calibrate()
+        found = run(task, chosen.rate, machine)
+    except TutorialError as error:
+        print(error, file=sys.stderr)
+        return 2
+    steps = tuple(step for step, _ in found)
+    recording = Recording(about(task, machine, chosen.rate), asdict(task), asdict(machine), steps)
+    print(table(found))
+    if chosen.folder:
+        write(chosen.folder, recording, found)
+        write_traces(chosen.folder, found)
+    if chosen.write:
+        write(ROOT / "results", recording, found)
+        recording.write(LESSONS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""Lesson 12: loops are timed and checked alike, checkers know right from wrong, the recording is whole."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from muon_tutorial import Grid
+from muon_tutorial.engine.collective import Start, Wait, Walk
+from muon_tutorial.learn import early_return as lesson
+from muon_tutorial.learn.early_return import exercises, gather_order, loops, missing_wait, steps
+from muon_tutorial.learn.exercises.judge import Exercise
+from muon_tutorial.timing.timeline import compare_phases
+from muon_tutorial.worlds.local import LocalWorld
+
+from .answers import assert_quiz, assert_wrong, message_of_wrong
+
+RANKS = [2, 3, 4]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_makespans_are_those_that_a_pencil_finds(ranks: int) -> None:
+    right = exercises.makespans(ranks)
+    assert right == {
+        "one_at_a_time": 4 * (2 + 3),
+        "ahead_of_work": 2 + 4 * 3,
+        "slow_link": 4 * 5 + 3,
+    }
+    exercise = exercises.makespan_exercise(ranks)
+    assert exercise.check(*right.values())
+    assert exercise.check(..., ..., ...).passed is None
+    for place, name in enumerate(right):
+        wrong = [*right.values()]
+        wrong[place] += 3
+        assert_wrong(exercise, *wrong, f"{name}: not {wrong[place]}.")
+
+
+def all_at_once(count: int, gather: Any, work: Any, window: int) -> Walk:
+    tickets = []
+    for i in range(count):
+        tickets.append((yield Start(gather(i))))
+    for i in range(count):
+        work(i, (yield Wait(tickets[i])))
+
+
+def one_too_many(count: int, gather: Any, work: Any, window: int) -> Walk:
+    yield from lesson.prefetch(count, gather, work, window + 1)
+
+
+def waits_at_once(count: int, gather: Any, work: Any, window: int) -> Walk:
+    """Asynchronous by name only."""
+    for i in range(count):
+        ticket = yield Start(gather(i))
+        whole = yield Wait(ticket)
+        work(i, whole)
+
+
+def forgets_the_wait(count: int, gather: Any, work: Any, window: int) -> Walk:
+    for i in range(count):
+        ticket = yield Start(gather(i))
+        work(i, ticket)
+
+
+def leaves_out_the_last(count: int, gather: Any, work: Any, window: int) -> Walk:
+    yield from lesson.prefetch(count - 1, gather, work, window)
+
+
+def mixes_tickets_up(count: int, gather: Any, work: Any, window: int) -> Walk:
+    """Asks for the next before the first: right times, other matrices."""
+    order = [i ^ 1 if (i ^ 1) < count else i for i in range(count)]
+    yield from lesson.prefetch(count, lambda i: gather(order[i]), work, window)
+
+
+def asks_beyond(count: int, gather: Any, work: Any, window: int) -> Walk:
+    for i in range(count + 1):
+        ticket = yield Start(gather(i))
+        work(i, (yield Wait(ticket)))
+
+
+def yields_a_number(count: int, gather: Any, work: Any, window: int) -> Walk:
+    yield 3  # type: ignore[misc]
+
+
+def no_generator(count: int, gather: Any, work: Any, window: int) -> None:
+    return None
+
+
+WRONG_LOOPS = [
+    (all_at_once, "yours holds 5 at once"),
+    (one_too_many, "yours holds 2 at once"),
+    (waits_at_once, "window 2: yours takes 25 ms; 17 are possible"),
+    (lesson.one_by_one, "25 ms; 17 are possible"),
+    (forgets_the_wait, "work was given a ticket"),
+    (leaves_out_the_last, "your loop works on [0, 1, 2, 3]"),
+    (asks_beyond, "IndexError"),
+    (yields_a_number, "It yields 3."),
+    (no_generator, "it has no yield"),
+]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("loop", "says"), WRONG_LOOPS)
+def test_a_wrong_loop_is_told_what_it_does(loop: Any, says: str, ranks: int) -> None:
+    assert_wrong(exercises.prefetch_exercise(ranks, 0), loop, says)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_loop_that_mixes_matrices_up_is_told_by_its_bits(ranks: int) -> None:
+    message = message_of_wrong(exercises.prefetch_exercise(ranks, 0), mixes_tickets_up)
+    assert "on rank 0 work(0, …) got another matrix" in message
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_reference_and_another_way_to_write_it_pass(ranks: int) -> None:
+    def with_a_dictionary(count: int, gather: Any, work: Any, window: int) -> Walk:
+        tickets: dict[int, Any] = {}
+        for i in range(count):
+            for early in range(i, min(count, i + window)):
+                if early not in tickets:
+                    tickets[early] = yield Start(gather(early))
+            work(i, (yield Wait(tickets[i])))
+
+    for loop in (lesson.prefetch, with_a_dictionary):
+        exercise = exercises.prefetch_exercise(ranks, 1)
+        assert exercise.check(loop)
+        assert exercise.accepted is loop
+    assert exercises.prefetch_exercise(ranks, 1).check(lambda *given: ...).passed is None
+
+
+@pytest.mark.parametrize("window", [1, 2, 9])
+def test_a_loop_gives_the_bits_of_one_process_in_any_window(window: int) -> None:
+    held, walks = loops.real_walks(lesson.prefetch, 5, window, 3, 7)
+    LocalWorld(Grid.of(dp=3)).run(walks)
+    assert [loops.first_wrong(each, 5) for each in held] == [None] * 3
+    held[1].updates[3] = held[1].updates[3] + 2**-6
+    assert loops.first_wrong(held[1], 5) == 3
+
+
+@pytest.mark.live
+def test_real_ranks_walk_a_loop_and_a_wrong_one_is_seen() -> None:
+    run = lesson.run_loop(lesson.prefetch, 3, 0, window=2, count=4)
+    assert str(run) == "the single process' bits on all 3 ranks"
+    assert [len(run.timeline.of(rank, "product")) for rank in run.timeline.ranks] == [4] * 3
+    assert len(run.timeline.flights) == 4 * 3
+    mixed = lesson.run_loop(mixes_tickets_up, 2, 0, window=2, count=4)
+    assert str(mixed).startswith("other bits: rank 0 from turn 0 on, rank 1")
+
+
+@pytest.mark.live
+def test_a_recorded_step_has_the_phases_of_its_plan() -> None:
+    plan = lesson.plan_of(2, buckets=2, side=32)
+    for recorded, window in zip(lesson.record_steps(plan, (1, 3), 1), (1, 3), strict=True):
+        said = steps.predict_step(plan, steps.machine_of("1 Gbit/s"), window)
+        assert len(compare_phases(said, recorded)) > 2 * 2 * 3
+
+
+WRONG_WAITS = [
+    (10, "leaving[i - 2]", "matrix 0 still comes out wrong"),
+    (9, "leaving[i]", "matrix 0 still comes out wrong"),
+    (9, "leaving[i - 3]", "written for matrix 2"),
+    (11, "leaving[i]", "still comes out wrong"),
+    (12, "leaving[i - 2]", "still comes out wrong"),
+    (7, "coming[i]", "still comes out wrong"),
+    (4, "leaving[i - 1]", "The bits are right, but it takes 58 ms; 50 are possible"),
+    (1, "leaving[i - 2]", "one of the lines 2 to 13"),
+    ("9", "leaving[i - 2]", "yours is '9'"),
+    (9, "buffer", "Name a ticket"),
+    (9, 2, "Name a ticket"),
+    (13, "leaving[i]", "Before line 13 there is no i"),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("line", "ticket", "says"), WRONG_WAITS)
+def test_a_wrong_wait_is_told_by_its_own_run(line: Any, ticket: Any, says: str, ranks: int) -> None:
+    exercise = exercises.wait_exercise(ranks)
+    assert_wrong(exercise, line, ticket, says)
+    picture = exercise.check(line, ticket).picture
+    if "wrong" in says or "matrix 2" in says:
+        assert picture is not None
+        assert "red: buffer 0 is written again" in picture.alt
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("answer", [(9, "leaving[i - 2]"), (8, "leaving[ i-2 ]"), (9, "leaving[i - 1]")])
+def test_a_wait_that_is_early_enough_and_late_enough_passes(answer: tuple[int, str], ranks: int) -> None:
+    assert exercises.wait_exercise(ranks).check(*answer)
+    assert exercises.wait_exercise(ranks).check(..., answer[1]).passed is None
+
+
+def test_the_program_as_it_stands_is_wrong_and_its_picture_shows_where() -> None:
+    run = missing_wait.run_program(missing_wait.PROGRAM, 3)
+    assert run.wrong == 0
+    assert "s0 still reads it" in exercises.broken_program(3).alt
+    assert lesson.say_program().splitlines()[8].split(maxsplit=1) == ["9", "buffer.copy_(update)"]
+
+
+def test_a_fast_link_hides_the_missing_wait() -> None:
+    assert lesson.say_overwriting(1, 2).endswith("after s0 has ended")
+    assert lesson.say_overwriting(8, 2).endswith("while s0 still reads it")
+
+
+def in_another_order(count: int, gather: Any, work: Any, window: int) -> Walk:
+    """Rank 0 asks for the first two in turn, the others the other way round. All pieces are of one size."""
+    turned = [1, 0, *range(2, count)] if dist.get_rank() else range(count)
+    for i in turned:
+        whole = yield Wait((yield Start(gather(i))))
+        work(i, whole)
+
+
+@pytest.mark.live
+def test_gloo_swaps_matrices_without_a_word_where_ranks_ask_in_another_order() -> None:
+    assert str(lesson.run_loop(in_another_order, 2, 0, window=1, count=3)) == (
+        "other bits: rank 0 from turn 0 on, rank 1 from turn 0 on"
+    )
+
+
+def test_a_late_backend_reads_when_a_rank_waits() -> None:
+    def program(rank: int) -> Walk:
+        mine = torch.full((2,), float(rank))
+        ticket = yield Start(loops.exchange("share", 0, mine, 2))
+        mine += 10
+        answer = yield Wait(ticket)
+        mine += 100
+        return (answer, (yield Wait(ticket)))
+
+    for first, again in missing_wait.run_late([program(0), program(1)]):
+        assert first.tolist() == again.tolist() == [10.0, 11.0]
+
+
+def test_ranks_that_ask_in_different_orders_are_named() -> None:
+    def program(rank: int) -> Walk:
+        for i in [0, 1] if rank == 0 else [1, 0]:
+            yield lesson.asked_for("gather", i, 2, 3)
+
+    said = lesson.try_in_timed_world(program, 3)
+    assert said.startswith("MismatchError: members of one group asked differently")
+    assert "rank 0 asks all_to_all over dp, gather of matrix 0\n" in said
+
+    def alike(rank: int) -> Walk:
+        yield lesson.asked_for("gather", 0, 2, 3)
+
+    assert lesson.try_in_timed_world(alike, 3) == "went through in 2 ms"
+
+
+@pytest.mark.parametrize("batch", gather_order.batches())
+def test_the_price_of_an_order_is_the_timed_worlds(batch: gather_order.Batch) -> None:
+    given = batch.gather, batch.work, batch.megabytes, batch.room
+    for order in (range(batch.count), gather_order.order_of(*given), range(batch.count)[::-1]):
+        said = gather_order.makespan(order, *given)
+        assert gather_order.time_order(order, batch, 2).milliseconds == pytest.approx(said)
+
+
+def longest_gather_first(gather: Sequence[float], *others: Any) -> list[int]:
+    return sorted(range(len(gather)), key=lambda i: -gather[i])
+
+
+WRONG_ORDERS = [
+    (lambda gather, *others: range(len(gather)), "as they come"),
+    (longest_gather_first, "Half of that passes"),
+    (lambda gather, work, *others: sorted(range(len(work)), key=lambda i: work[i]), "stay exposed"),
+    (lambda gather, *others: [0] * len(gather), "each of 0 to 11 once"),
+    (lambda gather, *others: None, "each of 0 to 11 once"),
+]
+
+
+@pytest.mark.parametrize(("order", "says"), WRONG_ORDERS)
+def test_an_order_that_leaves_much_exposed_does_not_pass(order: Any, says: str) -> None:
+    assert_wrong(exercises.order_exercise(), order, says)
+
+
+def test_an_order_that_hides_most_passes_and_is_held_against_par() -> None:
+    verdict = exercises.order_exercise().check(lesson.order_of)
+    assert verdict
+    assert "Yours takes 109 ms; par is 109" in verdict.message
+    assert exercises.order_exercise().check(lambda *given: ...).passed is None
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_quiz_knows_right_from_wrong(ranks: int) -> None:
+    right = {"endless": 14, "held": 3, "exposed": 2}
+    wrong = {"endless": (12, "larger window"), "held": (2, "asked for ahead"), "exposed": (0, "hides")}
+    quiz: Exercise = exercises.quiz(ranks)
+    assert_quiz(quiz, right, wrong)
+    assert "Still open" in message_of_wrong(quiz, {**right, "held": ...})
+
+
+def test_a_larger_window_saves_time_on_a_link_costs_memory_and_saves_nothing_on_one_core() -> None:
+    by_link = {link: [lesson.predict(link, window) for window in (1, 3)] for link in lesson.LINKS}
+    for link, (one, three) in by_link.items():
+        assert three.peak > one.peak
+        saved = 1 - three.milliseconds / one.milliseconds
+        assert saved < 0.02 if link == lesson.LOOPBACK else saved > 0.05, link
+        assert three.exposed <= one.exposed
+    shares = {link: three.milliseconds / one.milliseconds for link, (one, three) in by_link.items()}
+    assert min(shares, key=shares.__getitem__) == "50 Mbit/s"
+
+
+def test_pictures_say_their_numbers() -> None:
+    step = lesson.predict("200 Mbit/s", 3)
+    assert f"window 3: {step.milliseconds:.0f} ms" in lesson.hero().alt
+    assert "one core for both" in lesson.draw_step(lesson.LOOPBACK, 1).alt
+    timed = lesson.time_loop(lesson.prefetch, exercises.QUICK, 2, 2)
+    assert "ahead: 14 ms, holds up to 2" in lesson.draw_loops({"ahead": timed}, "a loop").alt
+    assert lesson.explore_windows(live=False).alt == lesson.draw_step("50 Mbit/s", 3).alt
+
+
+def test_the_recording_says_what_it_is_and_holds_both_links() -> None:
+    recording = lesson.recorded()
+    said, about = lesson.predict_recorded(recording), lesson.say_about(recording)
+    assert all(word in about for word in ("machine:", "date:", "torch:", "link:", "command:"))
+    assert len(lesson.links_of(recording)) == 2
+    for step in recording.steps:
+        assert len(compare_phases(said[step.strategy, step.window, step.link], step.timeline)) > 10
+        assert step.timeline.seconds == pytest.approx(statistics.median_low(step.seconds), abs=1e-4)
+    assert len(lesson.say_gains(recording, said).splitlines()) == 1 + 4
+    shell: Any = lesson.explore_recording(recording, said)
+    assert "owner, window 3, loopback" in shell.at(link="loopback", window=3, strategy="owner").alt
