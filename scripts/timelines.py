@@ -116,7 +116,7 @@ def about(task: TimelineTask, machine: Machine, rate: str) -> dict[str, str]:
     return {
         "machine": f"{platform.machine()}, {machine.cores} cores, {task.dp} ranks, one thread each",
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
-        "load": f"{os.getloadavg()[0]:.1f} processes running on average, before it ended",
+        "load": f"{os.getloadavg()[0]:.1f} processes on average while it ran",
         "torch": torch.__version__,
         "link": f"Gloo over the loopback: as it is, and as a bus of {rate} that all ranks share",
         "step": f"{task.count} matrices of {task.side} × {task.side}, the median of {task.steps} steps",

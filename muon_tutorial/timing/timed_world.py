@@ -348,9 +348,9 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight: a group carries them in order, one at a time; Gloo, two."""
+        """Begin a group's next flight: a group carries them in order, one at a time or as Gloo does."""
         moving = sum(1 for one in self.moving if one.flight.group == group)
-        if moving >= (GLOO_THREADS if self.machine.algorithm == "gloo" else 1) or not self.queues[group]:
+        if not self.queues[group] or moving >= self._at_once(self.queues[group][0]):
             return
         flight = self.queues[group][0]
         if len(flight.issued) < (1 if self.is_alone else len(group)):
@@ -363,6 +363,12 @@ class _Clockwork:
         self.flights.append(flight)
         jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
         self.moving.append(_Moving(flight, jobs, self.now + flight.latency))
+
+    def _at_once(self, flight: TimedFlight) -> int:
+        """How many of its group may be on their way with a flight. Gloo's rings take turns on a link, round
+        by round; what is sent in one go stands in a queue behind what was sent before."""
+        in_rounds = flight.kind in ("all_reduce", "reduce_scatter", "all_gather")
+        return GLOO_THREADS if self.machine.algorithm == "gloo" and in_rounds else 1
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         node, link = self.machine.node(rank), flight.link

@@ -136,17 +136,31 @@ def test_a_group_answers_in_order() -> None:
     assert [flight.end for flight in ran.flights] == pytest.approx([1, 2])
 
 
-def test_gloo_carries_two_collectives_of_a_group_at_once() -> None:
+def exchanged(phase: str) -> Collective:
+    mine, each = torch.empty(500, device=META), (250, 250)
+    return Collective("all_to_all", ("dp",), mine.dtype, mine, 500, Label(phase), None, each, each)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "begins", "ends"),
+    [(lambda phase: asked(phase=phase), [0, 0, 2], [2, 2, 3]), (exchanged, [0, 1, 2], [1, 2, 3])],
+)
+def test_of_a_group_gloo_carries_two_rings_at_once_and_one_exchange(
+    request_of: Callable[[str], Collective], begins: list[int], ends: list[int]
+) -> None:
     def thrice(rank: int) -> Walk:
-        tickets = [(yield Start(asked(phase="a"))), (yield Start(asked(phase="b")))]
-        tickets.append((yield Start(asked(phase="c"))))
+        tickets = [(yield Start(request_of("a"))), (yield Start(request_of("b")))]
+        tickets.append((yield Start(request_of("c"))))
         for ticket in tickets:
             yield Wait(ticket)
 
-    ran = run(thrice, replace(TOY, algorithm="gloo"))
-    alone = run(lambda rank: in_columns(rank), replace(TOY, algorithm="gloo")).seconds
-    assert [flight.begin for flight in ran.flights] == pytest.approx([0, 0, 2 * alone])
-    assert [flight.end for flight in ran.flights] == pytest.approx([2 * alone, 2 * alone, 3 * alone])
+    def once(rank: int) -> Walk:
+        yield request_of("a")
+
+    gloo = replace(TOY, algorithm="gloo")
+    ran, alone = run(thrice, gloo), run(once, gloo).seconds
+    assert [flight.begin / alone for flight in ran.flights] == pytest.approx(begins)
+    assert [(flight.end or 0) / alone for flight in ran.flights] == pytest.approx(ends)
 
 
 def test_links_between_nodes_and_latency() -> None:
