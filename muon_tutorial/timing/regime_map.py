@@ -180,7 +180,8 @@ def _label(axes: Axes, found: RegimeMap) -> None:
 def _legend(found: RegimeMap) -> str:
     two = any(one.over_ddp is not None for one in found.regimes)
     beside = "AdamW's: with ZeRO-1 above, with DDP below" if two else "AdamW's, with FSDP2"
-    return f"In a cell: the step beside {beside}. Bold: faster. Framed: the grid asked for.\nAll links change alike. {PREDICTED}"
+    cell = f"In a cell: the step beside {beside}. Bold: faster. Framed: the grid asked for."
+    return f"{cell}\nAll links change alike. {PREDICTED}"
 
 
 def _say_link(factor: float, bandwidth: float) -> str:
