@@ -142,11 +142,9 @@ def say_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> str:
     """Memory and seconds of a model's step on a grid."""
     [one] = on_grid(dp, tp, pp, model).estimates
     parts = f"computes {say_seconds(one.product + one.copy)}, waits {say_seconds(one.waiting)}"
-    return (
-        f"dp={dp}, tp={tp}, pp={pp}: {dp * tp * pp:,} ranks, {say_bytes(one.memory)} a rank, "
-        f"{say_seconds(one.seconds)} a step\n({parts}; the busiest owner has {one.fair_shares:.2f} fair shares)"
-        f"\n{_predicted()}"
-    )
+    where = f"dp={dp}, tp={tp}, pp={pp}: {dp * tp * pp:,} ranks, {say_bytes(one.memory)} a rank"
+    balance = f"the busiest owner has {one.fair_shares:.2f} fair shares"
+    return f"{where}, {say_seconds(one.seconds)} a step\n({parts}; {balance})\n{_predicted()}"
 
 
 def _predicted() -> str:
