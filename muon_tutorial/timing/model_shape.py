@@ -100,7 +100,7 @@ class ModelShape:
 
         >>> from .models import find_model
         >>> find_model("kimi-k2").active, find_model("gpt2").active == find_model("gpt2").hidden
-        (30552621056, True)
+        (30346510336, True)
         """
         if self.experts and self.experts_met is None:
             return None

@@ -118,14 +118,14 @@ def draw_map(found: RegimeMap) -> str:
     The same map gives the same bytes.
     """
     across, down = len(found.ranks), len(FACTORS)
-    width, height = 2.3 + 1.1 * max(4, across), 2.6 + 0.6 * down
+    width, height = max(8.0, 2.3 + 1.1 * across), 2.6 + 0.6 * down
     figure = Figure(figsize=(width, height), dpi=96, facecolor="#ffffff")
     frame = (1.7 / width, 1.85 / height, 1.1 * across / width, 0.6 * down / height)
     axes = figure.add_axes(frame)
     for one in found.regimes:
         _draw_regime(axes, found.ranks.index(one.ranks), FACTORS.index(one.factor), one)
     here = found.ranks.index(found.plan.ranks), FACTORS.index(1.0)
-    axes.add_patch(Rectangle(here, 1, 1, fill=False, edgecolor=INK, linewidth=2.5, zorder=3))
+    axes.add_patch(Rectangle(here, 1, 1, fill=False, edgecolor=INK, linewidth=2.5, zorder=3, clip_on=False))
     _label(axes, found)
     patches = [Patch(facecolor=FILLS[name], edgecolor=INK, label=name) for name in found.winners]
     corner = (0.01, 0.66 / height)
@@ -180,7 +180,8 @@ def _label(axes: Axes, found: RegimeMap) -> None:
 def _legend(found: RegimeMap) -> str:
     two = any(one.over_ddp is not None for one in found.regimes)
     beside = "AdamW's: with ZeRO-1 above, with DDP below" if two else "AdamW's, with FSDP2"
-    return f"In a cell: the step beside {beside}. Bold: faster. Framed: the grid asked for.\n{PREDICTED}"
+    cell = f"In a cell: the step beside {beside}. Bold: faster. Framed: the grid asked for."
+    return f"{cell}\nAll links change alike. {PREDICTED}"
 
 
 def _say_link(factor: float, bandwidth: float) -> str:

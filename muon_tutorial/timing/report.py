@@ -253,8 +253,13 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
         return f"{line}."
     second = others[0]
     if second.seconds <= CLOSE * best.seconds:
-        need = f"it takes {say_bytes(best.memory)} of memory where {second.strategy} takes"
-        return f"{line}. {second.strategy} is about as fast; {need} {say_bytes(second.memory)}."
+        mine, its = say_bytes(best.memory), say_bytes(second.memory)
+        need = (
+            f"takes as much memory, {its}"
+            if mine == its
+            else f"takes {its} of memory where this takes {mine}"
+        )
+        return f"{line}. {second.strategy} is about as fast and {need}."
     parts = {
         "computes": (best.product + best.copy, second.product + second.copy),
         "waits": (best.waiting, second.waiting),

@@ -110,7 +110,7 @@ lesson.draw_balance()
 # %% [markdown]
 # The largest has eight times the entries of an expert's matrix, and thirty times the work. Choose better owners.
 #
-# *Medium · 8 minutes · required · par 2 percent*
+# *Medium · 8 minutes · required · par 2 percent above fair shares*
 
 # %% tags=["stub"]
 def assign(shapes, owners):

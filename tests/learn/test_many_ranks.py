@@ -247,7 +247,8 @@ def test_the_quiz_knows_right_from_wrong() -> None:
 
 
 def test_tables_say_that_they_are_predicted() -> None:
-    assert "(predicted, by the file of DGX H100" in scaling.say_steps(scaling.UNSEEN)
+    tables = (scaling.say_steps(scaling.UNSEEN), scaling.say_grid(8, 8, 4), scaling.say_wires())
+    assert all("(predicted, by the file of DGX H100" in table for table in tables)
     said = scaling.say_experts()
     assert "dense          488     256      5.80 fair shares" in said
     assert "experts      1,080      32      1.01 fair shares" in said

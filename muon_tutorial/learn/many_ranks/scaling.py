@@ -139,25 +139,28 @@ def on_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> ModelPlan:
 
 
 def say_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> str:
-    """Memory and seconds of a model's step on a grid, in a line."""
+    """Memory and seconds of a model's step on a grid."""
     [one] = on_grid(dp, tp, pp, model).estimates
     parts = f"computes {say_seconds(one.product + one.copy)}, waits {say_seconds(one.waiting)}"
-    return (
-        f"dp={dp}, tp={tp}, pp={pp}: {dp * tp * pp:,} ranks, {say_bytes(one.memory)} a rank, "
-        f"{say_seconds(one.seconds)} a step ({parts}), busiest owner {one.fair_shares:.2f} fair shares"
-    )
+    where = f"dp={dp}, tp={tp}, pp={pp}: {dp * tp * pp:,} ranks, {say_bytes(one.memory)} a rank"
+    balance = f"the busiest owner has {one.fair_shares:.2f} fair shares"
+    return f"{where}, {say_seconds(one.seconds)} a step\n({parts}; {balance})\n{_predicted()}"
+
+
+def _predicted() -> str:
+    return f"(predicted, by the file of {find_machine(MACHINE).name})"
 
 
 def say_steps(model: str = MODEL) -> str:
     """All steps of a model as a table."""
     lines = [f"{'ranks':>7}{'owners':>8}{'idle':>7}{'busiest':>10}{'latency':>10}{'step':>9}"]
     for step in steps(model):
-        cells = (say_seconds(step.busiest), say_seconds(step.latency), say_seconds(step.seconds()))
-        busiest, latency, whole = cells
+        times = (step.busiest, step.latency, step.seconds())
+        busiest, latency, whole = map(say_seconds, times)
         lines.append(
             f"{step.ranks:>7,}{step.owners:>8,}{step.idle_owners:>7,}{busiest:>10}{latency:>10}{whole:>9}"
         )
-    return "\n".join([*lines, f"(predicted, by the file of {find_machine(MACHINE).name})"])
+    return "\n".join([*lines, _predicted()])
 
 
 def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
@@ -165,10 +168,9 @@ def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
     lines = [f"{'grid':14}{'a rank sends':>14}{'its wire':>12}{'in transit':>12}"]
     for tp in (1, TP):
         sent, speed, seconds = gradient_wire(model, dp, tp)
-        lines.append(
-            f"dp={dp}, tp={tp:<6}{say_bytes(sent):>12}{say_bytes(speed) + '/s':>13}{say_seconds(seconds):>12}"
-        )
-    return "\n".join(lines)
+        wire = f"{say_bytes(speed)}/s"
+        lines.append(f"dp={dp}, tp={tp:<6}{say_bytes(sent):>12}{wire:>13}{say_seconds(seconds):>12}")
+    return "\n".join([*lines, _predicted()])
 
 
 def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
