@@ -8,7 +8,6 @@ of ``evidence.traces``. Knows neither strategies nor machines.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -336,12 +335,6 @@ def read_recording(path: str | Path) -> Recording:
 def _step_from(held: Mapping[str, Any]) -> RecordedStep:
     seconds = tuple(held["seconds"])
     return RecordedStep(**{**held, "seconds": seconds, "timeline": from_data(held["timeline"])})
-
-
-def saved(one: Sequence[float], other: Sequence[float]) -> float:
-    """What part of its time the other kind of step saves: the median over rounds, so that what slows a whole
-    round counts little."""
-    return statistics.median(1 - after / before for before, after in zip(one, other, strict=True))
 
 
 def middle(timelines: Sequence[StepTimeline]) -> StepTimeline:

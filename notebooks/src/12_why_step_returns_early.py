@@ -73,8 +73,9 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# No network is as fast as that call. It is **asynchronous**: it hands the tensor to another thread and returns. Until the
-# wait returns, the tensor belongs to that thread. *Launch is not execution.*
+# No network is as fast as that call. (Slow calls? Another rank had the core just then.) It is **asynchronous**: it hands
+# the tensor to another thread and returns. Until the wait returns, the tensor belongs to that thread. *Launch is not
+# execution.*
 #
 # On a GPU *every* operation is like that; on CPUs, only communication. `step()` returns when its kernels are launched, and
 # without `torch.cuda.synchronize()` your watch times the launch. A kernel that waits for other ranks spins: waiting looks
@@ -82,7 +83,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # So draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each bucket of this
 # `zero1` step, by its number, travels three times: reduce_scatter, dp gather, all_gather. In the lower half several
-# buckets are in flight: 1 travels while 0 is computed. That is **overlap**. What it cannot hide, the hatched time, is
+# buckets are in flight: one travels while another is computed. That is **overlap**. What it cannot hide, the hatched time, is
 # **exposed**.
 #
 # ## How long does a schedule take?

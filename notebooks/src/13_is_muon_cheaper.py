@@ -249,7 +249,7 @@ for name, number in lesson.right_headlines().items():
 # %% [markdown]
 # Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the optimizer,
 # which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: a kernel that waits looks busy.
-# And 0.57 counts both runs about four times, so the ratio hardly moves. But is it the same work?
+# And 0.57 counts both runs about twice over, so the ratio hardly moves. But is it the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -309,7 +309,7 @@ print(lesson.say_steps())
 # And to the same *loss*? AdamW needs more steps: 1.1 × as many at this size, find
 # [Wen et al.](https://arxiv.org/abs/2509.02046); about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982). Take
 # 1.1, and the first picture's batch: AdamW is ahead. Now links get 64 times slower. With which strategy does Muon
-# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"`?
+# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"` (AdamW's bytes, one owner after the other)?
 #
 # *Easy · 2 minutes · required*
 
@@ -378,8 +378,8 @@ break_even = turning.accepted_or(lesson.break_even)
 print(lesson.say_break_evens(break_even))
 
 # %% [markdown]
-# Both signs! Slow links help Muon where it sends little, and AdamW where Muon gathers everything. Step for step, AdamW is
-# ahead in every row.
+# Both signs! Slow links help Muon where it sends little, and AdamW where Muon gathers everything. Step for step, as you
+# saw further up, AdamW stays ahead.
 #
 # ## Recap
 #
@@ -400,7 +400,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # the hero's model under layerwise, all fp32: milliseconds a step
+    "Newton–Schulz": ...,  # milliseconds: 1e3 * lesson.muon_step("all fp32", "layerwise").product
 }
 
 # %%

@@ -57,7 +57,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## A grid you have not seen
 #
 # Nothing ran for that picture. The **planner** walks a step without data, and charges it by a file about the machine.
-# A matrix lives with one owner: a place along dp, with all tp ranks there. So dp counts owners.
+# A matrix lives with one owner: a place along dp. All tp ranks there repeat its Newton–Schulz. So dp counts owners.
 #
 # The 70B has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again.
 #
@@ -144,7 +144,8 @@ balancing.check(assign)
 # </details>
 
 # %% [markdown]
-# Now without the planner: your owners, in a step of real processes. Do they change the result?
+# Now without the planner: your owners, in a step of real processes (here each rank owns, tp too). Do they change the
+# result?
 
 # %%
 assign = balancing.accepted_or(lesson.assign)
@@ -232,7 +233,7 @@ limits.check(grid)
 # ## Your own model
 #
 # Give it a billion entries in matrices or more, on 1024 GPUs or more. The busiest owner may have 1.25 fair shares, and a
-# step may take twice as long as AdamW's. A function that returns a module will do as well as this config: it is built
+# step may take twice as long as AdamW's. What keeps an owner busy? What makes a message worth its latency? A function that returns a module will do as well as this config: it is built
 # without data, so size costs nothing. `lesson.plan_mine(my_model, my_grid)` says where you are.
 #
 # *Hard · 20 minutes · optional · par 127 percent of AdamW's step*
@@ -276,7 +277,8 @@ own.check(my_model, my_grid)
 # ## Recap
 #
 # - More ranks share out work until owners run out. Then the costliest matrix is the floor.
-# - Bytes a rank sends stay as they are. Latency grows.
+# - Bytes a rank sends stay as they are: in the end, a step waits for them. Latency grows by as much with each doubling,
+#   since messages climb a tree.
 # - Balance work, not entries.
 # - tp divides the bytes between nodes, and the cards.
 #

@@ -37,7 +37,6 @@ from muon_tutorial.timing.timeline import (
     middle,
     predicted_timeline,
     read_recording,
-    saved,
     side_by_side,
 )
 from muon_tutorial.timing.timeline_cases import (
@@ -164,10 +163,6 @@ def test_steps_with_other_phases_are_not_compared() -> None:
 def test_the_median_stands_for_several() -> None:
     several = [shifted(early_timeline(), 1, seconds) for seconds in (2.0, 0.0, 1.0, 9.0)]
     assert middle(several) is several[2]
-
-
-def test_what_is_saved_is_the_median_over_rounds() -> None:
-    assert saved([4.0, 8.0, 100.0], [3.0, 4.0, 90.0]) == pytest.approx(0.25)
 
 
 def test_a_recording_is_written_and_read(tmp_path: Path) -> None:

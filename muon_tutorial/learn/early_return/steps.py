@@ -7,7 +7,7 @@ of which.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ...evidence.predict import step_over_ones
 from ...timing.commands import find_machine
 from ...timing.machine import Link, Machine, machine_from
 from ...timing.timed_world import TimedWorld
-from ...timing.timeline import Recording, StepTimeline, read_recording, saved
+from ...timing.timeline import Recording, StepTimeline, read_recording
 from ...timing.timeline_cases import TimelineTask, on_bus, predict_case, predict_step
 
 LOOPBACK = "loopback"
@@ -109,8 +109,14 @@ def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTime
     for one in recording.steps:
         if one.window == 1:
             three = recording.step(one.strategy, 3, one.link)
-            times = "".join(f"{1000 * statistics.median(each.seconds):>14.0f}" for each in (one, three))
-            before, after = (said[one.strategy, window, one.link].seconds for window in (1, 3))
-            gain = f"{saved(one.seconds, three.seconds):>8.0%}{1 - after / before:>11.0%}"
-            lines.append(f"{one.strategy:<10}{one.link:<10}{times}{gain}")
+            seen = [1000 * statistics.median(each.seconds) for each in (one, three)]
+            due = [said[one.strategy, window, one.link].seconds for window in (1, 3)]
+            gains = f"{_gain(seen):>8}{_gain(due):>11}"
+            lines.append(f"{one.strategy:<10}{one.link:<10}{seen[0]:>14.0f}{seen[1]:>14.0f}{gains}")
     return "\n".join(lines)
+
+
+def _gain(seconds: Sequence[float]) -> str:
+    """What the second saves of the first, in whole per cent."""
+    before, after = seconds
+    return f"{round(100 * (1 - after / before))} %"
