@@ -98,7 +98,7 @@ def unfit(asked: argparse.Namespace) -> str | None:
 
 def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
     """Every table, in the order in which they are read."""
-    say("real ranks: sixteen contenders")
+    say("real ranks: fifteen contenders")
     readings = measured.read_all(work, asked.rounds)
     say("larger batches")
     larger = larger_batches.read_batches(work, max(3, asked.rounds // 2))
@@ -207,7 +207,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: di
 PLOTS = (
     (
         "bytes",
-        "Bytes of a step: sixteen contenders on the same work",
+        "Bytes of a step: fifteen contenders on the same work",
         {"ring": "as a ring", "Gloo data": "as Gloo sends them"},
         1e-6,
         "MB sent in a step by the rank that sends most",
