@@ -253,12 +253,8 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
         return f"{line}."
     second = others[0]
     if second.seconds <= CLOSE * best.seconds:
-        mine, its = say_bytes(best.memory), say_bytes(second.memory)
-        need = (
-            f"takes as much memory, {its}"
-            if mine == its
-            else f"takes {its} of memory where this takes {mine}"
-        )
+        less, more = say_bytes(best.memory), say_bytes(second.memory)
+        need = f"takes as much memory, {more}" if less == more else f"takes {more} of memory, this one {less}"
         return f"{line}. {second.strategy} is about as fast and {need}."
     parts = {
         "computes": (best.product + best.copy, second.product + second.copy),
