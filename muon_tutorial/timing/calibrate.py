@@ -52,17 +52,16 @@ class GlooSample:
 def calibrate(
     name: str | None = None, dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32)
 ) -> Machine:
-    """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile.
-
-    What computes is measured on all cores at once, as ranks are at work: cores share caches, memory and,
-    often, units.
-    """
+    """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        gemm = {str(dtype).removeprefix("torch."): measure_products(dtype) for dtype in dtypes}
+        copy = measure_copies()
+        operation = measure_operation(gemm, copy)
+    finally:
+        torch.set_num_threads(threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    busy = launch(sample_rates, min(MOST_RANKS, cores), args=(list(dtypes),))
-    gemm = {name: mean_rates([rank.products[place] for rank in busy]) for place, name in enumerate(names)}
-    copy = mean_rates([rank.copies for rank in busy])
-    operation = statistics.mean(rank.operation for rank in busy)
     # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
     counts = (2, min(MOST_RANKS, max(4, 2 * cores)))
     samples = [slowest(each) for ranks in counts for each in zip(*launch(sample_gloo, ranks), strict=True)]
@@ -79,40 +78,7 @@ def calibrate(
         algorithm="gloo",
         byte=byte,
         message=message,
-        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, all cores busy"},
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RankRates:
-    """What one of several busy ranks measures: products of each dtype, copies, and an operation's seconds."""
-
-    products: tuple[Rates, ...]
-    copies: Rates
-    operation: float
-
-
-def sample_rates(rank: int, dtypes: Sequence[torch.dtype]) -> RankRates:
-    """This rank's rates while the others measure theirs. All of them must call."""
-    torch.set_num_threads(1)
-    products = []
-    for dtype in dtypes:
-        dist.barrier()
-        products.append(measure_products(dtype))
-    copies = measure_copies()
-    dist.barrier()
-    gemm = {str(dtype).removeprefix("torch."): rates for dtype, rates in zip(dtypes, products, strict=True)}
-    return RankRates(tuple(products), copies, measure_operation(gemm, copies))
-
-
-def mean_rates(by_rank: Sequence[Rates]) -> Rates:
-    """The mean of several ranks' rates, size by size.
-
-    >>> mean_rates([((1.0, 2.0), (8.0, 4.0)), ((1.0, 4.0), (8.0, 8.0))])
-    ((1.0, 3.0), (8.0, 6.0))
-    """
-    return tuple(
-        (same[0][0], statistics.mean(rate for _, rate in same)) for same in zip(*by_rank, strict=True)
+        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank"},
     )
 
 
