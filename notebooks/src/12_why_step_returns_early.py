@@ -315,7 +315,8 @@ lesson.explore_recording(recording, expected, live=widgets)
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when nobody computes.
+# Where nothing is predicted and a little was saved, ranks had idled between their turns on a core: the timed world's
+# turns are perfect. Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when nobody computes.
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)

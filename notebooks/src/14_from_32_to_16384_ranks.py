@@ -202,8 +202,8 @@ print(lesson.say_experts())
 #
 # ## Plan a 70B
 #
-# Your limits: 20 GB a rank for the matrices and a step, half a second a step, 8 **pipeline stages** (pp cuts the
-# layers), a node's 8 GPUs for tp. With 512 GPUs you pass. Fewer are better.
+# Your limits: 20 GB a rank for the matrices and a step, half a second a step, at most 8 **pipeline stages** (pp cuts the
+# layers), tp at most a node's 8 GPUs, and 512 GPUs. Fewer are better. This grid fails:
 
 # %%
 print(lesson.say_grid(dp=32, tp=8, pp=2))
