@@ -90,8 +90,10 @@ class Muon(torch.optim.Optimizer):
             and state (a hash of each, summed over every axis of the mesh); None for never.
         overlap_grad_reduce: for a strategy that averages gradients itself (``zero1``, ``layerwise``): a
             bucket's gradients travel as soon as ``backward()`` has left all of them, in place of when
-            ``step()`` is called. All but a step's last ``backward()`` then belong into ``no_sync()``. Same
-            bits.
+            ``step()`` is called, over a process group of their own. Same bits. All but a step's last
+            ``backward()`` then belong into ``no_sync()``, and that one into the stream of forward. A bucket
+            with a frozen or unused matrix, and those after it, wait for ``step()``. Not for ``GradScaler``,
+            which writes to gradients after backward: that is refused.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -139,6 +141,8 @@ class Muon(torch.optim.Optimizer):
         self.initial_values, self.compare_every = initial_values, compare_every
         self.overlap_grad_reduce = overlap_grad_reduce
         self._early: EarlyReduction | None = None
+        self._early_worlds: list[LiveWorld] = []
+        self._paused = False
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
@@ -187,6 +191,8 @@ class Muon(torch.optim.Optimizer):
                     "overlap_grad_reduce": str(self.overlap_grad_reduce),
                 }
                 mesh.run(mesh.step.compare(Stamp(alike)))
+        if self._early is not None and not self._early_worlds and isinstance(self.world, LiveWorld):
+            self._early_worlds.append(self.world.apart())
         if self.initial_values == "broadcast":
             broadcast_parameters(steps, self.companions)
 
@@ -236,7 +242,8 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _refuse_while_ready(self, name: str) -> None:
-        if self.__dict__.get("_gradients_ready"):
+        early = self.__dict__.get("_early")
+        if self.__dict__.get("_gradients_ready") or (early is not None and early.begun):
             raise UsageError(
                 f"{name}() between ready_gradients() and step() would lose what was readied: "
                 "call it after step(), or after zero_grad()"
@@ -260,23 +267,24 @@ class Muon(torch.optim.Optimizer):
     def no_sync(self) -> Iterator[None]:
         """Let ``backward()`` add to gradients without sending them: for all but a step's last one.
 
-        As DDP's. It matters with ``overlap_grad_reduce`` alone.
+        As DDP's. It matters with ``overlap_grad_reduce`` alone: with it, a ``backward()`` after the one that
+        sent is refused, in here too. If all are in here, ``step()`` sends.
         """
-        early = self._early
-        if early is None:
-            yield
-            return
-        before, early.paused = early.paused, True
+        before, self._paused = self._paused, True
+        self._pause_early()
         try:
             yield
         finally:
-            early.paused = before
+            self._paused = before
+            self._pause_early()
 
-    def _finish_early(self) -> GradientError | None:
+    def _pause_early(self) -> None:
+        if self._early is not None:
+            self._early.paused = self._paused
+
+    def _finish_early(self) -> TutorialError | None:
         """Wait for the gradients that set out during backward; what keeps this rank from stepping then."""
-        if self._early is None or self._gradients_ready:
-            return None
-        return self._early.finish()
+        return None if self._early is None else self._early.finish()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -309,6 +317,14 @@ class Muon(torch.optim.Optimizer):
         Raises:
             TutorialError: as ``step()`` does.
         """
+        try:
+            self._take_step(rest, complaint)
+        except TutorialError:
+            if self._early is not None:
+                self.gradients_changed()  # the next step sends them anew, on all ranks
+            raise
+
+    def _take_step(self, rest: list[Tensor] | None, complaint: TutorialError | None) -> None:
         call = "step() after ready_gradients()" if self._gradients_ready else "step()"
         complaint = self._finish_early() or complaint or self._complaint()
         stamp = self._stamp(call, complaint)
@@ -384,6 +400,11 @@ class Muon(torch.optim.Optimizer):
                 called ``unscale_``.
         """
         found_inf = getattr(scaled, "found_inf", None)
+        if found_inf is not None and self._early is not None:
+            raise UsageError(
+                "overlap_grad_reduce sends gradients before GradScaler unscales them: leave one of them out "
+                "(bf16 needs no scaler)"
+            )
         return found_inf is not None and skip_overflow(self._steps(), scaled, found_inf)
 
     def program(self) -> Walk:
@@ -408,6 +429,8 @@ class Muon(torch.optim.Optimizer):
         try:
             return (yield from self._readying(max_norm, rest, stamp))
         except NotFiniteError:  # on all ranks alike
+            if self._early is not None:
+                self.gradients_changed()  # step() sends them again, and says what is wrong
             return None if max_norm is None else torch.tensor(math.inf)
 
     def _readying(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
@@ -502,6 +525,8 @@ class Muon(torch.optim.Optimizer):
 
     def _mark_gradients(self) -> None:
         """Have gradients that the step will average refuse to be clipped one rank at a time."""
+        if self._early is not None:
+            self._early.drop()
         for handle in self._marks:
             handle.remove()
         self._marks = []
@@ -510,6 +535,7 @@ class Muon(torch.optim.Optimizer):
             self._marks = mark_gradients(self._params(), self)
         self._early = self._early_reduction(made) if self.overlap_grad_reduce else None
         if self._early is not None:
+            self._pause_early()
             self._marks += send_early(self._early, self._params(), self)
 
     def _early_reduction(self, made: Sequence[MeshStep]) -> EarlyReduction | None:
@@ -527,7 +553,10 @@ class Muon(torch.optim.Optimizer):
             )
         if not isinstance(mesh.world, LiveWorld):
             raise StrategyError("overlap_grad_reduce needs a process a rank; a LocalWorld has one for all")
-        return EarlyReduction(mesh.step, mesh.run) if mesh.step.averages else None
+        if not mesh.step.averages:
+            return None
+        worlds = self._early_worlds  # filled once ranks have agreed on what they do
+        return EarlyReduction(mesh.step, lambda walk: worlds[0].run(walk))
 
     def _stamp(self, call: str, complaint: TutorialError | None) -> Stamp:
         """What ranks must have alike in the coming step, theirs and the companions', group by group."""
@@ -632,6 +661,8 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("compare_every", 100)
         self.__dict__.setdefault("overlap_grad_reduce", False)
         self.__dict__.setdefault("_early", None)
+        self.__dict__.setdefault("_early_worlds", [])
+        self.__dict__.setdefault("_paused", False)
         self.__dict__.setdefault("companions", ())
         self.__dict__.setdefault("_is_new", not state["state"])
         for param, entry in state["state"].items():

@@ -324,5 +324,6 @@ def _ends(grad: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
     if grad is None or not grad.numel():
         zero = torch.zeros((), dtype=torch.float64, device=device)
         return zero, zero
-    smallest, largest = torch.aminmax(grad.detach())
+    grad = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
+    smallest, largest = torch.aminmax(grad)
     return smallest.to(device, torch.float64), largest.to(device, torch.float64)

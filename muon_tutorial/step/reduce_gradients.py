@@ -22,8 +22,14 @@ def reduce_gradients(bucket: RankBucket) -> Walk:
     For ``zero1`` the bucket's route is a reduce_scatter over dp; where gradients come averaged, it is empty.
     Must be walked by all ranks of the grid.
     """
-    flat, label = pack_gradients(bucket), Label("gradient reduce_scatter", bucket.name)
-    summed = yield from travel(flat, bucket.plan.gradient, bucket.at, label)
+    return (yield from send_gradients(bucket, pack_gradients(bucket)))
+
+
+def send_gradients(bucket: RankBucket, flat: Tensor) -> Walk:
+    """``reduce_gradients`` of what ``pack_gradients`` packed."""
+    summed = yield from travel(
+        flat, bucket.plan.gradient, bucket.at, Label("gradient reduce_scatter", bucket.name)
+    )
     return summed.div_(bucket.plan.summands) if bucket.plan.summands > 1 else summed
 
 

@@ -70,7 +70,7 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
 
 
 def _mark(param: Tensor) -> None:
-    if type(param.grad) is Tensor:
+    if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses any other
         param.grad = param.grad.as_subclass(UnreducedGradient)
 
 

@@ -218,6 +218,19 @@ class LiveWorld:
         """Walk this rank's generator to its end; returns its value. All ranks of the mesh must call."""
         return drive(walk, self._issue)
 
+    def apart(self) -> LiveWorld:
+        """The same mesh and observers, with a process group of its own along every axis.
+
+        What one world asks for never meets what the other does. All ranks of the mesh must call.
+        """
+        other = LiveWorld(self.mesh, self.observers)
+        for axis in self.grid.axes:
+            group = self.group((axis,))
+            timeout = timedelta(seconds=group_timeout(group))
+            ranks = dist.get_process_group_ranks(group)
+            other._groups[(axis,)] = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        return other
+
     def _issue(self, request: Collective, async_op: bool) -> _Ticket:
         report_phase(str(request.label))
         group = self.group(request.axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch, zero1
-from muon_tutorial.engine.collective import Collective
+from muon_tutorial.engine.collective import Collective, Label
+from muon_tutorial.engine.travel import all_reduce
 from muon_tutorial.errors import StrategyError, TutorialError
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, layerwise
@@ -128,55 +130,120 @@ def refused(act: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def misused(rank: int) -> list[str]:
+def misused(rank: int) -> dict[str, str]:
     world = LiveWorld(build_mesh({"dp": 2}))
     model = Branches()
-    muon = Muon(model.chain.parameters(), strategy=BUILDERS["zero1"], mesh=world, overlap_grad_reduce=True)
+    chain = list(model.chain.parameters())
+    how: dict[str, Any] = {"strategy": BUILDERS["zero1"], "mesh": world}
+    muon = Muon(chain, overlap_grad_reduce=True, **how)
     before = [param.detach().clone() for param in model.parameters()]
+    heard: dict[str, str] = {}
 
     def backward(scale: float = 1.0) -> None:
         (scale * model(torch.ones(2, 16), with_extra=False).sum()).backward()
 
+    def backward_without_sync() -> None:
+        with muon.no_sync():
+            backward()
+
     backward()
-    heard = [refused(backward)]
+    heard["dropped on the way"] = refused(muon.zero_grad)
+    heard["loaded on the way"] = refused(lambda: muon.load_state_dict(muon.state_dict()))
+    heard["second backward"] = refused(backward)
+    heard["second backward in no_sync"] = refused(backward_without_sync)
+    heard["stepped after a second backward"] = refused(muon.step)
     muon.zero_grad()
     backward()
     if rank == 1:
-        grad = next(iter(model.chain.parameters())).grad
-        assert grad is not None
-        grad.mul_(2)
-    heard.append(refused(muon.step))
-    heard.append(
-        str(all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)))
-    )
+        assert chain[0].grad is not None
+        chain[0].grad.data.mul_(2)  # which no version counter tells
+    heard["written to"] = refused(muon.step)
+    heard["unchanged"] = str(all(map(torch.equal, before, model.parameters())))
     muon.zero_grad()
     backward(float("nan") if rank == 0 else 1.0)
-    heard.append(refused(muon.step))
+    heard["nan"] = refused(muon.step)
     muon.zero_grad()
     backward()
-    heard.append(refused(muon.step))  # and all is well again
-    heard.append(
-        refused(
-            lambda: Muon(
-                model.chain.parameters(), overlap_grad_reduce=rank == 0, mesh=world, strategy="zero1"
-            )
+    heard["scaler"] = refused(lambda: muon.skips_overflow(scaled(muon)))
+    heard["norm"] = refused(lambda: muon.ready_gradients(1.0))
+    heard["dropped when readied"] = refused(muon.zero_grad)
+    backward()
+    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # meets nothing of what was sent
+    heard["well again"] = refused(muon.step)
+    heard["on one rank"] = refused(lambda: Muon(chain, overlap_grad_reduce=rank == 0, **how))
+    return heard
+
+
+def scaled(muon: Muon) -> Any:
+    return SimpleNamespace(found_inf=torch.zeros(1), param_groups=muon.param_groups)
+
+
+@pytest.mark.live
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    zero, one = launch(misused, 2)
+    for heard in (zero, one):
+        assert heard["dropped on the way"].startswith(
+            "GradientError: gradients that were sent during backward"
         )
-    )
+        assert heard["loaded on the way"].startswith("UsageError: load_state_dict()")
+        for name in ("second backward", "second backward in no_sync"):
+            assert heard[name].startswith("GradientError: a backward() has added to a gradient")
+            assert "no_sync" in heard[name]
+        assert "gradients have changed since they were sent" in heard["stepped after a second backward"]
+        assert heard["unchanged"] == "True"
+        assert heard["nan"].startswith("NotFiniteError")
+        assert heard["scaler"].startswith("UsageError: overlap_grad_reduce sends gradients before GradScaler")
+        assert heard["norm"] == heard["dropped when readied"] == heard["well again"] == "nothing"
+        assert heard["on one rank"].startswith(
+            "MismatchError: ranks would step differently: overlap_grad_red"
+        )
+    assert zero["written to"].startswith("MismatchError: rank 1 cannot take this step")
+    assert one["written to"].startswith("GradientError: rank 1: gradients have changed since they were sent")
+
+
+def straddled(rank: int) -> list[str]:
+    """A stack of matrices in two buckets, of which one waits for a parameter without gradient."""
+    world = LiveWorld(build_mesh({"dp": 2}))
+    torch.manual_seed(0)
+    unused, stack = nn.Parameter(torch.randn(1, 16, 16)), nn.Parameter(torch.randn(4, 16, 16))
+    builder = partial(zero1, bucket_bytes=3 * 16 * 16 * 4)
+    muon = Muon([unused, stack], parts="stack", strategy=builder, mesh=world, overlap_grad_reduce=True)
+    assert muon.plan is not None
+    assert len(muon.plan.buckets) == 2
+    heard = []
+    for factor in (1.0, 0.5):
+        stack.square().sum().backward()
+        assert muon._early is not None
+        heard.append(str(muon._early.begun))
+        assert stack.grad is not None
+        stack.grad.mul_(factor)
+        heard.append(refused(muon.step))
+        muon.zero_grad()
     return heard
 
 
 @pytest.mark.live
-def test_misuse_is_refused_on_all_ranks_and_changes_nothing() -> None:
-    zero, one = launch(misused, 2)
-    for heard in (zero, one):
-        assert heard[0].startswith("GradientError: a second backward() has added")
-        assert "no_sync" in heard[0]
-        assert heard[2] == "True"
-        assert heard[3].startswith("NotFiniteError")
-        assert heard[4] == "nothing"
-        assert heard[5].startswith("MismatchError: ranks would step differently: overlap_grad_reduce")
-    assert zero[1].startswith("MismatchError: rank 1 cannot take this step")
-    assert one[1].startswith("GradientError: rank 1: gradients have changed since they were sent")
+def test_a_parameter_in_two_buckets_is_whole_or_refused() -> None:
+    for heard in launch(straddled, 2):
+        assert heard[:3] == ["1", "nothing", "1"]
+        assert "gradients have changed since they were sent" in heard[3]
+
+
+def sparse_on_one(rank: int) -> str:
+    world = LiveWorld(build_mesh({"dp": 2}))
+    matrix = nn.Parameter(torch.ones(8, 8))
+    muon = Muon([matrix], strategy="zero1", mesh=world, overlap_grad_reduce=True)
+    index = torch.zeros(1, dtype=torch.long)
+    loss = nn.functional.embedding(index, matrix, sparse=rank == 0).sum()
+    loss.backward()
+    return refused(muon.step)
+
+
+@pytest.mark.live
+def test_a_gradient_that_cannot_be_sent_is_refused_on_all_ranks() -> None:
+    zero, one = launch(sparse_on_one, 2)
+    assert zero.startswith("GradientError: rank 0: a gradient of bucket 0")
+    assert one.startswith("MismatchError: rank 0 cannot take this step")
 
 
 def test_it_is_refused_where_there_is_nothing_to_send_early() -> None:
