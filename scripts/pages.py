@@ -154,7 +154,7 @@ def card(lesson: series.Lesson, copies: str = "") -> str:
     ways = " ".join(f'<a href="{link["href"]}">{link["text"]}</a>' for link in _ways(lesson, copies))
     return (
         f'<div class="lesson">{drawn}'
-        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name)}</a></h2>'
+        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name.replace("`", ""))}</a></h2>'
         f"<p>{lesson.minutes} minutes{after}</p>{f'<p>{ways}</p>' if ways else ''}</div>"
     )
 
@@ -182,7 +182,7 @@ def _export(
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
-    title = _heading(notebook.cells[0].source)
+    title = _heading(notebook.cells[0].source).replace("`", "")
     given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY, "looks": LOOKS}
     page, _ = _exporter().from_notebook_node(notebook, given)
     return page
@@ -253,7 +253,7 @@ def _links(path: Path, copies: str) -> list[dict[str, str]]:
     """The way to all lessons, to those before and after, and to where this one runs."""
     [lesson] = [each for each in series.LESSONS if each.stem == path.stem]
     near = [
-        {"href": f"{to.stem}.html", "rel": rel, "text": to.number, "title": f" · {to.title}"}
+        {"href": f"{to.stem}.html", "rel": rel, "text": to.number, "title": f" · {to.title}".replace("`", "")}
         for rel, to in zip(("prev", "next"), series.neighbours(lesson), strict=True)
         if to
     ]

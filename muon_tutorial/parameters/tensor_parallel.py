@@ -21,7 +21,8 @@ def plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cut
         return ()
     if dim >= param.ndim:
         raise StrategyError(f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}")
-    return (("tp", Shard(dim, getattr(param, "partition_sizes", None))),)
+    sizes = getattr(param, "partition_sizes", None)
+    return (("tp", Shard(dim, None if sizes is None else tuple(sizes))),)
 
 
 def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:

@@ -236,7 +236,7 @@ limits.check(grid)
 # step may take twice as long as AdamW's. What keeps an owner busy? What makes a message worth its latency? A function that returns a module will do as well as this config: it is built
 # without data, so size costs nothing. `lesson.plan_mine(my_model, my_grid)` says where you are.
 #
-# *Hard · 20 minutes · optional · par 127 percent of AdamW's step*
+# *Hard · 20 minutes · optional · par 129 percent of AdamW's step*
 
 # %% tags=["stub", "hard"]
 my_model = {
