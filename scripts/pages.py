@@ -154,7 +154,7 @@ def card(lesson: series.Lesson, copies: str = "") -> str:
     ways = " ".join(f'<a href="{link["href"]}">{link["text"]}</a>' for link in _ways(lesson, copies))
     return (
         f'<div class="lesson">{drawn}'
-        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name.replace("`", ""))}</a></h2>'
+        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name)}</a></h2>'
         f"<p>{lesson.minutes} minutes{after}</p>{f'<p>{ways}</p>' if ways else ''}</div>"
     )
 

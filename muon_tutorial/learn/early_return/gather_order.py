@@ -40,7 +40,7 @@ def makespan(
 ) -> float:
     """Milliseconds until all is done, if gathers are asked for in this order, each as soon as there is room.
 
-    >>> makespan([0, 1], [2, 2], [3, 3], [1, 1], room=2)
+    >>> float(makespan([0, 1], [2, 2], [3, 3], [1, 1], room=2))
     8.0
     >>> makespan([0, 1], [2, 2], [3, 3], [1, 1], room=1)
     10
