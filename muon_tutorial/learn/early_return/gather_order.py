@@ -40,10 +40,10 @@ def makespan(
 ) -> float:
     """Milliseconds until all is done, if gathers are asked for in this order, each as soon as there is room.
 
-    >>> float(makespan([0, 1], [2, 2], [3, 3], [1, 1], room=2))
+    >>> makespan([0, 1], [2, 2], [3, 3], [1, 1], room=2)
     8.0
     >>> makespan([0, 1], [2, 2], [3, 3], [1, 1], room=1)
-    10
+    10.0
     """
     link = processor = 0.0
     inside: list[tuple[float, float]] = []  # what takes room: when it is done, megabytes
