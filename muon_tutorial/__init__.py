@@ -56,6 +56,7 @@ from .plan.matrix import Matrix
 from .plan.strategies import (
     STRATEGIES,
     Plan,
+    gram,
     layerwise,
     owner,
     owner_per_replica,
@@ -98,6 +99,7 @@ __all__ = [
     "create_devicemesh_config",
     "create_dtensor_config",
     "create_processgroup_config",
+    "gram",
     "launch",
     "layerwise",
     "load_checkpoint",

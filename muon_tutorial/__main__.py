@@ -6,8 +6,9 @@ import sys
 
 if __name__ == "__main__":
     from muon_tutorial.cli import main
-    from muon_tutorial.launching.command import end_on_interrupt
+    from muon_tutorial.launching.command import end_on_interrupt, ignore_interrupts_at_exit
 
+    ignore_interrupts_at_exit()
     code = main()
     end_on_interrupt()  # what is left is to leave
     sys.exit(code)

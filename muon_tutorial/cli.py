@@ -42,6 +42,7 @@ from .launching.torchrun import (
 )
 from .plan.strategies import STRATEGIES
 from .timing.commands import add_calibrate, add_plan
+from .timing.recipe_command import add_recipes
 from .training import job
 from .training.checkpoints import TORCHRUN_ECHO, Saving, StoppedRun, stopping_on_interrupt
 from .training.records import RunResult
@@ -253,6 +254,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     add_plan(commands)
     add_calibrate(commands)
+    add_recipes(commands)
     return parser
 
 

@@ -64,8 +64,9 @@ def zeropower_via_newtonschulz(
 ) -> Tensor:
     """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
 
-    ``G`` is a matrix, or a batch of equal shapes (3-D) whose members come out as they would one by one.
-    Shape and orientation are kept; a tall matrix is iterated as its transpose, the cheaper side.
+    It is not differentiated. ``G`` is a matrix, or a batch of equal shapes (3-D) whose members come out as
+    they would one by one. Shape and orientation are kept; a tall matrix is iterated as its transpose, the
+    cheaper side.
     ``coefficients`` is one triple for every step, or a sequence with one triple per step. ``eps`` is the
     least norm a matrix is divided by. With one triple the result is bitwise ``torch.optim.Muon``'s.
 
@@ -78,31 +79,42 @@ def zeropower_via_newtonschulz(
     >>> X.dtype, bool((X.float().diag() - 1).abs().max() < 0.35)
     (torch.bfloat16, True)
     """
-    _check_matrix(G)
-    tall = G.size(-2) > G.size(-1)
+    check_matrix(G)
+    triples = coefficients_per_step(coefficients, steps)
+    if G.ndim == 2:
+        return _orthogonalize(G.detach(), triples, eps)
+    # One by one: torch's batched products round some bf16 results otherwise, one in a hundred small matrices.
+    members = [_orthogonalize(member, triples, eps) for member in G.detach()]
+    return torch.stack(members) if members else G.to(torch.bfloat16)
+
+
+def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Tensor:
+    tall = G.size(0) > G.size(1)
     X = G.to(torch.bfloat16, copy=True)
-    X = X.mT if tall else X
-    X.div_(_norms(X, eps))
-    for triple in coefficients_per_step(coefficients, steps):
-        X = _quintic(X, *triple)
-    return X.mT if tall else X
+    X = X.T if tall else X
+    X.div_(X.norm().clamp(min=eps))
+    X = _iterate(X, coefficients)
+    return X.T if tall else X
 
 
-def _quintic(X: Tensor, a: float, b: float, c: float) -> Tensor:
-    """Return ``aX + (bA + cA²)X`` for ``A = XXᵀ``; ``X`` is (s, l) or (batch, s, l)."""
-    multiply_add = torch.addmm if X.ndim == 2 else torch.baddbmm
-    A = X @ X.mT
-    B = multiply_add(A, A, A, beta=b, alpha=c)
-    return multiply_add(X, B, X, beta=a)
+def _iterate(X: Tensor, coefficients: Sequence[Triple]) -> Tensor:
+    """Return X after ``X ← aX + (bA + cA²)X``, ``A = XXᵀ``, for every triple; ``X`` is (s, l).
+
+    Every step writes into the memory of the ones before, and X's own: the bits are those of new tensors.
+    """
+    A = B = Y = None
+    for a, b, c in coefficients:
+        A = torch.mm(X, X.T, out=A)  # [s, s]
+        B = torch.addmm(A, A, A, beta=b, alpha=c, out=B)
+        Y, X = X, torch.addmm(X, B, X, beta=a, out=_row_major(Y))  # [s, s] @ [s, l]
+    return X
 
 
-def _norms(X: Tensor, eps: float) -> Tensor:
-    """Return the Frobenius norm of each matrix, at least ``eps``, shaped to divide ``X``."""
-    if X.ndim == 2:
-        return X.norm().clamp(min=eps)
-    # One by one: a batched reduction may add in another order and change the last bit.
-    norms = [matrix.norm() for matrix in X] or [X.new_ones(())]
-    return torch.stack(norms).clamp(min=eps)[:, None, None]
+def _row_major(X: Tensor | None) -> Tensor | None:
+    """The memory of a matrix that is done with, laid out by rows as products are; None where it has gaps."""
+    if X is None or X.is_contiguous():
+        return X
+    return X.T.view(X.shape) if X.T.is_contiguous() else None
 
 
 def coefficients_per_step(coefficients: Coefficients, steps: int) -> tuple[Triple, ...]:
@@ -146,7 +158,12 @@ def _as_triple(values: object) -> Triple:
     return cast(Triple, triple)
 
 
-def _check_matrix(G: Tensor) -> None:
+def check_matrix(G: Tensor) -> None:
+    """Refuse what is neither a dense real matrix nor a batch of them.
+
+    Raises:
+        UsageError: naming what came.
+    """
     if G.ndim not in (2, 3):
         raise UsageError(f"Newton–Schulz takes a matrix or a batch of matrices, got shape {tuple(G.shape)}")
     if G.is_complex() or G.is_sparse:

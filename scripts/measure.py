@@ -42,7 +42,8 @@ from muon_tutorial.plan.grid import Grid  # noqa: E402
 from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
-from scripts.files import made, write_whole  # noqa: E402
+from scripts.files import made  # noqa: E402
+from scripts.result_files import write_results  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -194,14 +195,8 @@ def processor() -> str:
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:
     """Markdown for people, JSON for programs."""
-    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    shown = "\n\n".join(f"![{said}]({name})" for name, said in pictures.items())
-    body = "\n".join(table.markdown() for table in tables)
     opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
-    text = f"# Measured\n\n{opening}\n\n{head}\n\n{shown}\n\n{body}"
-    write_whole(folder / "README.md", text)
-    data = {"facts": facts, "tables": [table.data() for table in tables]}
-    write_whole(folder / "measure.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_results(folder, "Measured", opening, facts, tables, "README.md", "measure.json", pictures)
 
 
 PLOTS = (

@@ -14,8 +14,8 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,14 @@ from muon_tutorial.benchmarks.step_times import Measured  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.timing.calibrate import calibrate  # noqa: E402
 from muon_tutorial.timing.machine import Machine, read_machine  # noqa: E402
-from scripts.files import made, write_whole  # noqa: E402
+from scripts.files import made  # noqa: E402
 from scripts.measure import machine_facts, say  # noqa: E402
+from scripts.result_files import write_results  # noqa: E402
+from scripts.shaped import run_shaped  # noqa: E402
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
 """Timed steps on each link. Slow links leave no noise, and take their time."""
 OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
-CANNOT = 77
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,10 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
     parser.add_argument("--machine", type=Path, help="a calibrated machine's file; else it is calibrated now")
-    parser.add_argument("--only-measure", type=int, metavar="MBIT", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=2, metavar=("MBIT", "FILE"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    if asked.only_measure is not None:
-        json.dump(measure(asked.only_measure), sys.stdout)
+    if asked.measure:
+        mbit, file = asked.measure
+        Path(file).write_text(json.dumps(measure(int(mbit))))
         return 0
     command = shlex.join(["python", "scripts/step_times.py", *(arguments or sys.argv[1:])])
     out = made(asked.out)
@@ -100,16 +102,12 @@ def measure(mbit: int | None) -> dict[str, Any]:
 
 def measure_shaped(mbit: int) -> dict[str, Any] | None:
     """The same on a loopback that is limited; None where this machine cannot do that."""
-    program = [sys.executable, str(Path(__file__).resolve()), "--only-measure", str(mbit)]
-    shaped = ["bash", str(ROOT / "scripts" / "shaped.sh"), f"{mbit}mbit", *program]
-    run = subprocess.run(shaped, capture_output=True, text=True, check=False)
-    if run.returncode == CANNOT:
-        say(f"left out: {run.stderr.strip()}")
-        return None
-    if run.returncode:
-        raise SystemExit(run.stderr)
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        if not run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit), str(found)]):
+            return None
+        seconds: dict[str, Any] = json.loads(found.read_text())
+        return seconds
 
 
 def facts(command: str) -> dict[str, Any]:
@@ -120,18 +118,11 @@ def facts(command: str) -> dict[str, Any]:
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], machine: Machine) -> None:
     """Markdown for people, JSON for programs, the calibrated machine with it."""
-    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    picture = "![Predicted over measured milliseconds of a step, a point a configuration](step_times.svg)"
     opening = "Written by `scripts/step_times.py`; do not edit."
-    body = "\n".join(table.markdown() for table in tables)
-    text = f"# Seconds of a step\n\n{opening}\n\n{head}\n\n{picture}\n\n{body}"
-    write_whole(folder / "step_times.md", text)
-    data = {
-        "facts": facts,
-        "machine": json.loads(machine.text()),
-        "tables": [table.data() for table in tables],
-    }
-    write_whole(folder / "step_times.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    pictures = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
+    held = json.loads(machine.text())
+    names = "step_times.md", "step_times.json"
+    write_results(folder, "Seconds of a step", opening, facts, tables, *names, pictures, machine=held)
 
 
 def scatter(path: Path, steps: list[Measured], said: list[float]) -> None:

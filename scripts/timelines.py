@@ -16,7 +16,6 @@ import json
 import os
 import pickle
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -42,16 +41,15 @@ from muon_tutorial.timing.timeline_cases import (
     CASES,
     TimelineTask,
     bytes_of,
-    on_bus,
     predict_case,
     record_cases,
 )
 from muon_tutorial.timing.timeline_picture import TimelinePair, draw_pairs
+from scripts.shaped import run_shaped
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = ROOT / "muon_tutorial" / "learn" / "inputs" / "recorded" / "timelines.json"
 LOOPBACK = "loopback"
-IMPOSSIBLE = 77
 BAR = 0.15
 """How far, in parts of the step, a phase may begin or end from where it was predicted."""
 
@@ -61,18 +59,15 @@ def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | N
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found"
         options = [word for name, value in asdict(task).items() for word in (f"--{name}", str(value))]
-        inside = [sys.executable, __file__, "--inside", str(found), *options]
-        ended = subprocess.run(["bash", str(ROOT / "scripts" / "shaped.sh"), rate, *inside], check=False)
-        if ended.returncode == IMPOSSIBLE:
+        if not run_shaped(rate, __file__, ["--inside", str(found), *options]):
             return None
-        ended.check_returncode()
         recorded: list[list[StepTimeline]] = pickle.loads(found.read_bytes())
         return recorded
 
 
 def run(task: TimelineTask, rate: str, machine: Machine) -> list[tuple[RecordedStep, StepTimeline]]:
     """The median step of each case on both links: recorded, and as it is predicted."""
-    shared = on_bus(machine, bytes_of(rate))
+    shared = machine.on_bus(bytes_of(rate))
     links: list[tuple[str, float | None, Machine, list[list[StepTimeline]]]] = [
         (LOOPBACK, None, machine, record_cases(task))
     ]

@@ -249,6 +249,25 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+LAST_MOMENT = """
+import ctypes, sys
+from muon_tutorial.launching.command import ignore_interrupts_at_exit
+libc = ctypes.CDLL(None)
+libc.on_exit(getattr(libc, "raise"), None)  # when Python is gone: raise(its exit code), and 2 is SIGINT
+if {ignore}:
+    ignore_interrupts_at_exit()
+sys.exit(2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on_exit is Linux'")
+@pytest.mark.parametrize(("ignore", "code"), [(True, 2), (False, -signal.SIGINT)])
+def test_an_interrupt_after_the_last_moment_changes_nothing(ignore: bool, code: int) -> None:
+    command = [sys.executable, "-c", LAST_MOMENT.format(ignore=ignore)]
+    ended = subprocess.run(command, cwd=ROOT, preexec_fn=heed_interrupts, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("started", [["-m", "muon_tutorial", "train"], ["scripts/distributed_muon.py"]])
 def test_an_interrupt_before_the_imports_are_done_is_one_line(started: list[str]) -> None:

@@ -28,6 +28,7 @@ PACKAGE = "muon_tutorial"
 FLOORS = {
     "errors": 0,
     "newton_schulz": 1,
+    "orthogonalizers": 2,
     "learning_rate": 1,
     "decay_and_add": 1,
     "plan": 1,
@@ -54,7 +55,15 @@ FLOORS = {
 # launching/ starts and stops processes; faults/ starts what it breaks, and breaks it.
 HANDLE_PROCESSES = ("scripts", "launching", "faults")
 
-KNOW_NO_GROUP = ("errors", "newton_schulz", "learning_rate", "decay_and_add", "plan", "engine")
+KNOW_NO_GROUP = (
+    "errors",
+    "newton_schulz",
+    "orthogonalizers",
+    "learning_rate",
+    "decay_and_add",
+    "plan",
+    "engine",
+)
 
 # Beside the live world, what readers write by hand: each of these holds the reference of an exercise in which
 # their own code moves the bytes. training_rank.py is a loop such as theirs, for lesson 15 to break.

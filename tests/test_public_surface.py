@@ -10,8 +10,8 @@ PUBLIC = """
     KELLER_JORDAN STRATEGIES Box Bucket CheckpointManager Coordinate DistMeta DistributedConfig Grid Hop
     LaunchError Ledger LiveWorld LocalWorld Matrix Muon MuonWithAdamW Owned Partial Plan Replicate Route
     Shard TutorialError UsageError build_mesh create_devicemesh_config create_dtensor_config
-    create_processgroup_config launch layerwise load_checkpoint owner owner_per_replica replicated round_robin
-    save_checkpoint split_parameters zero1 zeropower_via_newtonschulz
+    create_processgroup_config gram launch layerwise load_checkpoint owner owner_per_replica replicated
+    round_robin save_checkpoint split_parameters zero1 zeropower_via_newtonschulz
 """
 
 

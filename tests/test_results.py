@@ -7,6 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from muon_tutorial.benchmarks.newton_schulz_times import summary
+from muon_tutorial.benchmarks.steps_over_ranks import OWNER, RANKS
+from muon_tutorial.orthogonalizers.named import RECIPES
+from scripts import step_benchmark
+from scripts.measure import read_tables
+
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("ring", "Gloo data", "whole step", "state of the matrices")
 
@@ -57,3 +63,51 @@ def test_the_interface_agrees_within_two_per_cent() -> None:
     rows = table("Interface counters")
     assert len(rows) == 15
     assert all(abs(row["off by"]) < 0.02 for row in rows)
+
+
+def test_the_readme_quotes_the_whole_steps() -> None:
+    tables = read_tables(ROOT / "results" / "step_benchmark.json")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = step_benchmark.BLOCK.search(readme)
+    assert block is not None
+    assert step_benchmark.readme_lines(tables) in block[0]
+    assert "torch.optim.Muon" in block[0]
+
+
+def test_whole_steps_are_compared_with_three_packages_and_over_ranks() -> None:
+    times, work, ranks = read_tables(ROOT / "results" / "step_benchmark.json")
+    packages = [row for row in work.rows if not str(row["from"]).startswith(("torch", "this package"))]
+    assert len(packages) >= 3
+    assert [row["contender"] for row in times.rows] == [row["contender"] for row in work.rows]
+    assert [row["ranks"] for row in ranks.rows if row["strategy"] == OWNER] == [*RANKS]
+
+
+def test_the_loss_curves_are_of_three_seeds_and_300_steps() -> None:
+    kept = json.loads((ROOT / "results" / "loss_curves.json").read_text(encoding="utf-8"))
+    by_way: dict[str, list[list[float]]] = {}
+    for run in kept["runs"]:
+        by_way.setdefault(run["way"], []).append(run["losses"])
+    assert len(by_way) >= 3
+    assert all(len(runs) == 3 and all(len(losses) == 300 for losses in runs) for runs in by_way.values())
+
+
+def newton_schulz() -> list[dict[str, Any]]:
+    path = ROOT / "results" / "newton_schulz.json"
+    return json.loads(path.read_text(encoding="utf-8"))["tables"]
+
+
+def test_the_readme_quotes_newton_schulz_by_name() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = summary([(table["title"], table["rows"]) for table in newton_schulz()])
+    assert f"<!-- from results/newton_schulz.json -->\n\n{said}\n\n<!-- end -->" in readme
+    page = (ROOT / "results" / "newton_schulz.md").read_text(encoding="utf-8")
+    assert all(f"## {table['title']}" in page for table in newton_schulz())
+    assert "(newton_schulz.svg)" in page
+    assert (ROOT / "results" / "newton_schulz.svg").is_file()
+
+
+def test_the_results_time_every_recipe_stock_and_auto() -> None:
+    for table in newton_schulz():
+        names = {row["orthogonalize"] for row in table["rows"]}
+        assert {"torch.optim.Muon", "stock", "auto", "three_steps", "minimax"} <= names
+    assert set(RECIPES) <= {row["orthogonalize"] for row in newton_schulz()[0]["rows"]}

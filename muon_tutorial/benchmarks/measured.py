@@ -20,6 +20,7 @@ from ..plan.strategies import (
     STRATEGIES,
     Builder,
     Plan,
+    gram,
     layerwise,
     owner,
     owner_per_replica,
@@ -196,6 +197,7 @@ VARIANTS: dict[str, Builder] = {
     "zero1, gather all": zero1,
     "zero1, boundary": partial(zero1, gather="boundary"),
     "layerwise": layerwise,
+    "gram": gram,
     "owner": owner,
     "owner_per_replica": owner_per_replica,
 }

@@ -23,7 +23,7 @@ from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
 from ..plan.strategies import STRATEGIES, Builder, Plan, zero1
-from ..timing.machine import Link, Machine
+from ..timing.machine import Machine
 from ..timing.timed_world import TimedRun, TimedWorld
 from ..worlds.live import LiveWorld, build_mesh
 
@@ -147,9 +147,7 @@ def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> list[list[f
 
 def on_link(machine: Machine, mbit: int | None) -> Machine:
     """The machine with its loopback limited: a bus that all ranks share."""
-    if mbit is None:
-        return machine
-    return replace(machine, inside=Link(mbit * MBIT, machine.inside.latency, shared=True))
+    return machine if mbit is None else machine.on_bus(mbit * MBIT)
 
 
 def predict_step(case: StepCase, machine: Machine) -> TimedRun:

@@ -7,6 +7,8 @@ of different lengths. Beside each hop in the table stands its opposite; only the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import RequestError
-from ..plan.exchange import BufferSlice, Cargo, Exchange
+from ..plan.exchange import BufferSlice, Cargo, Exchange, Parcels
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, HopPieces, Move, Owned, Partial, Replicate, Shard
 from .collective import Collective, Label, Walk
+from .pieces import Pieces
 
 
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -35,17 +38,29 @@ def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) ->
     return (yield from _MOVES[change](x, hop, dtype, at, label))
 
 
-def _exchange(x: Tensor, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
+def _exchange(
+    x: Tensor | Pieces, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label
+) -> Walk:
     parcels = exchange.parcels(at)
+    stays = exchange.silent or len(parcels.sends) == 1
+    if isinstance(x, Pieces):
+        if stays:
+            return x
+        answer = yield _all_to_all(x.pack(parcels.leaving), exchange, parcels, dtype, label)
+        return Pieces.unpack(answer, parcels.coming)
     packed = _pack(x, parcels.leaving)
-    if not exchange.silent and len(parcels.sends) > 1:
-        sends, receives = parcels.sends, parcels.receives
-        packed = yield Collective(
-            "all_to_all", exchange.axes, dtype, packed, sum(receives), label, None, sends, receives
-        )
+    if not stays:
+        packed = yield _all_to_all(packed, exchange, parcels, dtype, label)
     unpacked = x.new_zeros(parcels.length)
     _unpack(packed, unpacked, parcels.coming)
     return unpacked
+
+
+def _all_to_all(
+    packed: Tensor, exchange: Exchange, parcels: Parcels, dtype: torch.dtype, label: Label
+) -> Collective:
+    sends, receives = parcels.sends, parcels.receives
+    return Collective("all_to_all", exchange.axes, dtype, packed, sum(receives), label, None, sends, receives)
 
 
 def _pack(x: Tensor, cargo: Cargo) -> Tensor:
@@ -73,6 +88,22 @@ def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
     send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
     answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
     return _unpadded(answer, hop, pieces)
+
+
+def gather_together(
+    boxes: Sequence[Tensor], hops: Sequence[Hop], dtype: torch.dtype, at: Coordinate, label: Label
+) -> Walk:
+    """Several all_gathers along one axis, from ``Shard`` to ``Replicate``, packed into one request.
+
+    Must be walked by all ranks of the axis. Returns, for each box, a function that puts the whole tensor
+    together: whoever calls them one by one holds no two.
+    """
+    pieces = [hop.pieces(at) for hop in hops]
+    sizes, parts = [its.size for its in pieces], pieces[0].parts
+    send = torch.cat([_padded(box, size) for box, size in zip(boxes, sizes, strict=True)])
+    answer = yield Collective("all_gather", (hops[0].axis,), dtype, send, parts * sum(sizes), label)
+    rows = answer.view(parts, -1).split(sizes, 1)
+    return [partial(_unpadded, *its) for its in zip(rows, hops, pieces, strict=True)]
 
 
 def _slice(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -190,7 +221,7 @@ def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
 def _unpadded(answer: Tensor, hop: Hop, pieces: HopPieces) -> Tensor:
     """The whole tensor from all positions' pieces: the opposite of ``_padded_pieces``."""
     if not pieces.uneven:
-        return answer.view(hop.shape)
+        return answer.reshape(hop.shape)
     assert isinstance(hop.src, Shard)
     rows = zip(answer.view(pieces.parts, pieces.size), pieces.uneven, strict=True)
     return torch.cat([_first(row, shape) for row, (_, shape) in rows], hop.src.dim)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .collective import Call, Collective, Idle, Start, Wait, Walk
+from .collective import IDLE, Call, Collective, Idle, Start, Wait, Walk
 
 
 def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
@@ -37,21 +37,28 @@ def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
     """Let every task wait for its own last request and issue the next one; returns those still in flight.
 
     The values of those that ended go to ``values``, by their index. ``flight`` is emptied, so that what an
-    ended task held is free before the next one goes on. Must be walked by all ranks with the same tasks.
+    ended task held is free before the next one goes on; what was sent is dropped once it was answered, and
+    an answer once its task asks again. Must be walked by all ranks with the same tasks.
     """
     going = []
     while flight:
         task = flight.pop(0)
-        answer = None if task.ticket is None else (yield Wait(task.ticket))
+        index, walk = task.index, task.walk
+        wait = None if task.ticket is None else Wait(task.ticket)
+        del task
+        answer = None if wait is None else (yield wait)
+        del wait
         try:
-            request = task.walk.send(answer)
+            request = walk.send(answer)
         except StopIteration as stop:
-            values[task.index] = stop.value
+            request, values[index] = None, stop.value
+        del answer
+        if request is None:
+            yield IDLE  # so that the world lets go of the last answer before the next task goes on
         else:
             assert isinstance(request, Collective | Call | Idle)
-            going.append(Task(task.index, task.walk, (yield Start(request))))
-            del request
-        del answer, task
+            going.append(Task(index, walk, (yield Start(request))))
+        del request, walk
     return going
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 
+from ..engine.travel import AT_ONCE
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
 
@@ -123,7 +124,10 @@ def zero1_by_rank(plan: Plan) -> list[int]:
 def _alike(plan: Plan) -> int:
     D, params = plan.grid.size("dp"), {e.matrix.param for b in plan.buckets for e in b.entries}
     flags = (3 * len(params) + 2) * 8
-    total = sum(2 * (size - 1) * flags // size for size in plan.grid.sizes if size > 1)
+    # Along a short axis each rank sends them to every other; a longer one sums them on a ring.
+    total = sum(
+        (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
+    )
     for bucket in plan.buckets if D > 1 else ():
         g, p = bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize
         total += int(zero1_gather_all(D, bucket.length(bucket.model_layout, plan.grid.at(0)), g, p))

@@ -29,8 +29,10 @@ class Held:
     """What one rank holds of the matrices under a plan. Bytes.
 
     The first three stay between steps. The others come and go with a bucket, and are the largest of any:
-    ``flat_gradient`` is the packed gradient before it is averaged, ``gathered`` the buffer that receives the
-    momentum, and ``whole`` the largest matrix that this rank assembles from tensor-parallel pieces.
+    ``flat_gradient`` is the packed gradient before it is averaged (none where gradients stay as the model
+    holds them), ``gathered`` the buffer that receives the momentum, and ``whole`` what this rank receives
+    over tp at once: the largest matrix, all that it works on of a bucket, if gathered by the bucket, or the
+    sum of a bucket's Gram matrices.
     """
 
     parameters: int
@@ -48,11 +50,13 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
     flat, gathered, whole = [0], [0], [0]
     for bucket in plan.buckets:
         compute = bucket.compute.dtype.itemsize
-        flat.append(bucket.length(bucket.model_layout, at) * bucket.gradient.dtype.itemsize)
+        if bucket.gradient.hops:
+            flat.append(bucket.length(bucket.model_layout, at) * bucket.gradient.dtype.itemsize)
         if bucket.compute.hops:
             gathered.append(bucket.length(bucket.compute_layout, at) * compute)
-        worked_on = (e for e in bucket.entries if e.route.hops and bucket.works_on(e, at))
-        whole += [entry.matrix.numel * compute for entry in worked_on]
+        sizes = [e.matrix.numel for e in bucket.entries if e.route.hops and bucket.works_on(e, at)]
+        received = [sum(sizes)] if bucket.tp_gather == "bucket" else sizes
+        whole += [bucket.gram_bytes(at), *(numel * compute for numel in received)]
     return Held(
         parameters=sum(numel * matrix.dtype.itemsize for matrix, numel in held),
         gradients=sum(numel * matrix.grad_dtype.itemsize for matrix, numel in held),

@@ -6,8 +6,8 @@ DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor issue their collectives thro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -88,6 +88,13 @@ def _all_to_all(
     return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
 
 
+def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: int) -> list[Collective]:
+    """All ranks send, and one receives."""
+    receives = _process_group(group).rank() == root
+    asked = [log.ask("reduce", group, each, each.numel() if receives else 0) for each in tensors]
+    return [replace(request, root=root) for request in asked]
+
+
 # What each operator asks for, read from its arguments. The functional ones end in their group's name.
 _READ: dict[str, Callable[..., list[Collective]]] = {
     "allreduce_": lambda log, tensors, group, *_: [
@@ -111,6 +118,7 @@ _READ: dict[str, Callable[..., list[Collective]]] = {
     "broadcast_": lambda log, tensors, group, root, *_: [
         log.ask("broadcast", group, each, each.numel(), root) for each in tensors
     ],
+    "reduce_": lambda log, tensors, group, _, root, *__: _reduce(log, tensors, group, root),
     "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
         log, group, mine, out.numel(), sends, receives
     ),

@@ -114,6 +114,7 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "eps": (1e-6,),
     "ns_coefficients": ((3.0, -4.0, 2.0),),
     "adjust_lr_fn": ("match_rms_adamw",),
+    "orthogonalize": ("minimax",),
 }
 
 

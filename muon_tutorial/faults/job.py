@@ -1,7 +1,8 @@
 """The small training job that every fault is put into, and its oracle: ``torch.optim.Muon`` in one process.
 
 Gradients are whole numbers of 2⁻⁶, so that averages over 2, 3 or 4 ranks are exact and every strategy must
-give the oracle's bits. Where a strategy averages, dp positions get different ones.
+give the oracle's bits. Where a strategy averages, dp positions get different ones. ``gram``, which is held to
+a bound in place of bits, is not among them.
 """
 
 from __future__ import annotations

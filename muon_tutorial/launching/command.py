@@ -6,6 +6,7 @@ is gone, torch's math library ends the process. Imports nothing but the standard
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -34,6 +35,14 @@ def end_on_interrupt() -> None:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
+
+
+def ignore_interrupts_at_exit() -> None:
+    """Let Ctrl-C do nothing once nothing is left to do: Python, in its last moments, would die by the signal.
+
+    Call it before whatever else is to be done at exit, which then comes before it.
+    """
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def raise_on_interrupt() -> None:

@@ -29,14 +29,23 @@ from typing import NoReturn
 
 from ..errors import LaunchError
 from .messages import ProcessState, RankEnds
-from .parent_watch import go_on_when_parent_ends
 from .rank_process import be_rank
 from .run_files import RunFiles
 
-_BOOT = (
-    "import sys, json; path, control = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "from muon_tutorial.launching.fork_server import serve; serve(control)"
-)
+_BOOT = """
+import ctypes, json, os, signal, sys
+path, control, parent = json.loads(sys.argv[1])
+sys.path[:] = path
+def end_without_parent(number=0, frame=None):  # also in the midst of an import, which takes seconds
+    if os.getppid() != parent:
+        sys.exit(1)
+signal.signal(signal.SIGCONT, end_without_parent)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/parent_watch says why SIGCONT
+end_without_parent()
+from muon_tutorial.launching.fork_server import serve
+serve(control)
+"""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Importing torch's compiler makes a folder for its cache; the server names one that is there already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
@@ -62,7 +71,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [os.path.abspath(entry) for entry in sys.path]
         self._child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps([path, theirs.fileno()])],
+            [sys.executable, "-c", _BOOT, json.dumps([path, theirs.fileno(), os.getpid()])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -294,6 +303,7 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
             self._selector.close()
             for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
                 end.close()
@@ -338,7 +348,6 @@ class _Server:
 
 def serve(control: int) -> NoReturn:
     """Serve the launching process at the other end of `control`, until it ends or SIGTERM comes."""
-    go_on_when_parent_ends()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     gc.disable()

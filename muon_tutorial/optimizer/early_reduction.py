@@ -8,8 +8,7 @@ waited for during backward. Knows hooks and buckets; what a step does with the r
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..errors import GradientError, TutorialError
 from ..step.agreement import checksum
 from ..step.reduce_gradients import pack_gradients, send_gradients
 from ..step.step import PlanStep
+from ..step.unreduced_gradient import hook_gradients
 
 
 @dataclass(eq=False)
@@ -139,15 +139,4 @@ def send_early(reduction: EarlyReduction, params: Sequence[Tensor], owner: objec
 
     Returns the handles by which the hooks are removed earlier.
     """
-    handles = [
-        param.register_post_accumulate_grad_hook(lambda _, index=index: reduction.arrive(index))
-        for index, param in enumerate(params)
-        if param.requires_grad and param.is_leaf
-    ]
-    weakref.finalize(owner, _remove, handles)
-    return handles
-
-
-def _remove(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+    return hook_gradients(params, lambda index, _: reduction.arrive(index), owner)

@@ -20,6 +20,7 @@ from ..callbacks.check_user_functions import checked_assignments
 from ..callbacks.config import DistributedConfig
 from ..engine.collective import Walk
 from ..errors import StrategyError, TutorialError
+from ..orthogonalizers.gram import gram_recipe
 from ..parameters.describe_matrices import describe_matrices, named_params
 from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..parameters.tensor_parallel import TpDim
@@ -63,8 +64,9 @@ steps made before is not compared again."""
 
 
 def alone(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-    """The step of this process alone."""
-    return [MeshStep(AloneStep(groups, state), None)]
+    """The step of this process alone, with the memory of the one before."""
+    kept = [mesh.step.workspace for mesh in before if isinstance(mesh.step, AloneStep)]
+    return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,7 @@ class StrategySteps:
             plan = self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
             if plan.expects == "local":
                 _check_no_ddp(plan.strategy, groups)
+            check_gram_recipes(plan, groups)
             return plan
 
         parameters = _parameter_states(groups, state)
@@ -243,6 +246,19 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
                     f"{name} belongs to a DistributedDataParallel module, which averages its gradient; "
                     f"strategy {strategy!r} would average it again: leave DDP out, or take 'round_robin'"
                 )
+
+
+def check_gram_recipes(plan: Plan | None, groups: Groups) -> None:
+    """Refuse a recipe that has no Gram form for a matrix that stays cut.
+
+    Raises:
+        UsageError: saying which have one.
+    """
+    if plan is None or plan.strategy != "gram":
+        return
+    entries = (entry for bucket in plan.buckets for entry in bucket.entries)
+    for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
+        gram_recipe(groups[number])
 
 
 def _parameter_states(groups: Groups, state: State) -> list[ParameterState]:

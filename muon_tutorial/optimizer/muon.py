@@ -26,6 +26,8 @@ from ..engine.collective import Walk
 from ..errors import GradientError, NotAMatrixError, NotFiniteError, StrategyError, TutorialError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
+from ..orthogonalizers.choices import check_orthogonalize
+from ..orthogonalizers.named import STOCK
 from ..parameters.describe_matrices import named_params
 from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
@@ -37,6 +39,7 @@ from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .auto_recipes import Source, choose_recipes
 from .changed_parameters import (
     GradientVersion,
     TensorKind,
@@ -49,12 +52,12 @@ from .changed_parameters import (
 from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
 from .early_reduction import EarlyReduction, send_early
 from .grad_scaler import skip_overflow
-from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone
+from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone, check_gram_recipes
 from .momentum_slice import mark_slices
 
 COMPARED = (
     *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
-    *("parts", "transposed", "betas", "amsgrad", "maximize"),
+    *("orthogonalize", "parts", "transposed", "betas", "amsgrad", "maximize"),
 )
 """The hyperparameters of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
 
@@ -69,6 +72,15 @@ class Muon(torch.optim.Optimizer):
     triple per step. What is not a hidden matrix belongs to AdamW: ``split_parameters`` tells.
 
     Args:
+        orthogonalize: which way Newton–Schulz goes: ``"stock"`` is ``torch.optim.Muon`` to the bit and takes
+            ``ns_coefficients`` and ``ns_steps``; the names of ``orthogonalizers.named.RECIPES`` bring their
+            own; ``"auto"`` takes, for each shape, the fastest on this machine of those no worse than stock,
+            on all ranks what the first one finds. May be set on a parameter group, which then also says what
+            was chosen, and so does a checkpoint. Every strategy has a recipe's bits
+            alike, but for ``gram``.
+        calibration: what ``"auto"`` goes by: an ``orthogonalizers.calibration.Calibration``, or a folder that
+            keeps what was measured, by machine, torch and threads (default: ``~/.cache/muon_tutorial``). What
+            is missing is measured when the optimizer is made, about a second a shape.
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
             ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct,
             step and load alike.
@@ -88,7 +100,7 @@ class Muon(torch.optim.Optimizer):
             compares either way.
         compare_every: how many steps lie between two comparisons of what several ranks hold alike, parameters
             and state (a hash of each, summed over every axis of the mesh); None for never.
-        overlap_grad_reduce: for a strategy that averages gradients itself (``zero1``, ``layerwise``): a
+        overlap_grad_reduce: for a strategy that averages itself (``zero1``, ``layerwise``, ``gram``): a
             bucket's gradients travel as soon as ``backward()`` has left all of them, in place of when
             ``step()`` is called, over a process group of their own. Same bits. All but a step's last
             ``backward()`` then belong into ``no_sync()``, and that one into the stream of forward. A bucket
@@ -121,6 +133,8 @@ class Muon(torch.optim.Optimizer):
         ns_steps: int = DEFAULT_STEPS,
         adjust_lr_fn: str | None = None,
         *,
+        orthogonalize: str = STOCK,
+        calibration: Source = None,
         strategy: str | Builder | None = None,
         mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
         tp_dim: TpDim = 0,
@@ -147,6 +161,7 @@ class Muon(torch.optim.Optimizer):
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
         self._make_steps = _make_steps(strategy, self.world, tp_dim, window, distributed_config)
+        self.calibration = calibration
         self._made_steps: list[MeshStep] | None = None
         self._made_for: list[Tensor] = []
         self._made_of: list[TensorKind] = []
@@ -168,6 +183,7 @@ class Muon(torch.optim.Optimizer):
             "eps": eps,
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
+            "orthogonalize": orthogonalize,
             "parts": parts,
             "transposed": transposed,
         }
@@ -192,7 +208,7 @@ class Muon(torch.optim.Optimizer):
                 }
                 mesh.run(mesh.step.compare(Stamp(alike)))
         if self._early is not None and not self._early_worlds and isinstance(self.world, LiveWorld):
-            self._early_worlds.append(self.world.apart())
+            self._early_worlds.append(self.world.apart("dp"))
         if self.initial_values == "broadcast":
             broadcast_parameters(steps, self.companions)
 
@@ -366,6 +382,10 @@ class Muon(torch.optim.Optimizer):
                 "averaged and clipped: call it once a step, after the last backward()"
             )
         try:
+            for group in self.param_groups:
+                check_orthogonalize(group)
+            for mesh in self._made_steps or ():
+                check_gram_recipes(mesh.plan, self.param_groups)
             for group in self._all_groups():
                 check_numbers(group)
                 for param in group["params"]:
@@ -486,7 +506,9 @@ class Muon(torch.optim.Optimizer):
         if not known or kinds != self._made_of:
             self._made_steps, self._made_for, self._made_of = None, params, kinds
         if self._made_steps is None or self._make_steps is alone:
-            self._made_steps = self._make_steps(self.param_groups, self.state, before)
+            made = self._make_steps(self.param_groups, self.state, before or self._made_steps or ())
+            choose_recipes(self.param_groups, made, self.calibration)
+            self._made_steps = made
             self._mark_gradients()
         return self._made_steps
 
@@ -614,16 +636,20 @@ class Muon(torch.optim.Optimizer):
         before = self.state, self.param_groups
         # Registered last, so that it sees what the user's own hooks made of the state.
         parts = [group_parts(group) for group in self.param_groups]
+        names = [group.get("orthogonalize", STOCK) for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(_hide_tensors)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        for group, (its_parts, transposed) in zip(self.param_groups, parts, strict=True):
+        for group, (its_parts, transposed), name in zip(self.param_groups, parts, names, strict=True):
             group.setdefault("parts", its_parts)
             group.setdefault("transposed", transposed)
+            group.setdefault("orthogonalize", name)
         made, self._made_steps = self._made_steps or (), None
         try:
+            for group in self.param_groups:
+                check_orthogonalize(group)
             self._steps(made)
         except UsageError:
             self.restore(*before)
@@ -647,6 +673,7 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_gradients_ready", False)
         self.__dict__.setdefault("_readied", [])
         self.__dict__.setdefault("_make_steps", alone)
+        self.__dict__.setdefault("calibration", None)
         self.__dict__.setdefault("_made_steps", None)
         self.__dict__.setdefault("_made_for", [])
         self.__dict__.setdefault("_made_of", [])
@@ -720,6 +747,7 @@ def _check_hyperparameters(group: Mapping[str, Any]) -> None:
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
     coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
+    check_orthogonalize(group)
 
 
 def check_numbers(group: Mapping[str, Any]) -> None:

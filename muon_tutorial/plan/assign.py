@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def newton_schulz_cost(sides: tuple[int, int]) -> int:
@@ -12,15 +12,27 @@ def newton_schulz_cost(sides: tuple[int, int]) -> int:
     return 4 * short * short * long + 2 * short**3
 
 
+def gram_cost(side: int, elements: int) -> int:
+    """Operations of a fifth of five quintic iterations, at a rank that holds ``elements`` of a cut matrix.
+
+    Its shard meets two products, of ``2·side·elements`` each; the iteration on the ``side`` × ``side`` Gram
+    matrix is 17 more, which every rank of the cut does.
+    """
+    return (4 * side * elements + 34 * side**3) // 5
+
+
 def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     """Give each job to the position with the least work of this round, the costliest jobs first.
 
-    ``loads`` is what each position carries from earlier rounds: it decides between equals, then the lower
-    position does. The makespan of a round is at most 4/3 of the best possible (Graham 1969, "Bounds on
-    multiprocessing timing anomalies").
+    ``loads`` is what each position carries from earlier rounds: the largest share of this round goes to the
+    position with the least, so that rounds level out; between equals the lower position comes first. The
+    makespan of a round is at most 4/3 of the best possible (Graham 1969, "Bounds on multiprocessing timing
+    anomalies").
 
     >>> longest_first([1, 4, 1, 1, 1], [0, 0])
     [1, 0, 1, 1, 1]
+    >>> longest_first([18, 14, 6], [0, 0]), longest_first([18, 14, 6], [18, 20])
+    ([0, 1, 1], [1, 0, 0])
     """
     owners = [0] * len(costs)
     least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # no others can be reached
@@ -29,4 +41,14 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
         done, load, owner = work[0]
         owners[job] = owner
         heapq.heapreplace(work, (done + costs[job], load, owner))
-    return owners
+    return _levelled(owners, {owner: done for done, _, owner in work}, loads)
+
+
+def _levelled(owners: Sequence[int], shares: Mapping[int, int], loads: Sequence[int]) -> list[int]:
+    """Deal whole shares again: the largest to the position that carries least. None moves between equals."""
+    if len({loads[position] for position in shares}) <= 1:
+        return list(owners)
+    largest = sorted(shares, key=lambda position: (-shares[position], position))
+    lightest = sorted(shares, key=lambda position: (loads[position], position))
+    taker = dict(zip(largest, lightest, strict=True))
+    return [taker[owner] for owner in owners]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 
@@ -18,6 +19,9 @@ from .layout import Box, Route, run_boxes
 from .matrix import BucketEntry, Cut, Matrix, Part
 
 Interval = tuple[int, int]
+GRAM_DTYPE = torch.float32
+"""In which Gram matrices are summed: in bf16 the iteration on them explodes."""
+TpGather = Literal["matrix", "bucket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Bucket:
     from the model's layout to storage, ``compute`` from storage to where the work is done, ``parameter`` from
     storage back to the model's layout. Workers of an entry are counted in the group over ``axes``.
     ``summands`` is how many local gradients the gradient route adds up. ``phases`` name the compute route,
-    out and back.
+    out and back. ``tp_gather`` says how matrices that tensor parallelism cut are put together: one all_gather
+    a ``"matrix"``, or one a ``"bucket"``, of all that a rank works on.
     """
 
     index: int
@@ -78,6 +83,7 @@ class Bucket:
     parameter: Route
     summands: int = 1
     phases: tuple[str, str] = ("dp gather", "dp slice")
+    tp_gather: TpGather = "matrix"
 
     def length(self, layout: Layout, at: Coordinate) -> int:
         """Elements of this rank's flat buffer under a layout."""
@@ -104,6 +110,11 @@ class Bucket:
     def works_on(self, entry: BucketEntry, at: Coordinate) -> bool:
         """Whether this rank orthogonalizes the matrix."""
         return at.position(*self.axes) in entry.workers
+
+    def gram_bytes(self, at: Coordinate) -> int:
+        """Bytes, fp32, of the Gram matrices that this rank sums with the others of its tp group."""
+        summed = (entry.gram.elements for entry in self.entries if entry.gram and self.works_on(entry, at))
+        return sum(summed) * GRAM_DTYPE.itemsize
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The bucket's part of the master plan, as this rank reads it."""
@@ -165,13 +176,17 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 
     They are whole in every piece, so that a run of the second dimension is a run of columns.
     """
-    box, (rows, columns) = matrix.box(at), matrix.sides
-    lead = len(box.shape) - 2 if (rows, columns) == matrix.shape[-2:] else 0
+    box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
         return (0, 0), (0, 0)
     inner = math.prod(box.shape[lead + 2 :])
     shape = box.shape[lead], math.prod(box.shape[lead + 1 :])
     return (box.offset[lead], box.offset[lead + 1] * inner), shape
+
+
+def leading(matrix: Matrix) -> int:
+    """How many of its dimensions come before rows and columns: those that count matrices."""
+    return len(matrix.shape) - 2 if matrix.sides == matrix.shape[-2:] else 0
 
 
 def largest_piece(matrix: Matrix, grid: Grid) -> int:

@@ -213,7 +213,8 @@ class Exchange:
         """Whether every rank already holds what it needs, so that nothing has to be asked for."""
         if isinstance(self.src, WholeMatrices):
             return self.src.workers == "holders"
-        return isinstance(self.src, LocalShards) and not any(entry.matrix.cuts for entry in self.entries)
+        cut = any(axis in self.axes for entry in self.entries for axis in entry.matrix.axes)
+        return isinstance(self.src, LocalShards) and not cut
 
     def parcels(self, at: Coordinate) -> Parcels:
         """What one rank sends and receives; worked out the first time, for the few ranks of one process."""

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from ..errors import StrategyError, UsageError
+from .assign import gram_cost, newton_schulz_cost
 from .grid import Coordinate
 from .layout import Box, Route, Shard, shard_box
 
@@ -174,13 +175,35 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
 
 
 @dataclass(frozen=True, slots=True)
+class SummedGram:
+    """A matrix that stays cut: what its shards' Gram matrices add up to, ``side`` × ``side``, is iterated on.
+
+    Tensor parallelism cuts dimension ``cut`` of [rows, columns]; the other one is ``side`` long.
+    """
+
+    cut: int
+    side: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of its upper triangle, which is what travels."""
+        return self.side * (self.side + 1) // 2
+
+    def sides_of(self, numel: int) -> tuple[int, int]:
+        """Rows and columns of a shard of so many elements."""
+        along = numel // self.side
+        return (along, self.side) if self.cut == 0 else (self.side, along)
+
+
+@dataclass(frozen=True, slots=True)
 class BucketEntry:
     """A matrix in a bucket.
 
     ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:
     ``size`` is the largest piece that any of them holds. ``workers`` are the positions in the bucket's group
     that orthogonalize the matrix. ``route`` leads from what a worker has after the bucket's own route to the
-    whole matrix.
+    whole matrix. With ``gram`` there is no such route: the workers along tp keep their pieces and work on the
+    matrix together.
     """
 
     matrix: Matrix
@@ -188,6 +211,14 @@ class BucketEntry:
     size: int
     workers: range
     route: Route
+    gram: SummedGram | None = None
+
+    @property
+    def cost(self) -> int:
+        """Operations of a Newton–Schulz iteration, the average of five, at each rank that works on it."""
+        if self.gram is None:
+            return newton_schulz_cost(self.matrix.sides)
+        return gram_cost(self.gram.side, self.size)
 
 
 def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> Box:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Label, Walk
-from ..engine.travel import all_reduce
+from ..engine.travel import sum_over_grid
 from ..errors import GradientError, MismatchError, NotFiniteError, TutorialError
 from ..plan.grid import Coordinate
 
@@ -56,7 +56,7 @@ def agree_on_gradients(
     limits: Sequence[float] | None = None,
     stamp: Stamp = NO_STAMP,
 ) -> Walk:
-    """Which gradients any rank has, the same answer on every rank: one tiny sum an axis.
+    """Which gradients any rank has, the same answer on every rank: one tiny sum.
 
     ``torn`` says what to do about a gradient that only some ranks have; None where that is allowed, since
     local gradients are averaged and a missing one counts as zero. ``limits`` are the largest numbers that the
@@ -68,14 +68,12 @@ def agree_on_gradients(
         MismatchError: on every rank: their stamps differ.
     """
     counts = step_flags(gradients, stamp, device)
-    for axis in at.grid.axes:
-        counts = yield from all_reduce(counts, axis, at, Label("gradient flags"))
+    counts = yield from sum_over_grid(counts, at, Label("gradient flags"))
     ranks = at.size(*at.grid.axes)
     trouble = find_trouble(counts, ranks, torn is None, limits)
     if trouble is not None:
         table = rank_table(own_evidence(trouble, gradients, stamp), at.rank, ranks, device)
-        for axis in at.grid.axes:
-            table = yield from all_reduce(table, axis, at, Label("which rank"))
+        table = (yield from sum_over_grid(table.view(-1), at, Label("which rank"))).view_as(table)
         refuse_step(trouble, table, names, torn or "", stamp, at.rank)
     stamp.raise_complaint(at.rank)
     return present_gradients(counts, len(gradients))
@@ -279,8 +277,7 @@ def agree_on_overflow(found_inf: Tensor, at: Coordinate) -> Walk:
         GradientError: on every rank: only some found it.
     """
     count = overflow_flag(found_inf)
-    for axis in at.grid.axes:
-        count = yield from all_reduce(count, axis, at, Label("overflow flag"))
+    count = yield from sum_over_grid(count, at, Label("overflow flag"))
     return agreed_overflow(count, at.size(*at.grid.axes))
 
 

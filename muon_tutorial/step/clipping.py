@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
 from .parameter_state import local_gradient, mesh_axes
 from .rank_bucket import RankBucket
+from .reduce_gradients import stored_gradient
 
 Share = tuple[Tensor, int]
 """A part of a gradient, and how many ranks hold the same elements."""
@@ -22,7 +23,7 @@ Share = tuple[Tensor, int]
 
 def clip_gradients(
     buckets: Sequence[RankBucket],
-    averaged: Sequence[Tensor],
+    averaged: Mapping[int, Tensor],
     rest: Sequence[Tensor],
     max_norm: float,
     device: torch.device,
@@ -30,8 +31,9 @@ def clip_gradients(
 ) -> Walk:
     """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before.
 
-    ``averaged`` are the buckets' flat gradients, ``rest`` the parameters that another optimizer steps. Must
-    be walked by all ranks of the grid.
+    ``averaged`` are the flat gradients of buckets, by index; those of the other buckets stay as the model
+    holds them, and are not written to: the scale is returned beside the norm, for the step to multiply them
+    by. ``rest`` are the parameters that another optimizer steps. Must be walked by all ranks of the grid.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part, copies in (*_bucket_shares(buckets, averaged), *_rest_shares(rest, at)):
@@ -40,17 +42,19 @@ def clip_gradients(
         total = yield from all_reduce(total, axis, at, Label("gradient norm"))
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for tensor in (*averaged, *(grad for grad, _ in _rest_shares(rest, at))):
+    for tensor in (*averaged.values(), *(grad for grad, _ in _rest_shares(rest, at))):
         tensor.mul_(scale.to(tensor.dtype))
-    return norm
+    return norm, scale
 
 
-def _bucket_shares(buckets: Sequence[RankBucket], averaged: Sequence[Tensor]) -> Iterable[Share]:
-    for bucket, flat in zip(buckets, averaged, strict=True):
+def _bucket_shares(buckets: Sequence[RankBucket], averaged: Mapping[int, Tensor]) -> Iterable[Share]:
+    for bucket in buckets:
+        flat = averaged.get(bucket.plan.index)
         storage = bucket.plan.storage_layout
         sliced = (storage.axis,) if isinstance(storage, SlicedBuffer) else ()
         for matrix in bucket.matrices:
-            yield flat[matrix.stored], _copies((*matrix.entry.matrix.axes, *sliced), bucket.at)
+            gradient = stored_gradient(bucket, matrix, flat)
+            yield gradient, _copies((*matrix.entry.matrix.axes, *sliced), bucket.at)
 
 
 def _rest_shares(rest: Sequence[Tensor], at: Coordinate) -> Iterable[Share]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..engine.pieces import Pieces
 from ..errors import UsageError
 from ..plan.bucket import StoredShard, flat_frame
 from ..plan.exchange import SlicedBuffer
@@ -16,28 +17,56 @@ from ..plan.grid import Coordinate
 from ..plan.matrix import held_box
 from ..plan.strategies import Plan
 from .parameter_state import ParameterState, placed_alike, placed_as
-from .rank_bucket import MomentumIndex, RankBucket
+from .rank_bucket import MomentumIndex, RankBucket, RankMatrix
+from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
 """A run of elements for each matrix: offset and shape of its piece, then [start, stop) within that piece."""
 
 
-def update_momentum(bucket: RankBucket, gradient: Tensor, present: Collection[int]) -> Tensor:
+def update_momentum(
+    bucket: RankBucket, gradient: Tensor | None, present: Collection[int], scale: Tensor | None = None
+) -> Tensor | Pieces:
     """Update the momentum that this rank stores; returns the Newton–Schulz inputs, in the dtype that travels.
 
-    ``gradient`` and the answer are flat, [elements of the bucket that this rank stores]. ``present`` are the
-    parameters that have a gradient: the inputs of the others are zero.
+    ``gradient`` is flat, [elements of the bucket that this rank stores], or None where gradients stay as the
+    model holds them; those are read there, and multiplied by ``scale``. The inputs are flat as well, or one
+    by one where they travel so, and only those that somebody needs are made. ``present`` are the parameters
+    that have a gradient: the inputs of the others are zero.
     """
-    inputs = torch.zeros_like(gradient, dtype=bucket.plan.compute.dtype)
+    inputs = _no_inputs(bucket)
     for matrix in bucket.matrices:
-        group, mine = matrix.parameter.group, gradient[matrix.stored]
-        if mine.numel() and matrix.param in present:
-            momentum = matrix.parameter.momentum[matrix.momentum_index]
-            ns_input = momentum_update(
-                momentum, mine.view(momentum.shape), group["momentum"], group["nesterov"]
-            )
-            inputs[matrix.stored] = ns_input.reshape(-1)
+        ns_input = None
+        if matrix.numel and matrix.param in present:
+            ns_input = _update_one(matrix, stored_gradient(bucket, matrix, gradient, scale))
+        if matrix.contributes:
+            _keep(inputs, matrix, ns_input)
     return inputs
+
+
+def _no_inputs(bucket: RankBucket) -> Tensor | Pieces:
+    dtype = bucket.plan.compute.dtype
+    if bucket.travels_in_pieces:
+        return Pieces(dtype, bucket.device)
+    length = bucket.plan.length(bucket.plan.storage_layout, bucket.at)
+    return torch.zeros(length, dtype=dtype, device=bucket.device)
+
+
+def _update_one(matrix: RankMatrix, gradient: Tensor) -> Tensor:
+    """Move one matrix's momentum; returns the Newton–Schulz input, which nobody may need."""
+    group, momentum = matrix.parameter.group, matrix.parameter.momentum[matrix.momentum_index]
+    nesterov = group["nesterov"] and matrix.contributes
+    return momentum_update(momentum, gradient.view(momentum.shape), group["momentum"], nesterov)
+
+
+def _keep(inputs: Tensor | Pieces, matrix: RankMatrix, ns_input: Tensor | None) -> None:
+    """Keep a Newton–Schulz input, apart from the momentum; zeros where there is none."""
+    if isinstance(inputs, Pieces):
+        make = torch.zeros if ns_input is None else torch.empty
+        box = make(matrix.held.box.shape, dtype=inputs.dtype, device=inputs.device)
+        inputs.put(matrix.index, box if ns_input is None else box.copy_(ns_input))
+    elif ns_input is not None:
+        inputs[matrix.stored] = ns_input.reshape(-1)
 
 
 def momentum_update(buffer: Tensor, grad: Tensor, momentum: float, nesterov: bool) -> Tensor:

@@ -2,48 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
-import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..engine.collective import Label, Walk
-from ..engine.hops import view
+from ..engine.collective import IDLE, Label, Walk
+from ..engine.hops import gather_together
+from ..engine.pieces import Pieces
 from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
-from .rank_bucket import RankBucket
+from ..orthogonalizers.choices import name_for
+from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
+from ..orthogonalizers.named import STOCK, find_recipe
+from ..orthogonalizers.workspace import Workspace
+from ..plan.layout import Hop
+from .boxes import keep_box, take_box
+from .gram import orthogonalize_cut
+from .rank_bucket import RankBucket, RankMatrix
+
+Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
+"""What puts each whole matrix together, by its index."""
 
 
-def orthogonalize(bucket: RankBucket, inputs: Tensor) -> Walk:
-    """From the Newton–Schulz inputs that this rank stores to the updates that it stores, both flat.
+def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
+    """From the Newton–Schulz inputs that this rank stores to the updates that it stores: flat, or one by one.
 
-    Must be walked by all ranks of the grid. A rank that does not work on a matrix stands by.
+    ``boxes`` is given up: an update takes its input's place. Must be walked by all ranks of the grid. A rank
+    that does not work on a matrix stands by.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
-    gathered = yield from travel(inputs, bucket.plan.compute, bucket.at, there)  # 2: dp gather
-    updates = torch.zeros_like(gathered)
+    boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: dp gather
+    yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
+    wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
     for matrix in bucket.matrices:
-        route = matrix.entry.route
-        if matrix.work is None:
-            yield from stand_by(route)
+        if matrix.entry.gram is not None:
             continue
-        piece = view(gathered, matrix.work)
-        whole = yield from travel(piece, route, bucket.at, Label("tp gather", matrix.name))  # 3
-        with record_function(f"Newton-Schulz of {matrix.name}"):
-            whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group)  # 4
-        piece = yield from travel(whole, route.inverse, bucket.at, Label("tp slice", matrix.name))  # 5
-        view(updates, matrix.work).copy_(piece)
-    return (yield from travel(updates, bucket.plan.compute.inverse, bucket.at, back))  # 6: dp slice
+        if matrix.work is not None:
+            update = yield from orthogonalize_one(bucket, matrix, boxes, wholes or {})
+            keep_box(update, boxes, matrix)
+            del update  # where it is kept decides how long
+        elif wholes is None:
+            yield from stand_by(matrix.entry.route)
+    return (yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back))  # 6: dp slice
 
 
-def newton_schulz_update(whole: Tensor, sides: Sequence[int], group: Mapping[str, Any]) -> Tensor:
+def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pieces, wholes: Wholes) -> Walk:
+    """One matrix's update, from this rank's box of its Newton–Schulz input to the same box of the update."""
+    route, name = matrix.entry.route, matrix.name
+    if matrix.index in wholes:
+        whole = wholes.pop(matrix.index)()
+    else:
+        whole = yield from travel(take_box(boxes, matrix), route, bucket.at, Label("tp gather", name))  # 3
+    with record_function(f"Newton-Schulz of {name}"):
+        whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group, bucket.workspace)  # 4
+    return (yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name)))  # 5
+
+
+def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
+    """Phase 3 of all matrices that this rank works on at once: one all_gather over tp.
+
+    Ranks along tp work on the same matrices; where they work on none that is cut, and others do, they have an
+    empty turn. Must be walked by all ranks of the grid. Returns what puts each whole matrix together.
+    """
+    cut = [matrix for matrix in bucket.matrices if matrix.entry.route.hops]
+    mine = [matrix for matrix in cut if matrix.work is not None]
+    if not mine:
+        yield from (IDLE,) if cut else ()
+        return {}
+    hops = [cast(Hop, matrix.entry.route.hops[0]) for matrix in mine]
+    label = Label("tp gather", bucket.name)
+    held = [take_box(boxes, matrix) for matrix in mine]
+    wholes = yield from gather_together(held, hops, bucket.plan.compute.dtype, bucket.at, label)
+    return {matrix.index: whole for matrix, whole in zip(mine, wholes, strict=True)}
+
+
+def newton_schulz_update(
+    whole: Tensor, sides: Sequence[int], group: Mapping[str, Any], workspace: Workspace | None = None
+) -> Tensor:
     """Newton–Schulz with a group's settings, on a whole matrix seen as ``sides``; the shape is kept.
 
-    ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them.
+    ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them. A ``workspace`` keeps the
+    memory of a recipe between steps.
     """
-    update = zeropower_via_newtonschulz(
-        whole.reshape(*sides), group["ns_steps"], group["ns_coefficients"], group["eps"]
-    )
+    matrix, name = whole.reshape(*sides), name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    if name == STOCK:
+        update = zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
+    else:
+        update = orthogonalize_by(matrix, find_recipe(name), group["eps"], workspace)
     return update.reshape(whole.shape)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..decay_and_add import ShardRange
+from ..orthogonalizers.workspace import Workspace
 from ..plan.bucket import Bucket, flat_frame
-from ..plan.exchange import BufferSlice
+from ..plan.exchange import BufferSlice, Exchange, LocalShards
 from ..plan.grid import Coordinate
 from ..plan.matrix import BucketEntry
 from .parameter_state import ParameterState
@@ -23,7 +26,8 @@ class RankMatrix:
     flat buffer laid out as the model holds it. ``stored`` are the elements of the bucket's buffer that the
     rank stores of the matrix, ``in_piece`` the same elements within the piece, ``shard_range`` the same
     within the whole matrix, and ``momentum_index`` within the parameter's momentum. ``work`` is where the
-    rank orthogonalizes the matrix, or None.
+    rank orthogonalizes the matrix, or None. ``contributes`` says whether anybody needs this rank's part of
+    the Newton–Schulz input.
     """
 
     entry: BucketEntry
@@ -38,13 +42,25 @@ class RankMatrix:
     shard_range: ShardRange
     momentum_index: MomentumIndex
     work: BufferSlice | None
+    contributes: bool
+
+    @property
+    def index(self) -> int:
+        """The matrix's index in the plan."""
+        return self.entry.matrix.index
+
+    @property
+    def numel(self) -> int:
+        """Elements of the matrix that this rank stores."""
+        return self.in_piece.stop - self.in_piece.start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankBucket:
     """A bucket of the plan, with its matrices as this rank holds, stores and works on them.
 
-    ``held`` is how many elements a flat buffer has that is laid out as the model holds the matrices.
+    ``held`` is how many elements a flat buffer has that is laid out as the model holds the matrices. All
+    buckets of a rank share the ``workspace``.
     """
 
     plan: Bucket
@@ -52,6 +68,29 @@ class RankBucket:
     at: Coordinate
     held: int
     matrices: tuple[RankMatrix, ...]
+    workspace: Workspace
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters lie."""
+        return self.matrices[0].parameter.param.device
+
+    @property
+    def gradients_stay(self) -> bool:
+        """Whether a step reads gradients where the model holds them: the gradient route is empty."""
+        return not self.plan.gradient.hops
+
+    @property
+    def parameters_stay(self) -> bool:
+        """Whether a step writes parameters where the model holds them: the parameter route is empty."""
+        return not self.plan.parameter.hops
+
+    @property
+    def travels_in_pieces(self) -> bool:
+        """Whether the compute route needs no flat buffer: it is one exchange, or empty."""
+        hops = self.plan.compute.hops
+        flat_hops = any(not isinstance(hop, Exchange) for hop in hops)
+        return isinstance(self.plan.storage_layout, LocalShards) and not flat_hops
 
     @classmethod
     def of(
@@ -60,9 +99,11 @@ class RankBucket:
         at: Coordinate,
         parameters: Sequence[ParameterState],
         momentum_index: dict[int, MomentumIndex],
+        workspace: Workspace,
     ) -> RankBucket:
         """Join a bucket to a rank's parameters; ``momentum_index`` goes by the matrix's index."""
         held = bucket.buffer_slices(bucket.model_layout, at)
+        contributing = _contributing(bucket, at)
         rows = zip(bucket.entries, held, bucket.stored_shards(at), bucket.work_slices(at), strict=True)
         return cls(
             bucket,
@@ -85,7 +126,18 @@ class RankBucket:
                     ),
                     momentum_index=momentum_index[entry.matrix.index],
                     work=work,
+                    contributes=entry.matrix.index in contributing,
                 )
                 for entry, piece, shard, work in rows
             ),
+            workspace,
         )
+
+
+def _contributing(bucket: Bucket, at: Coordinate) -> frozenset[int]:
+    """The matrices of whose Newton–Schulz input somebody needs this rank's part, by index."""
+    first = next(iter(bucket.compute.hops), None)
+    if isinstance(first, Exchange):
+        return frozenset(held.entry.matrix.index for held, _, _ in first.parcels(at).leaving)
+    keeps = first is None or first.silent
+    return frozenset(e.matrix.index for e in bucket.entries if not keeps or bucket.works_on(e, at))

@@ -13,15 +13,17 @@ from ..engine.travel import all_reduce, travel
 from ..plan.grid import Coordinate
 from ..plan.strategies import BUCKET_BYTES
 from .parameter_state import local_gradient, local_part
-from .rank_bucket import RankBucket
+from .rank_bucket import RankBucket, RankMatrix
 
 
 def reduce_gradients(bucket: RankBucket) -> Walk:
     """From this rank's own gradients to the averaged ones that it stores, flat.
 
-    For ``zero1`` the bucket's route is a reduce_scatter over dp; where gradients come averaged, it is empty.
-    Must be walked by all ranks of the grid.
+    For ``zero1`` the bucket's route is a reduce_scatter over dp. Where gradients come averaged it is empty:
+    they stay as the model holds them, and what is returned is None. Must be walked by all ranks of the grid.
     """
+    if bucket.gradients_stay:
+        return None
     return (yield from send_gradients(bucket, pack_gradients(bucket)))
 
 
@@ -35,13 +37,29 @@ def send_gradients(bucket: RankBucket, flat: Tensor) -> Walk:
 
 def pack_gradients(bucket: RankBucket) -> Tensor:
     """This rank's gradients, flat, [bucket.held]; zeros where there is none."""
-    device = bucket.matrices[0].parameter.param.device
-    flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=device)
+    flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
     for matrix in bucket.matrices:
         grad, piece = local_gradient(matrix.parameter.param), view(flat, matrix.held)
         if grad is not None and piece.numel():  # FSDP2's empty shards may have any empty shape
             piece.copy_(grad[matrix.place])
     return flat
+
+
+def stored_gradient(
+    bucket: RankBucket, matrix: RankMatrix, flat: Tensor | None, scale: Tensor | None = None
+) -> Tensor:
+    """A matrix's averaged gradient as this rank stores it, one run of elements; zeros where there is none.
+
+    ``flat`` is what phase 1 left. Where that is None the model's own gradient is read, which is not written
+    to, and multiplied by ``scale``. All but multiplying shares memory where it can.
+    """
+    if flat is not None:
+        return flat[matrix.stored]
+    grad, dtype = matrix.parameter.grad, bucket.plan.gradient.dtype
+    if grad is None or not matrix.numel:  # FSDP2's empty shards may have any empty shape
+        return torch.zeros(matrix.numel, dtype=dtype, device=bucket.device)
+    mine = grad[matrix.place].to(dtype).reshape(-1)
+    return mine if scale is None else mine * scale.to(dtype)
 
 
 def average_others(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
+from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
 from ..plan.matrix import Matrix, Parts, split_parts
 from .agreement import NO_STAMP, Stamp
@@ -29,6 +30,7 @@ class AloneStep:
 
     groups: Sequence[dict[str, Any]]
     state: Mapping[Tensor, dict[str, Any]]
+    workspace: Workspace = field(default_factory=Workspace)
 
     def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
         """Refuse to step, before anything has changed.
@@ -50,7 +52,7 @@ class AloneStep:
         for group in self.groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    _step_parameter(param.detach(), param.grad, group, self.state[param])
+                    _step_parameter(param.detach(), param.grad, group, self.state[param], self.workspace)
         return
         yield  # a generator that asks for nothing
 
@@ -66,7 +68,9 @@ class AloneStep:
         """Nothing is kept between steps."""
 
 
-def _step_parameter(param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
+def _step_parameter(
+    param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any], workspace: Workspace
+) -> None:
     if (
         "momentum_buffer" not in state
     ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
@@ -75,18 +79,21 @@ def _step_parameter(param: Tensor, grad: Tensor, group: Mapping[str, Any], state
         momentum = state["momentum_buffer"][here]
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
         if here is ...:
-            apply_update(param, newton_schulz_update(ns_input, sides, group), group, sides)
+            apply_update(param, newton_schulz_update(ns_input, sides, group, workspace), group, sides)
         else:
-            _step_part(param[here], ns_input, group, sides)
+            _step_part(param[here], ns_input, group, sides, workspace)
 
 
-def _step_part(part: Tensor, ns_input: Tensor, group: Mapping[str, Any], sides: tuple[int, int]) -> None:
+def _step_part(
+    part: Tensor, ns_input: Tensor, group: Mapping[str, Any], sides: tuple[int, int], workspace: Workspace
+) -> None:
     """Step a matrix of its own within a parameter to the bits of a parameter of its own.
 
     A run of columns does not lie in one run of memory, and torch would round it otherwise.
     """
     stepped = part.contiguous()
-    apply_update(stepped, newton_schulz_update(ns_input.contiguous(), sides, group), group, sides)
+    update = newton_schulz_update(ns_input.contiguous(), sides, group, workspace)
+    apply_update(stepped, update, group, sides)
     if not part.is_contiguous():
         part.copy_(stepped)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..engine.order import pipeline
+from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
 from .agreement import NO_STAMP, Stamp, agree_on_gradients, agree_on_overflow
@@ -23,23 +24,32 @@ from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
 from .parameter_state import ParameterState, local_gradient, place_gradient
 from .rank_bucket import RankBucket
-from .reduce_gradients import average_others, reduce_gradients
+from .reduce_gradients import average_others, reduce_gradients, stored_gradient
 from .write_parameters import publish_parameters, update_parameters
 
 
-def step_bucket(bucket: RankBucket, present: Collection[int], gradient: Tensor | None = None) -> Walk:
+def step_bucket(
+    bucket: RankBucket,
+    present: Collection[int],
+    gradient: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Walk:
     """One step of the matrices in a bucket, in the blueprint's seven phases.
 
     ``present`` are the parameters that have a gradient; ``gradient`` is what phase 1 left, where it has been
-    walked before. All flat buffers but phase 1's and phase 7's hold what this rank stores of the bucket.
+    walked before, and ``scale`` what gradients that stay in the model are multiplied by. All flat buffers but
+    phase 1's and phase 7's hold what this rank stores of the bucket; where a route is empty there is none.
     """
     if gradient is None:
         gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp
-    inputs = update_momentum(bucket, gradient, present)
+    inputs = update_momentum(bucket, gradient, present, scale)
+    del gradient  # what is dropped here is free for what follows
     updates = yield from orthogonalize(
         bucket, inputs
     )  # 2 to 6: dp gather, tp gather, Newton–Schulz, and back
+    del inputs
     stepped = update_parameters(bucket, updates, present)
+    del updates
     yield from publish_parameters(bucket, stepped)  # 7: all_gather over dp
 
 
@@ -47,8 +57,9 @@ def step_bucket(bucket: RankBucket, present: Collection[int], gradient: Tensor |
 class PlanStep:
     """One rank's step over a plan. ``parameters`` go by their index, as the plan's matrices name them.
 
-    Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat buffer a bucket, and
-    ``present`` are the parameters that have one. ``sent_early``: they were averaged during backward.
+    Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat buffer a bucket, or
+    where the model holds them, to be multiplied by ``scale`` if they were clipped. ``present`` are the
+    parameters that have one. ``sent_early``: they were averaged during backward.
     """
 
     plan: Plan
@@ -56,6 +67,7 @@ class PlanStep:
     parameters: Sequence[ParameterState]
     window: int = 1
     readied: dict[int, Tensor] = field(default_factory=dict)
+    scale: Tensor | None = None
     present: frozenset[int] | None = None
     sent_early: bool = False
 
@@ -72,7 +84,10 @@ class PlanStep:
             for momentum in self.momentum_shards.values()
             for shard in momentum.shards
         }
-        return tuple(RankBucket.of(bucket, self.at, self.parameters, index) for bucket in self.plan.buckets)
+        workspace = Workspace()
+        return tuple(
+            RankBucket.of(bucket, self.at, self.parameters, index, workspace) for bucket in self.plan.buckets
+        )
 
     def fill_state(self) -> None:
         """Give every parameter its momentum: the part that this rank stores, which may be empty.
@@ -86,7 +101,17 @@ class PlanStep:
     def forget(self) -> None:
         """Drop the gradients that were readied: they have been used, or have changed since."""
         self.readied.clear()
-        self.present, self.sent_early = None, False
+        self.present, self.scale, self.sent_early = None, None, False
+
+    def readied_gradient(self, index: int) -> Tensor:
+        """The readied gradients of a bucket as this rank stores them, flat: to look at, not to write to."""
+        if index in self.readied:
+            return self.readied[index]
+        bucket = next(it for it in self.buckets if it.plan.index == index)
+        flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
+        for matrix in bucket.matrices:
+            flat[matrix.stored] = stored_gradient(bucket, matrix, None, self.scale)
+        return flat
 
     def take_sent(self, averaged: dict[int, Tensor]) -> None:
         """Take the averaged gradients of all buckets, by index, that were reduced during backward."""
@@ -128,7 +153,7 @@ class PlanStep:
             yield from self.agree()
         assert self.present is not None
         walks = (
-            step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None))
+            step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None), self.scale)
             for bucket in self.buckets
         )
         yield from pipeline(walks, self.window)
@@ -144,15 +169,16 @@ class PlanStep:
         """
         found = yield from self._agree(rest, stamp)
         if not self.sent_early:
-            walks = (reduce_gradients(bucket) for bucket in self.buckets)
-            flat = yield from pipeline(walks, self.window)
-            self.readied = {bucket.plan.index: it for bucket, it in zip(self.buckets, flat, strict=True)}
-        reduced = [self.readied[bucket.plan.index] for bucket in self.buckets]
+            moving = [bucket for bucket in self.buckets if not bucket.gradients_stay]
+            flat = yield from pipeline(map(reduce_gradients, moving), self.window)
+            self.readied = {bucket.plan.index: it for bucket, it in zip(moving, flat, strict=True)}
         if self.averages:
             yield from average_others(found, self.at)
         if max_norm is None:
             return None
-        return (yield from clip_gradients(self.buckets, reduced, found, max_norm, self._device, self.at))
+        clipped = clip_gradients(self.buckets, self.readied, found, max_norm, self._device, self.at)
+        norm, self.scale = yield from clipped
+        return norm
 
     def _agree(self, rest: Sequence[Tensor], stamp: Stamp) -> Walk:
         """Note which matrices have a gradient; returns those of ``rest`` that have one on any rank."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,9 +61,17 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
 
     Returns the handles by which the hooks are removed earlier.
     """
+    return hook_gradients(params, lambda _, param: _mark(param), owner)
+
+
+def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:
+    """Have ``hook(index, parameter)`` called when ``backward()`` has left a gradient, while ``owner`` lives.
+
+    Returns the handles by which the hooks are removed earlier.
+    """
     handles = [
-        param.register_post_accumulate_grad_hook(_mark)
-        for param in params
+        param.register_post_accumulate_grad_hook(partial(hook, index))
+        for index, param in enumerate(params)
         if param.requires_grad and param.is_leaf
     ]
     weakref.finalize(owner, _remove, handles)

@@ -11,25 +11,54 @@ from torch import Tensor
 from ..decay_and_add import ShardRange, decay_and_add
 from ..engine.collective import Label, Walk
 from ..engine.hops import view
+from ..engine.pieces import Pieces
 from ..engine.travel import travel
 from ..learning_rate import adjusted_lr
-from .rank_bucket import RankBucket
+from .rank_bucket import RankBucket, RankMatrix
 
 
-def update_parameters(bucket: RankBucket, updates: Tensor, present: Collection[int]) -> Tensor:
-    """Decay and step the elements that this rank stores; returns them, flat, as ``updates`` is.
+def update_parameters(
+    bucket: RankBucket, updates: Tensor | Pieces, present: Collection[int]
+) -> Tensor | None:
+    """Decay and step the elements that this rank stores; returns them, flat, to be published.
 
+    Where parameters stay as the model holds them they are stepped there, and what is returned is None.
     ``present`` are the parameters that have a gradient: the others stay as they are.
     """
+    if bucket.parameters_stay:
+        _step_in_place(bucket, updates, present)
+        return None
+    assert isinstance(updates, Tensor)
+    return step_copies(bucket, updates, present)
+
+
+def step_copies(bucket: RankBucket, updates: Tensor, present: Collection[int]) -> Tensor:
+    """Decay and step copies of the elements that this rank stores; returns them, flat, as ``updates`` is."""
     stepped = torch.zeros_like(updates, dtype=bucket.plan.parameter.dtype)
     for matrix in bucket.matrices:
-        here = stepped[matrix.stored]
-        if here.numel():
+        if matrix.numel:
+            here = stepped[matrix.stored]
             here.copy_(matrix.parameter.data[matrix.place].reshape(-1)[matrix.in_piece])
             if matrix.param in present:
-                update, group = updates[matrix.stored], matrix.parameter.group
-                apply_update(here, update, group, matrix.sides, matrix.shard_range)
+                _step_run(matrix, here, updates[matrix.stored])
     return stepped
+
+
+def _step_in_place(bucket: RankBucket, updates: Tensor | Pieces, present: Collection[int]) -> None:
+    for matrix in bucket.matrices:
+        if not matrix.numel or matrix.param not in present:
+            continue
+        update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
+        here = matrix.parameter.data[matrix.place]
+        stepped = here.contiguous()  # one run of elements: torch would round another otherwise
+        _step_run(matrix, stepped, update)
+        if not here.is_contiguous():
+            here.copy_(stepped)
+
+
+def _step_run(matrix: RankMatrix, run: Tensor, update: Tensor) -> None:
+    """Step what this rank stores of a matrix: one run of elements, in any shape."""
+    apply_update(run, update, matrix.parameter.group, matrix.sides, matrix.shard_range)
 
 
 def apply_update(
@@ -50,11 +79,14 @@ def apply_update(
     decay_and_add(parameter, update, lr, adjusted, group["weight_decay"], shard)
 
 
-def publish_parameters(bucket: RankBucket, stepped: Tensor) -> Walk:
+def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
     """From the stepped parameters that this rank stores to the parameters as the model holds them.
 
-    For ``zero1`` the bucket's route is an all_gather over dp. Must be walked by all ranks of the grid.
+    For ``zero1`` the bucket's route is an all_gather over dp; where it is empty, they are there already. Must
+    be walked by all ranks of the grid.
     """
+    if stepped is None:
+        return
     label = Label("parameter all_gather", bucket.name)
     whole = yield from travel(stepped, bucket.plan.parameter, bucket.at, label)
     write_parameters(bucket, whole)

@@ -79,6 +79,10 @@ class Machine:
         """Seconds for an operation that reads and writes so many bytes, element by element."""
         return moved / _at(self.copy, moved) if moved else 0.0
 
+    def on_bus(self, bytes_a_second: float) -> Machine:
+        """The machine, whose ranks share a loopback that carries so much."""
+        return replace(self, inside=Link(bytes_a_second, self.inside.latency, shared=True))
+
     def node(self, rank: int) -> int:
         """The node on which a rank stands."""
         return rank // self.ranks_per_node

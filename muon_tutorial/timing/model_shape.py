@@ -1,7 +1,7 @@
 """A model as the planner sees it: families of equal matrices, and what one pipeline stage holds of them.
 
-Knows shapes, and how tensor parallelism cuts them. Refuses to know configuration files and modules:
-``model_configs`` and ``module_shapes`` read those.
+Knows shapes, and how tensor parallelism cuts them. ``model_configs`` and ``module_shapes`` read them from
+configuration files and modules.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from ..plan.strategies import (
     BUCKET_BYTES,
     Builder,
     Plan,
+    gram,
     layerwise,
     owner,
     owner_per_replica,
@@ -40,6 +41,7 @@ from ..plan.strategies import (
 )
 from ..step.rank_bucket import RankBucket
 from ..step.step import PlanStep, step_bucket
+from ..worlds.shadow import walk_alone
 from .machine import Machine
 from .timed_world import TimedFlight, TimedWorld, travels
 
@@ -53,8 +55,11 @@ STRATEGIES: Mapping[str, Builder] = {
     "zero1": zero1,
     "zero1 boundary": partial(zero1, gather="boundary"),
     "layerwise": layerwise,
+    "gram": gram,
     "owner": owner,
 }
+WITHOUT_TP: Mapping[str, Builder] = {name: each for name, each in STRATEGIES.items() if each is not gram}
+"""Where nothing is cut over tp: ``gram`` is ``layerwise`` there."""
 SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
 """Where FSDP2 cuts parameters along ``dp_shard``: the strategies that take such parameters."""
 
@@ -159,8 +164,8 @@ def estimate(
         for length, times in lengths.items():
             if length:
                 walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
-    worked = [e.matrix for b in plan.buckets for e in b.entries if b.works_on(e, at)]
-    work = sum(newton_schulz_cost(matrix.sides) for matrix in worked)
+    worked = [e for b in plan.buckets for e in b.entries if b.works_on(e, at)]
+    work = sum(entry.cost for entry in worked)
     fair = sum(newton_schulz_cost(e.matrix.sides) / at.size(*b.axes) for b in plan.buckets for e in b.entries)
     held = plan_memory(plan, at)
     return StepEstimate(
@@ -241,14 +246,22 @@ def _walk_whole(walked: _Walked, step: PlanStep) -> None:
 
 
 def _walk_buckets(walked: _Walked, step: PlanStep) -> None:
-    """Bucket by bucket, as a window of one does; those that are alike to this rank are walked once."""
+    """Bucket by bucket, as a window of one does; those that are alike to this rank are walked once.
+
+    Memory that stays between buckets, and steps, is made first: it counts beside every bucket's peak.
+    """
     walked.add(step.agree(), step.at)
     assert step.present is not None  # every parameter has a gradient
     alike: dict[Hashable, list[RankBucket]] = {}
     for bucket in step.buckets:
         alike.setdefault(_what_it_sees(bucket.plan, step.at, walked.machine), []).append(bucket)
+    for first, *_ in alike.values():
+        if any(entry.gram for entry in first.plan.entries):
+            with torch.no_grad():
+                walk_alone(step_bucket(first, step.present), lambda request: None)
     for first, *others in alike.values():
         walked.add(step_bucket(first, step.present), step.at, 1 + len(others))
+    walked.peak += max((bucket.workspace.nbytes() for bucket in step.buckets), default=0)
 
 
 def _what_it_sees(bucket: Bucket, at: Coordinate, machine: Machine) -> Hashable:

@@ -32,6 +32,7 @@ FILLS = {
     "zero1": "#8cc9f0",
     "zero1 boundary": "#a9b8f4",
     "layerwise": "#7fcfb4",
+    "gram": "#c5e08a",
     "owner": "#dda6c6",
     "owner_per_replica": "#f0936a",
     "nothing fits": "#ffffff",

@@ -18,7 +18,7 @@ from ..plan.matrix import Matrix
 from ..plan.strategies import BUCKET_BYTES, Builder, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
-from .planner import SHARDED, SHARDING, STRATEGIES, StepEstimate, compare, estimate_adamw
+from .planner import SHARDED, SHARDING, STRATEGIES, WITHOUT_TP, StepEstimate, compare, estimate_adamw
 
 COLUMNS = ("strategy", "step", "×AdamW", "compute", "exposed", "sends", "shares", "holds", "peak")
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
@@ -138,7 +138,7 @@ def plan_model(
         experts.grid,
         dense.machine,
         experts.machine,
-        strategies=strategies or (SHARDED if sizes[SHARDING] > 1 else STRATEGIES),
+        strategies=strategies or _strategies_on(sizes),
         bucket_bytes=bucket_bytes,
         window=window,
         beside=beside,
@@ -233,6 +233,13 @@ def table_of(plan: ModelPlan) -> Table:
     return table
 
 
+def _strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
+    """The strategies that take a grid's parameters, each once."""
+    if sizes[SHARDING] > 1:
+        return SHARDED
+    return STRATEGIES if sizes["tp"] > 1 else WITHOUT_TP
+
+
 def say(plan: ModelPlan) -> list[str]:
     """What to take and why, where that turns round, and what to beware of: a line each."""
     best = plan.best
@@ -299,6 +306,8 @@ def _warnings(plan: ModelPlan) -> list[str]:
         if room is not None and one.memory > room:
             found.append(f"{one.strategy} does not fit: {say_bytes(one.memory)} of {say_bytes(room)} a rank.")
     named = {one.strategy: one for one in plan.estimates}
+    if plan.best is not None and plan.best.strategy == "gram":
+        found.append("gram is within a stated bound of one process; the others are equal to it, to the bit.")
     sliced, whole = named.get("zero1 boundary"), named.get("layerwise")
     if sliced is not None and sliced.fair_shares > 2:
         shares, dp = say_number(sliced.fair_shares), plan.sizes["dp"]

@@ -8,23 +8,25 @@ noted where it begins and ends. Ranks of one machine share its monotonic clock, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 from unittest.mock import patch
 
 import torch.distributed as dist
-from torch import Tensor
 
 from ..engine.collective import Collective, Walk
 from ..evidence.ring_bytes import ring_bytes
 from ..plan.grid import Coordinate
-from ..step import orthogonalize
+from ..step import gram, orthogonalize
 from ..worlds.live import Follow, LiveWorld, Moment
 from .timed_world import Doing, Span
 from .timeline import RankFlight, StepTimeline, transfers
+
+PRODUCTS = ((orthogonalize, "newton_schulz_update"), (gram, "own_grams"), (gram, "multiply_shard"))
+"""Where Newton–Schulz begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +98,26 @@ class StepRecorder:
     _requests: list[NotedRequest] = field(default_factory=list)
     _products: list[tuple[int, int]] = field(default_factory=list)
     _begin: int = 0
-    _patched: Any = None
+    _patched: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> StepRecorder:
         self._requests, self._products = [], []
-        update = orthogonalize.newton_schulz_update
-
-        def noted(*given: Any) -> Tensor:
-            with self.product():
-                return update(*given)
-
-        self._patched = patch.object(orthogonalize, "newton_schulz_update", noted)
-        self._patched.__enter__()
+        self._patched = ExitStack()
+        for module, name in PRODUCTS:
+            self._patched.enter_context(patch.object(module, name, self._noted(getattr(module, name))))
         self._begin = perf_counter_ns()
         return self
 
+    def _noted(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            with self.product():
+                return update(*given)
+
+        return noted
+
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         end = perf_counter_ns()
-        self._patched.__exit__(kind, *error)
+        self._patched.close()
         if kind is None:
             found = tuple(self._requests), tuple(self._products)
             self.notes.append(RankNotes(self.rank, self._begin, end, *found))

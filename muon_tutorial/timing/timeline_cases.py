@@ -6,7 +6,7 @@ The same plans, walked by real ranks and by the timed world.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +18,7 @@ from ..plan.layout import Shard
 from ..plan.matrix import Matrix
 from ..plan.strategies import Builder, Plan, owner, zero1
 from ..worlds.live import LiveWorld, build_mesh
-from .machine import Link, Machine
+from .machine import Machine
 from .step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
 from .timed_world import TimedWorld
 from .timeline import StepTimeline, predicted_timeline
@@ -94,8 +94,3 @@ def bytes_of(rate: str) -> float:
         if rate.endswith(unit) and rate.removesuffix(unit).replace(".", "", 1).isdigit():
             return float(rate.removesuffix(unit)) * bits / 8
     raise UsageError(f"a rate is a number and a unit, such as 200mbit or 1gbit; got {rate!r}")
-
-
-def on_bus(machine: Machine, bytes_a_second: float) -> Machine:
-    """The machine, whose ranks share a loopback that carries so much."""
-    return replace(machine, inside=Link(bytes_a_second, machine.inside.latency, shared=True))

@@ -2,7 +2,8 @@
 
 Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
 rank. ``torch.optim.Muon`` and ``torch.optim.AdamW`` then take the same step alone, and every rank compares
-its parameters with theirs, bit by bit: nothing in a strategy may change what a matrix meets.
+its parameters with theirs, bit by bit: nothing in a strategy may change what a matrix meets. Only ``gram``
+does: what it leaves cut is held to its stated bound from the Gram form in one process.
 
 The reduction itself adds the ranks' gradients in an order of its own, so it is held to a bound. A mean of D
 numbers takes D−1 additions and one division, in any order; each rounds its result by at most a part u (2⁻²⁴
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..orthogonalizers.gram import DIFFERENCE
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, gather_objects
@@ -44,11 +46,14 @@ class Sums:
 class Snapshot:
     """The single-process optimizers, set up with everything the step is about to use.
 
-    ``muon`` and ``adamw`` hold copies of full size, in the order of the job's own optimizer.
+    ``muon`` and ``adamw`` hold copies of full size, in the order of the job's own optimizer; ``gram`` steps
+    copies of those matrices that stay cut, by their place in that order, which begin with ``before``.
     """
 
     muon: torch.optim.Optimizer
     adamw: torch.optim.Optimizer
+    gram: dict[int, Muon]
+    before: dict[int, Tensor]
     gradient_error: float
 
     @classmethod
@@ -69,7 +74,10 @@ class Snapshot:
             gradient_error(grad, exact, world.grid.size("dp"))
             for grad, exact in zip([*reduced, *others], sums, strict=True)
         ]
-        return cls(_lone_muon(world, optimizer.muon, reduced), _lone_adamw(optimizer.adamw), max(errors))
+        lone, cut = _lone_muon(world, optimizer.muon, reduced), _stays_cut(optimizer.muon)
+        before = {place: _params(lone)[place].detach().clone() for place in cut}
+        gram = {place: _gram_form(lone, place) for place in cut}
+        return cls(lone, _lone_adamw(optimizer.adamw), gram, before, max(errors))
 
 
 def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVerdict:
@@ -78,15 +86,25 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     snapshot.adamw.step()
     ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in _params(optimizer.adamw))]
     theirs = [param.detach() for param in (*_params(snapshot.muon), *_params(snapshot.adamw))]
-    pairs = list(zip(ours, theirs, strict=True))
+    cut = {place: _error_of_cut(ours[place], snapshot, place) for place in snapshot.gram}
+    pairs = [pair for place, pair in enumerate(zip(ours, theirs, strict=True)) if place not in snapshot.gram]
     mine = [
         sum(_differing_bits(a, b) for a, b in pairs),
         max(float((a - b).abs().max()) for a, b in pairs),
         snapshot.gradient_error,
+        max(cut.values(), default=0.0),
     ]
     words = gather_objects(mine)
-    differing, largest, error = zip(*words, strict=True)
-    return CheckVerdict(step, sum(a.numel() for a in ours), sum(differing), max(largest), max(error))
+    differing, largest, error, cut_error = zip(*words, strict=True)
+    elements = sum(a.numel() for a in ours)
+    return CheckVerdict(step, elements, sum(differing), max(largest), max(error), max(cut_error))
+
+
+def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:
+    """How far a matrix that stays cut is from the single process's Gram form, in units of the bound."""
+    snapshot.gram[place].step()
+    (theirs,) = (param.detach() for param in _params(snapshot.gram[place]))
+    return float((ours - theirs).norm() / (DIFFERENCE * (theirs - snapshot.before[place]).norm()))
 
 
 def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
@@ -119,6 +137,24 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
     return lone
 
 
+def _stays_cut(muon: Muon) -> list[int]:
+    """The places of the parameters that strategy ``gram`` leaves cut."""
+    entries = (entry for bucket in muon.plan_step.plan.buckets for entry in bucket.entries)
+    return sorted({entry.matrix.param for entry in entries if entry.gram is not None})
+
+
+def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
+    """The Gram form of one process, of the parameter at a place, set up as ``lone`` is for it."""
+    theirs = _params(lone)[place]
+    group = next(group for group in lone.param_groups if any(param is theirs for param in group["params"]))
+    param = nn.Parameter(theirs.detach().clone())
+    assert theirs.grad is not None
+    param.grad = theirs.grad.clone()
+    muon = Muon([{**group, "params": [param]}], orthogonalize="gram")
+    muon.state[param]["momentum_buffer"] = lone.state[theirs]["momentum_buffer"].clone()
+    return muon
+
+
 def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
     lone = copy.deepcopy(adamw)  # parameters and state, but no gradients
     for twin, param in zip(_params(lone), _params(adamw), strict=True):
@@ -130,8 +166,8 @@ def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The gradient that each matrix meets in the coming step, whole."""
     if muon.plan_step.plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in _params(muon)]
-    readied = muon.plan_step.readied
-    return _assembled(world, muon, lambda bucket, held: readied[bucket.index][slice(*held.in_buffer)])
+    readied = muon.plan_step.readied_gradient
+    return _assembled(world, muon, lambda bucket, held: readied(bucket.index)[slice(*held.in_buffer)])
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:

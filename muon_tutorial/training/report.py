@@ -67,7 +67,7 @@ def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
         return (
             f"FAILED at step {verdict.step + 1}: {verdict.differing:,} parameter elements differ from the "
             f"single-process optimizers', by up to {verdict.largest_difference:.2g}; "
-            f"the reduced gradient's error is {verdict.gradient_error:.2g} of its bound"
+            f"the reduced gradient's error is {verdict.gradient_error:.2g} of its bound{_of_cut(verdict)}"
         )
     reduction = (
         ""
@@ -76,8 +76,15 @@ def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
     )
     return (
         f"passed at step {verdict.step + 1}: all {verdict.elements:,} parameters bitwise equal to "
-        f"torch.optim.Muon's and AdamW's from the same gradients{reduction}"
+        f"torch.optim.Muon's and AdamW's from the same gradients{_of_cut(verdict)}{reduction}"
     )
+
+
+def _of_cut(verdict: CheckVerdict) -> str:
+    """What is said of matrices that nobody holds whole; nothing where there are none."""
+    if not verdict.cut_error:
+        return ""
+    return f", but those that stay cut: within {verdict.cut_error:.2g} of their bound from the Gram form"
 
 
 def size(count: float) -> str:

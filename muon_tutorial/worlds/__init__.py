@@ -4,4 +4,5 @@
 ``local``     all ranks in one process, one collective at a time
 ``shadow``    one rank on its own, without data: what it would ask for
 ``compare``   ranks compare their plans, line by line
+``processor`` what a process computes on
 """

@@ -5,6 +5,7 @@ The only place where data moves between processes, and the only one that knows h
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,13 @@ def check_same(
     return made, mine
 
 
+def count_processes() -> int:
+    """How many processes there are, or will be: a launcher says so before they have met."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @dataclass(slots=True, eq=False)
 class _Ticket:
     request: Collective
@@ -218,17 +226,16 @@ class LiveWorld:
         """Walk this rank's generator to its end; returns its value. All ranks of the mesh must call."""
         return drive(walk, self._issue)
 
-    def apart(self) -> LiveWorld:
-        """The same mesh and observers, with a process group of its own along every axis.
+    def apart(self, axis: str) -> LiveWorld:
+        """The same mesh and observers, with a process group of its own along one axis.
 
         What one world asks for never meets what the other does. All ranks of the mesh must call.
         """
         other = LiveWorld(self.mesh, self.observers)
-        for axis in self.grid.axes:
-            group = self.group((axis,))
-            timeout = timedelta(seconds=group_timeout(group))
-            ranks = dist.get_process_group_ranks(group)
-            other._groups[(axis,)] = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        group = self.group((axis,))
+        timeout = timedelta(seconds=group_timeout(group))
+        ranks = dist.get_process_group_ranks(group)
+        other._groups[(axis,)] = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
         return other
 
     def _issue(self, request: Collective, async_op: bool) -> _Ticket:
@@ -286,6 +293,7 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
             turn = walk.send(answer)
         except StopIteration as stop:
             return stop.value
+        answer = None  # the walk decides how long it is kept
         request = turn.request if isinstance(turn, Start) else turn
         if isinstance(request, Collective):
             answer = issue(request, isinstance(turn, Start))
@@ -302,6 +310,7 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
         # Waited for is a collective, or the handle that a user's function returned.
         if not isinstance(turn, Start) and hasattr(answer, "wait") and not isinstance(answer, Tensor):
             answer = answer.wait()
+        del turn, request  # with them goes what was sent, once it was answered
 
 
 def refuse(request: Collective, async_op: bool) -> _Ticket:

@@ -30,6 +30,7 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
             turn = walk.send(answer)
         except StopIteration:
             return
+        answer = None  # the walk decides how long it is kept
         request, zeros = turn.request if isinstance(turn, Start) else turn, None
         if isinstance(request, Collective):
             see(request)

@@ -251,7 +251,7 @@ ordering.check(order)
 # %% [markdown]
 # ## The phase that rounds
 #
-# For the same gradient, every strategy gives the bits of one process. But phase 1 *adds*, and each addition rounds.
+# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, and each addition rounds.
 # Another grid adds in another order. Does that matter?
 #
 # Move one entry of the gradient of o by about 10⁻⁷, over the edge where bfloat16 rounds the other way. How many weights

@@ -43,7 +43,7 @@ MISMATCHES: dict[str, Callable[[bool], Any]] = {  # what one rank is given, of w
     "a missing parameter": lambda odd: params_of(*SHAPES[: 2 if odd else 3]),
     "names": lambda odd: list(zip("ab" if odd else "ba", params_of((4, 6), (4, 6)), strict=True)),
 }
-STRATEGIES = ("replicated", "round_robin", "zero1", "layerwise", "owner", "owner_per_replica")
+STRATEGIES = ("replicated", "round_robin", "zero1", "layerwise", "owner", "owner_per_replica", "gram")
 
 
 CONFIGS: dict[str, Callable[[DeviceMesh], DistributedConfig]] = {

@@ -24,7 +24,9 @@ SHAPE, RANKS = (40, 30), 4
 def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
     table = make_table()
     assert set(table) == set(CASES)
-    assert [said for said in table.values() if said != "bitwise" and not said.startswith("refused: ")] == []
+    for (_, _, column), said in table.items():
+        allowed = ("bitwise", "within bound") if column == "gram" else ("bitwise",)
+        assert said in allowed or said.startswith("refused: "), (column, said)
     again = f"python -m tests.configs.table > {KEPT}"
     assert as_markdown(table) == KEPT.read_text(encoding="utf-8"), (
         f"not the table kept; if that is right: {again}"

@@ -23,9 +23,7 @@ from muon_tutorial.worlds.shadow import requests_of
 
 from ..plan.cases import VARIANTS, Case, cases
 
-plans = st.builds(
-    lambda case, builder: case.plan(builder), cases(), st.sampled_from(list(STRATEGIES.values()))
-)
+plans = st.builds(lambda case, builder: case.plan(builder), cases(), st.sampled_from(list(VARIANTS.values())))
 
 
 def steps(plan: Plan, window: int) -> list[PlanStep]:

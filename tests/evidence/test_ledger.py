@@ -28,6 +28,7 @@ EVEN = Case(
 """What 2, 3 and 4 divide, so that nothing is padded."""
 
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
+TP_TOO = ("replicated", "round_robin", "layerwise")
 WIRE = 2  # bytes of a bfloat16
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -99,6 +100,27 @@ def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
             assert rows["tp gather"].collectives == len(touched)
 
 
+@pytest.mark.parametrize("build", [zero1, partial(zero1, gather="boundary"), *map(STRATEGIES.get, TP_TOO)])
+@pytest.mark.parametrize("case", [EVEN, UNEVEN], ids=["even", "uneven"])
+@every_grid
+def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(
+    grid: Grid, case: Case, build: Builder
+) -> None:
+    each, together = (
+        counted(case, partial(build, tp_gather=by, bucket_bytes=400), grid) for by in ("matrix", "bucket")
+    )
+    for at, apart, packed in zip(places(grid), each[1], together[1], strict=True):
+        assert {phase: (row.payload, row.ring, row.received) for phase, row in apart.items()} == {
+            phase: (row.payload, row.ring, row.received) for phase, row in packed.items()
+        }
+        cut = [
+            bucket
+            for bucket in together[0].buckets
+            if any(entry.route.hops and bucket.works_on(entry, at) for entry in bucket.entries)
+        ]
+        assert (packed["tp gather"].collectives if cut else 0) == len(cut)
+
+
 @every_grid
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
     """2·Σ(elements of m − own piece) over the matrices m that this rank straddles.
@@ -141,8 +163,9 @@ def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     _, ranks = counted(EVEN, STRATEGIES["replicated"], Grid.of(dp=4))
     flags = (3 * len(EVEN.shapes) + 2) * 8  # presence, finiteness and size of each gradient; a hash, squared
+    sent = 4 * flags  # to each rank of four
     for rows in ranks:
-        assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": flags}
+        assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": sent}
 
 
 def places(grid: Grid) -> list[Coordinate]:

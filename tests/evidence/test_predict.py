@@ -31,12 +31,14 @@ from muon_tutorial import (
 from muon_tutorial.benchmarks.predicted import llama_70b
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict, step_over_ones
+from muon_tutorial.plan.strategies import Builder, gram
 
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..plan import cases as drawn
 from ..test_strategies import SMALL_BUCKETS, VARIANTS
 
 DTYPES = (torch.float32, torch.bfloat16)
+EVERY: dict[str, Builder] = {**VARIANTS, "gram": gram}
 
 
 def count(plan: Plan, window: int = 1) -> Ledger:
@@ -85,7 +87,7 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
     for case, strategy, sizes in jobs:
         ledger = Ledger()
         world = LiveWorld(mesh, [ledger])
-        params, muon = one_rank(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), world)
+        params, muon = one_rank(case, partial(EVERY[strategy], bucket_bytes=SMALL_BUCKETS), world)
         give_gradients(params, next(whole_gradients(case)), case, world.at)
         others = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
         for param in others:
@@ -122,7 +124,7 @@ def test_a_pairs_step_is_predicted_with_what_adamw_steps() -> None:
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (3, 2)], ids=str)
 def test_predicted_is_counted_on_real_ranks(sizes: tuple[int, int]) -> None:
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
-    every = zip(DTYPES * 4, VARIANTS, strict=False)
+    every = zip(DTYPES * len(EVERY), EVERY, strict=False)
     jobs: list[Job] = [(replace(UNEVEN, dtype=dtype), name, ()) for dtype, name in every]
     jobs.append((UNEVEN, "zero1, all", (7, 30, 4)))
     assert all(all(same) for same in launch(on_real_ranks, grid.world_size, args=(grid, jobs)))

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,27 @@ def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill, number) -> None
     assert parent.wait(WITHIN) == -number
     assert not still_running(family, WITHIN)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_in_the_midst_of_an_import_ends_with_its_parent(tmp_path) -> None:
+    """Imports take seconds; this one, of what the server imports while it idles, does not end at all."""
+    slow = tmp_path / "modules"
+    slow.mkdir()
+    begun = tmp_path / "begun"
+    (slow / "sympy.py").write_text(f"open({str(begun)!r}, 'w').close()\nwhile True:\n    pass\n")
+    script = (
+        f"import sys, time\nfrom muon_tutorial.launching.fork_server import warm_server\n"
+        f"sys.path.insert(0, {str(slow)!r})\nprint(warm_server()._child.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    parent = python("-c", script, folder=tmp_path)
+    assert parent.stdout is not None
+    server = int(parent.stdout.readline())
+    while not begun.exists():
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.communicate()
+    assert not still_running([server], WITHIN)
 
 
 def test_a_killed_server_is_told_and_takes_its_ranks_along(hanging) -> None:

@@ -12,6 +12,8 @@ from muon_tutorial.learn.course.notebook_guards import (
 )
 from scripts.notebooks import NotebookProblemsError, execute, read_text, run
 
+pytestmark = pytest.mark.timeout(600)  # a kernel starts, on a machine that may be busy
+
 FAULTY = """
 # %% tags=["parameters"]
 dp: int = 2

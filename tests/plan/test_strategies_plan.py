@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -11,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muon_tutorial import Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
-from muon_tutorial.engine.collective import Label
+from muon_tutorial import Bucket, Coordinate, Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
+from muon_tutorial.engine.collective import Label, Walk
 from muon_tutorial.engine.hops import view
+from muon_tutorial.engine.pieces import Pieces
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import StrategyError
-from muon_tutorial.plan.assign import longest_first, newton_schulz_cost
+from muon_tutorial.plan.assign import gram_cost, longest_first, newton_schulz_cost
 from muon_tutorial.plan.strategies import find_builder, plan_imbalance, work_by_position
 
 from .cases import (
@@ -121,6 +123,32 @@ def test_a_worker_gets_the_matrix_and_its_answer_comes_home(
                 assert torch.equal(came[slice(*held.in_buffer)], left[slice(*held.in_buffer)])
 
 
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("owner")])
+@given(data=st.data())
+@settings(deadline=None, max_examples=50)
+def test_boxes_one_by_one_arrive_as_they_do_in_a_flat_buffer(variant: str, data: st.DataObject) -> None:
+    case = data.draw(cases(any_cuts))
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        LocalWorld(case.grid).run([out_and_back_one_by_one(bucket, at) for at in case.places])
+
+
+def out_and_back_one_by_one(bucket: Bucket, at: Coordinate) -> Walk:
+    """Boxes go out, are negated where they are whole, and come home."""
+    boxes = Pieces(torch.bfloat16, torch.device("cpu"))
+    for entry in bucket.entries:
+        boxes.put(entry.matrix.index, numbered(entry.matrix)[entry.matrix.box(at).slices].bfloat16())
+    boxes = yield from travel(boxes, bucket.compute, at, HERE)
+    for entry, desk in zip(bucket.entries, bucket.work_slices(at), strict=True):
+        if desk is not None:
+            whole = boxes.take(desk)
+            assert torch.equal(whole, numbered(entry.matrix).bfloat16())
+            boxes.put(entry.matrix.index, -whole)
+    boxes = yield from travel(boxes, bucket.compute.inverse, at, HERE)
+    for held in bucket.buffer_slices(bucket.storage_layout, at):
+        matrix = held.entry.matrix
+        assert torch.equal(boxes.take(held), -numbered(matrix)[matrix.box(at).slices].bfloat16())
+
+
 @every_variant
 @given(case=cases(), data=st.data())
 @settings(deadline=None, max_examples=20)
@@ -179,7 +207,7 @@ def test_unknown_strategies_and_options_are_named() -> None:
     one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
     with pytest.raises(
         StrategyError,
-        match="unknown strategy 'zero2'; known: layerwise, owner, owner_per_replica, r",
+        match="unknown strategy 'zero2'; known: gram, layerwise, owner, owner_per_replica, r",
     ):
         find_builder("zero2")
     with pytest.raises(StrategyError, match='gather="all" and gather="boundary"; got \'most\''):
@@ -218,8 +246,12 @@ def test_work_by_position_is_that_of_the_workers(variant: str, case: Case) -> No
     once = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
         once += newton_schulz_cost(entry.matrix.sides)
+        cost = newton_schulz_cost(entry.matrix.sides)
+        if entry.gram is not None:
+            assert variant == "gram"
+            cost = gram_cost(entry.gram.side, entry.size)
         for position in entry.workers:
-            due[position] += newton_schulz_cost(entry.matrix.sides)
+            due[position] += cost
     assert work_by_position(plan) == due
     assert plan_imbalance(plan) == (max(due) * case.grid.world_size / once if once else 1.0)
 
@@ -229,9 +261,19 @@ def test_work_by_position_is_that_of_the_workers(variant: str, case: Case) -> No
     loads=st.lists(st.integers(0, 6), min_size=1, max_size=12),
 )
 def test_the_least_busy_position_gets_the_costliest_job_left(costs: list[int], loads: list[int]) -> None:
-    """Against the same rule said plainly, position by position."""
+    """Against the same rule said plainly, position by position, the largest share to the lightest."""
     owners, work = [0] * len(costs), [0] * len(loads)
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         owners[job] = min(range(len(loads)), key=lambda at: (work[at], loads[at], at))
         work[owners[job]] += costs[job]
-    assert longest_first(costs, loads) == owners
+    reached = sorted(range(len(loads)), key=lambda at: loads[at])[: len(costs)]
+    dealt = longest_first(costs, loads)
+    shares = [
+        sum(c for c, owner in zip(costs, dealt, strict=True) if owner == at) for at in range(len(loads))
+    ]
+    assert len(set(zip(dealt, owners, strict=True))) == len(set(dealt))  # shares are as they were
+    assert len(set(dealt)) == len(set(owners))
+    if len({loads[at] for at in reached}) <= 1:
+        assert dealt == owners
+    for one, other in itertools.combinations(reached, 2):
+        assert loads[one] == loads[other] or shares[one] >= shares[other]

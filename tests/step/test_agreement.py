@@ -79,6 +79,7 @@ OTHERS = {
     "eps": 1e-6,
     "ns_steps": 4,
     "adjust_lr_fn": "match_rms_adamw",
+    "orthogonalize": "gram",
 }
 
 

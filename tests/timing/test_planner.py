@@ -75,9 +75,11 @@ def test_buckets_that_are_alike_are_walked_once_and_cost_the_same(
     planner._walk_buckets(short, step_over_ones(plan, at, torch.device("meta"), 1))
     planner._walk_whole(long, step_over_ones(plan, at, torch.device("meta"), 1))
     assert short.phases(at) == long.phases(at)
+    rel = 2e-3 if name == "gram" else 1e-6  # its first bucket makes the memory that the others use
     for part in ("product", "copy", "waiting"):
-        assert getattr(short, part) == pytest.approx(getattr(long, part), rel=1e-6, abs=1e-9)
-    assert short.peak <= long.peak <= 1.15 * short.peak  # a bucket's last answer outlives it by a moment
+        assert getattr(short, part) == pytest.approx(getattr(long, part), rel=rel, abs=1e-9)
+    least = 0.8 * short.peak if name == "gram" else short.peak  # that memory counts from the first bucket on
+    assert least <= long.peak <= 1.15 * short.peak  # a bucket's last answer outlives it by a moment
 
 
 @for_all
@@ -315,14 +317,14 @@ def test_bad_input_gets_one_line(what: str, capsys: pytest.CaptureFixture) -> No
 
 
 def test_the_command_prints_a_table_or_one_object(capsys: pytest.CaptureFixture) -> None:
-    assert main(["plan", "gpt2", "--grid", "dp=8,pp=4", "--machine", "laptop"]) == 0
+    assert main(["plan", "gpt2", "--grid", "dp=4,tp=2,pp=4", "--machine", "laptop"]) == 0
     out, _ = capsys.readouterr()
     assert all(name in out for name in STRATEGIES)
     assert "• Take " in out
     assert "…" not in out
     assert main(["plan", "gpt2", "--grid", "dp=8,pp=4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert {row["strategy"] for row in said["strategies"]} == set(STRATEGIES)
+    assert {row["strategy"] for row in said["strategies"]} == set(STRATEGIES) - {"gram"}
     assert said["parameters"] == 124_439_808
     for words in (" ".join(out.split()), said["seconds_are"]):
         assert "nobody has held them against a clock at this scale" in words
@@ -350,3 +352,25 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(tmp_path: Pat
     builder: Builder = STRATEGIES["zero1"]
     assert estimate("zero1", builder, matrices(1), Grid.of(dp=2), machine).seconds > 0
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
+
+
+def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
+    """Where products of both dtypes are as fast: against the gather by aspect, against owners by tp too."""
+    even = replace(LAPTOP, gemm=dict.fromkeys(("float32", "bfloat16"), ((1.0, 100000000000.0),)), cores=64)
+
+    def found(name: str, aspect: int, tp: int) -> planner.StepEstimate:
+        cut = (("tp", Shard(1)),)
+        given = [Matrix(i, f"m{i}", (512, 512 * aspect), cut) for i in range(8)]
+        return estimate(name, STRATEGIES[name], given, Grid.of(dp=1, tp=tp), even)
+
+    long, square = ({name: found(name, aspect, 4) for name in STRATEGIES} for aspect in (8, 1))
+    assert long["gram"].sent < long["zero1"].sent / 3
+    assert square["zero1"].sent < square["gram"].sent
+    assert square["zero1"].memory < square["gram"].memory
+    assert long["gram"].newton_schulz < long["zero1"].newton_schulz / 3
+    assert long["gram"].product < long["zero1"].product / 3
+    assert long["gram"].seconds < long["zero1"].seconds
+    assert long["gram"].sent < long["owner"].sent  # an aspect above tp
+    assert square["owner"].sent < square["gram"].sent / 3
+    assert square["owner"].seconds < square["gram"].seconds
+    assert found("owner", 8, 16).sent < found("gram", 8, 16).sent  # and one below it

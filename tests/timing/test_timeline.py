@@ -43,7 +43,6 @@ from muon_tutorial.timing.timeline_cases import (
     CASES,
     TimelineTask,
     bytes_of,
-    on_bus,
     predict_case,
     record_cases,
 )
@@ -272,7 +271,7 @@ def test_a_recorder_notes_whole_steps_and_lets_go_of_its_world() -> None:
 
 @pytest.mark.parametrize(("rate", "per_second"), [("200mbit", 2.5e7), ("1gbit", 1.25e8), ("1.5kbit", 187.5)])
 def test_a_rate_is_as_tc_writes_it(rate: str, per_second: float) -> None:
-    assert on_bus(LAPTOP, bytes_of(rate)).inside == Link(per_second, LAPTOP.inside.latency, shared=True)
+    assert LAPTOP.on_bus(bytes_of(rate)).inside == Link(per_second, LAPTOP.inside.latency, shared=True)
 
 
 def test_a_wrong_rate_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

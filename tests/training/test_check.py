@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from muon_tutorial.step.parameter_state import local_part
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
 from muon_tutorial.training.records import CheckVerdict
+from muon_tutorial.training.report import describe_verdict
 from muon_tutorial.training.settings import TrainSettings
 
 TINY = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 2}
@@ -71,6 +74,19 @@ def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int
     assert all(each == verdicts[0] for each in verdicts)
     assert all(verdict.passed for verdict in verdicts[0])
     assert verdicts[0][1].largest_difference == 0
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", [(1, 2), (2, 2)])
+def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts(grid: tuple[int, int]) -> None:
+    options = {"strategy": "gram", "dp": grid[0], "tp": grid[1]}
+    verdicts = launch(checked_steps, grid[0] * grid[1], args=(options,), output="quiet")
+    assert all(each == verdicts[0] for each in verdicts)
+    for verdict in verdicts[0]:
+        assert verdict.passed
+        assert 0 < verdict.cut_error < 1
+        assert "but those that stay cut: within" in describe_verdict(verdict, grid[0])
+        assert not replace(verdict, cut_error=1.1).passed
 
 
 @pytest.mark.live

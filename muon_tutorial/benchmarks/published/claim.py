@@ -1,6 +1,6 @@
 """One published figure, and what the planner says of the same: a record, and how the two are compared.
 
-Knows numbers and words. Refuses to know how a figure is computed: every claim brings a function for that.
+Knows numbers and words; every claim brings a function that computes its figure.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ...timing.commands import find_machine
 from ...timing.machine import Link, Machine, machine_from
 from ...timing.timed_world import TimedWorld
 from ...timing.timeline import Recording, StepTimeline, read_recording
-from ...timing.timeline_cases import TimelineTask, on_bus, predict_case, predict_step
+from ...timing.timeline_cases import TimelineTask, predict_case, predict_step
 
 LOOPBACK = "loopback"
 RATES = {"50 Mbit/s": 6.25e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
@@ -95,7 +95,7 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
     task, machine = TimelineTask(**recording.task), machine_from(recording.machine)
     return {
         (step.strategy, step.window, step.link): predict_case(
-            task, machine if step.rate is None else on_bus(machine, step.rate), step.strategy, step.window
+            task, machine if step.rate is None else machine.on_bus(step.rate), step.strategy, step.window
         )
         for step in recording.steps
     }

@@ -25,7 +25,7 @@ from ...step.parameter_state import ParameterState
 from ...step.rank_bucket import RankBucket
 from ...step.reduce_gradients import pack_gradients
 from ...step.step import PlanStep
-from ...step.write_parameters import update_parameters, write_parameters
+from ...step.write_parameters import step_copies, write_parameters
 from ...training import gpt
 from ...training.text import batch_at, load_text
 from ...worlds.live import LiveWorld
@@ -135,7 +135,9 @@ class NotedPhases:
         """Before phase 2: the mean of its range, into its momentum; returns the input of Newton–Schulz."""
         self.kept = summed / bucket.summands
         self.diarist.note_stored(1, bucket, self.kept)
-        return update_momentum(self._mine(bucket), self.kept, self.step.present or ())
+        inputs = update_momentum(self._mine(bucket), self.kept, self.step.present or ())
+        assert isinstance(inputs, Tensor)
+        return inputs
 
     def matrices(self, bucket: Bucket) -> list[tuple[BucketEntry, DistMeta]]:
         """Before phase 3: the matrices this rank works on, each with its entry in the master plan."""
@@ -152,7 +154,7 @@ class NotedPhases:
     def apply(self, bucket: Bucket, updates: Tensor) -> Tensor:
         """Before phase 7: decay and step this rank's ranges of the parameters; returns them, flat."""
         self.diarist.note_stored(6, bucket, updates)
-        return update_parameters(self._mine(bucket), updates, range(len(MATRICES)))
+        return step_copies(self._mine(bucket), updates, range(len(MATRICES)))
 
     def write(self, bucket: Bucket, whole: Tensor) -> None:
         """After phase 7: the new entries into the parameters."""

@@ -1,0 +1,94 @@
+"""What a step did, as PyTorch's profiler saw it: memory beyond what it keeps, and matrix products.
+
+The same instrument for every contender, whoever wrote it and on any device: it sees what PyTorch allocates,
+compiled code included. A library's own scratch memory, as oneDNN's, is not in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double": "fp64"}
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """``peak``: the most bytes that were allocated at once beyond those at the beginning. ``left``: those
+    that still are at the end. ``operations``: floating-point operations of matrix products, by dtype."""
+
+    peak: int
+    left: int
+    operations: Mapping[str, float]
+
+    @property
+    def products(self) -> str:
+        """The products in words: dtype and GFLOP of each kind, the largest first.
+
+        >>> StepWork(0, 0, {"fp32": 1e9, "bf16": 5e9}).products
+        'bf16 5, fp32 1'
+        """
+        kinds = sorted(self.operations.items(), key=lambda kind: -kind[1])
+        return ", ".join(f"{dtype} {count / 1e9:,.0f}" for dtype, count in kinds) or "not seen"
+
+
+def watch(run: Callable[[], object], device: torch.device) -> StepWork:
+    """Run something once, and return what it did."""
+    options: dict[str, Any] = {"profile_memory": True, "record_shapes": True, "with_flops": True}
+    with profile(activities=[ProfilerActivity.CPU], **options) as seen:
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    assert seen.profiler is not None
+    results = seen.profiler.kineto_results
+    assert results is not None
+    events = results.events()
+    memory = [event for event in events if event.name() == "[memory]"]
+    sizes = [
+        (event.start_ns(), event.nbytes())
+        for event in memory
+        if event.device_type().name.lower() == device.type
+    ]
+    peak, left = _running(size for _, size in sorted(sizes, key=lambda size: size[0]))
+    operations: dict[str, float] = defaultdict(float)
+    for event in events:
+        if event.name() in PRODUCTS:
+            dtype = event.dtypes()[0]
+            operations[SHORT.get(dtype, dtype)] += event.flops()
+    return StepWork(peak, left, dict(operations))
+
+
+def _running(sizes: Iterable[int]) -> tuple[int, int]:
+    """The largest running sum, and the last.
+
+    >>> _running([8, -8, 4, 4, -2])
+    (8, 6)
+    """
+    now = peak = 0
+    for size in sizes:
+        now += size
+        peak = max(peak, now)
+    return peak, now
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors that an optimizer's state holds, however deep they lie in it."""
+    return sum(tensor.nbytes for tensor in _tensors(optimizer.state))
+
+
+def _tensors(value: object) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)

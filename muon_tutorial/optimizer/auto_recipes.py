@@ -1,0 +1,217 @@
+"""``orthogonalize="auto"``: the fastest recipe for each shape on this machine, the same on every rank.
+
+One rank measures, or reads what was measured before, and tells the others: results must not depend on which
+rank orthogonalizes a matrix. What was chosen stands in the parameter groups, where ranks compare it at every
+step, and where a checkpoint keeps it: a run that resumes on another machine goes on as it began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..callbacks.callback_step import CallbackStep
+from ..errors import TutorialError, UsageError
+from ..orthogonalizers.calibration import Calibration, read_calibration
+from ..orthogonalizers.choices import Shape, is_auto, read_choices, shape_of, write_choices
+from ..orthogonalizers.named import STOCK
+from ..plan.matrix import Matrix, split_parts
+from ..step.parameter_state import group_parts
+from ..step.single_process import AloneStep
+from ..worlds.live import LiveWorld, count_processes, gather_objects
+from ..worlds.processor import describe_processor
+from .make_steps import MeshStep
+
+Source = Calibration | str | Path | None
+"""A calibration, or the folder that keeps them by machine; None for ``default_folder()``."""
+
+Groups = Sequence[dict[str, Any]]
+
+
+def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
+    """Write a choice for each shape into every group that leaves it to ``"auto"`` and has none yet.
+
+    Where steps are shared by ranks, all of them must call; the first one of each mesh chooses.
+
+    Raises:
+        UsageError: a given calibration lacks a shape; or ranks would have to agree and cannot.
+    """
+    for mesh in steps:
+        if any(map(_chooses, groups)):
+            _refuse_apart(mesh, source)
+        missing = _missing(groups, mesh)
+        if missing:
+            device = next(param.device for group in groups for param in group["params"])
+            _write(groups, _agreed_choices(mesh, missing, source, device))
+
+
+def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dict[Shape, str]:
+    """Return the fastest recipe for each shape, on this process's machine."""
+    shapes = tuple(shapes)
+    timed = tuple(shape for shape in shapes if all(shape) and device.type != "meta")
+    found = source if isinstance(source, Calibration) else kept_calibration(source, device, timed)
+    choices = dict.fromkeys(shapes, STOCK)  # of those without elements or data
+    for shape in timed:
+        times = found.find(*shape)
+        if times is None:
+            raise UsageError(f"the calibration of {found.machine!r} holds nothing for matrices of {shape}")
+        choices[shape] = times.fastest
+    return choices
+
+
+def default_folder() -> Path:
+    """Where calibrations are kept unless a folder is named."""
+    return Path(os.path.expanduser("~")) / ".cache" / "muon_tutorial"
+
+
+@cache
+def kept_calibration(
+    folder: str | Path | None, device: torch.device, shapes: tuple[Shape, ...], again: bool = False
+) -> Calibration:
+    """Read this machine's calibration from a folder, measure the shapes that it lacks, and keep it.
+
+    With ``again`` all are measured. In one process the same question has the same answer.
+    """
+    machine = describe_processor(device)
+    path = calibration_path(folder, machine)
+    before = Calibration(machine) if again else _read(path, machine)
+    found = before.measured(shapes, device)
+    if found != before:
+        _keep(path, found)
+    return found
+
+
+def calibration_path(folder: str | Path | None, machine: str) -> Path:
+    """The file of a machine's calibration."""
+    name = hashlib.sha256(machine.encode()).hexdigest()[:12]
+    return Path(folder or default_folder()) / f"orthogonalize-{name}.json"
+
+
+def _read(path: Path, machine: str) -> Calibration:
+    try:
+        if not path.exists():
+            return Calibration(machine)
+        found = read_calibration(path)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be read: {error.strerror}; measuring anew", stacklevel=2)
+        return Calibration(machine)
+    except UsageError as error:
+        warnings.warn(f"{error}; measuring anew", stacklevel=2)
+        return Calibration(machine)
+    return found if found.machine == machine else Calibration(machine)
+
+
+def _keep(path: Path, calibration: Calibration) -> None:
+    """Put the file in place as a whole, so that no other process reads half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(calibration.text())
+        os.replace(name, path)
+    except OSError as error:
+        warnings.warn(
+            f"the calibration is not kept, and will be measured again: {path}: {error.strerror}", stacklevel=2
+        )
+
+
+def _missing(groups: Groups, mesh: MeshStep) -> tuple[Shape, ...]:
+    """The shapes, of matrices that this step steps, for which their group has no choice."""
+    known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
+    wanted = {shape: None for number, shape in _shapes(groups, mesh) if _lacks(known[number], shape)}
+    return tuple(wanted)
+
+
+def _chooses(group: Mapping[str, Any]) -> bool:
+    return is_auto(group.get("orthogonalize"))
+
+
+def _lacks(known: Mapping[Shape, str] | None, shape: Shape) -> bool:
+    return known is not None and shape not in known
+
+
+def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:
+    """The group and the shape of each matrix, whole."""
+    if mesh.plan is not None:
+        for bucket in mesh.plan.buckets:
+            for entry in bucket.entries:
+                yield entry.matrix.group, shape_of(*entry.matrix.sides)
+        return
+    for number, group in enumerate(groups):
+        for param in group["params"] if _chooses(group) else ():
+            for sides in _sides(param, group):
+                yield number, shape_of(*sides)
+
+
+def _sides(param: Tensor, group: Mapping[str, Any]) -> list[tuple[int, int]]:
+    shape, (parts, transposed) = tuple(param.shape), group_parts(group)
+    if parts in (None, "flatten"):
+        return [(shape[0], math.prod(shape[1:]))]
+    return [matrix.sides for matrix in split_parts(Matrix(0, "", shape), parts, 0, transposed)]
+
+
+def _agreed_choices(
+    mesh: MeshStep, shapes: tuple[Shape, ...], source: Source, device: torch.device
+) -> dict[Shape, str]:
+    """The choices of the first rank of the group that steps together, on all of its ranks."""
+    together, group = _stepping_together(mesh)
+    if not together:
+        return choose(shapes, source, device)
+    mine: dict[Shape, str] | TutorialError | None = None
+    if dist.get_rank(group) == 0:
+        try:
+            mine = choose(shapes, source, device)
+        except TutorialError as error:
+            mine = error
+        except Exception as error:  # the others wait for an answer
+            mine = UsageError(f'orthogonalize="auto" found nothing out: {type(error).__name__}: {error}')
+    found = gather_objects(mine, group)[0]
+    if isinstance(found, TutorialError):
+        raise found
+    return dict(found)
+
+
+def _stepping_together(mesh: MeshStep) -> tuple[bool, dist.ProcessGroup | None]:
+    """Whether several processes share the step, and which group they are."""
+    if isinstance(mesh.world, LiveWorld):
+        return mesh.world.grid.world_size > 1, mesh.world.group(mesh.world.grid.axes)
+    if count_processes() > 1 and isinstance(mesh.step, CallbackStep):
+        return True, mesh.step.config.state.get("agree_group")
+    return False, None
+
+
+def _refuse_apart(mesh: MeshStep, source: Source) -> None:
+    """Refuse to measure where nobody tells who belongs together.
+
+    Raises:
+        UsageError: several processes step each for itself, as under DDP, or on a mesh of some of them alone.
+    """
+    alone = isinstance(mesh.step, AloneStep)
+    ranks = (
+        mesh.world.grid.world_size if isinstance(mesh.world, LiveWorld) else 1 if alone else count_processes()
+    )
+    if isinstance(source, Calibration) or ranks == count_processes():
+        return
+    which = "without a strategy" if alone else f"on a mesh of {ranks} of {count_processes()} processes"
+    raise UsageError(
+        f'orthogonalize="auto" {which} could choose otherwise on some processes than on others: pass a '
+        "strategy with a mesh of all, or the same calibration= object to all, or a recipe's name"
+    )
+
+
+def _write(groups: Groups, choices: Mapping[Shape, str]) -> None:
+    """Add choices to every group that leaves them to ``"auto"``."""
+    for group in groups:
+        if _chooses(group):
+            group["orthogonalize"] = write_choices({**choices, **read_choices(group["orthogonalize"])})

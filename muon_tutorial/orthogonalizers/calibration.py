@@ -1,0 +1,197 @@
+"""Which recipe is the fastest for a shape on this machine: measured in seconds, and kept as plain data.
+
+Only stock and its drop-ins are candidates: a choice changes how long a step takes, never how good it is.
+What a matrix's elements are makes no difference: every way rounds them to bf16 first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..newton_schulz import DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
+from .choices import CANDIDATES, Shape
+from .iterate import orthogonalize, stacks
+from .named import RECIPES, STOCK
+from .products import symmetric_share
+from .recipe import Form, Recipe, flops
+from .workspace import Workspace
+
+LARGEST_SIDE = 768
+"""Larger matrices are timed as smaller ones of the same ratio: at this size products take all the time."""
+
+STACKED = 8
+"""Small matrices are timed as a stack of so many."""
+
+HOPELESS = 1.6
+"""Who needs so many times the seconds of the best, judged by its operations, is not timed."""
+
+LEAST_OWN = 0.02
+"""Seconds of processor time from which on its ticks do not matter."""
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTimes:
+    """Seconds that each candidate took for a matrix of ``rows`` by ``columns``; the hopeless are missing."""
+
+    rows: int
+    columns: int
+    seconds: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.seconds if name not in CANDIDATES]
+        if unknown or not self.seconds or not all(value > 0 for value in self.seconds.values()):
+            raise UsageError(
+                f"a calibration holds seconds above zero of some of {', '.join(CANDIDATES)}; "
+                f"got {dict(self.seconds)}"
+            )
+
+    @property
+    def fastest(self) -> str:
+        """The name of the fastest."""
+        return min(self.seconds, key=self.seconds.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured on one ``machine``, shape by shape. A matrix and its transpose are one shape."""
+
+    machine: str
+    shapes: tuple[ShapeTimes, ...] = ()
+
+    def find(self, rows: int, columns: int) -> ShapeTimes | None:
+        """Return what was measured for this shape, or None."""
+        sides = sorted((rows, columns))
+        return next((one for one in self.shapes if sorted((one.rows, one.columns)) == sides), None)
+
+    def measured(self, shapes: Iterable[Shape], device: torch.device) -> Calibration:
+        """Return this with the shapes that are missing measured now, in about a second each."""
+        found = self
+        for rows, columns in shapes:
+            if found.find(rows, columns) is None:
+                found = replace(found, shapes=(*found.shapes, measure_shape(rows, columns, device)))
+        return found
+
+    def text(self) -> str:
+        """The calibration as JSON."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Read a calibration's file.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        shapes = tuple(map(_shape_times, held["shapes"]))
+        return Calibration(str(held["machine"]), shapes)
+    except OSError as error:
+        raise UsageError(f"the calibration {path} cannot be read: {error.strerror}") from None
+    except UsageError as error:
+        raise UsageError(f"the calibration {path} does not fit this version: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{path} is no calibration: {error!r}") from None
+
+
+def _shape_times(held: Any) -> ShapeTimes:
+    seconds = {str(name): float(value) for name, value in held["seconds"].items()}
+    return ShapeTimes(int(held["rows"]), int(held["columns"]), seconds)
+
+
+def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
+    """Time the candidates on a shape; they take turns, and the least of a candidate's seconds counts."""
+    matrices = _matrices(*_timed_shape(rows, columns), device)
+    rows_timed, columns_timed = matrices.shape[-2:]
+    runs = {name: _run(name, matrices) for name in _hopeful(rows_timed, columns_timed, device)}
+    best = dict.fromkeys(runs, float("inf"))
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            seconds = _seconds(run, device)
+            if turn:  # the first warms up
+                best[name] = min(best[name], seconds / (len(matrices) if matrices.ndim == 3 else 1))
+    return ShapeTimes(rows, columns, best)
+
+
+def _timed_shape(rows: int, columns: int) -> Shape:
+    """The shape itself, or a smaller one of the same ratio."""
+    shrink = LARGEST_SIDE / min(rows, columns)
+    if shrink >= 1:
+        return rows, columns
+    return max(1, round(rows * shrink)), max(1, round(columns * shrink))
+
+
+def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
+    """A Gaussian matrix, fp32, or a stack of them where they are small."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (STACKED, rows, columns) if stacks(rows, columns, torch.float32) else (rows, columns)
+    return torch.randn(shape, generator=generator).to(device)
+
+
+def _hopeful(rows: int, columns: int, device: torch.device) -> list[str]:
+    """Who may be the fastest, by operations and the rate of one plain product in each dtype."""
+    n = min(rows, columns)
+    rates = {dtype: _rate(n, dtype, device) for dtype in (torch.bfloat16, torch.float32)}
+    guesses = {name: _guess(name, rows, columns, rates) for name in CANDIDATES}
+    return [name for name, guess in guesses.items() if guess <= HOPELESS * min(guesses.values())]
+
+
+def _guess(name: str, rows: int, columns: int, rates: Mapping[torch.dtype, float]) -> float:
+    if name == STOCK:
+        recipe, share = Recipe(STOCK, "", (KELLER_JORDAN,) * DEFAULT_STEPS), 1.0
+    else:
+        recipe, share = RECIPES[name], symmetric_share(min(rows, columns))
+    form: Form = "gram" if recipe.iterates_on_gram(rows, columns, share) else "direct"
+    return flops(recipe, rows, columns, form, share) / rates[recipe.dtype]
+
+
+def _rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Operations a second of a plain n × n product, the best of three."""
+    A = torch.ones(n, n, dtype=dtype, device=device)
+    out = torch.empty_like(A)
+    times = max(1, min(100, (256 // n) ** 3))
+
+    def run() -> None:
+        for _ in range(times):
+            torch.mm(A, A, out=out)
+
+    return 2.0 * n**3 * times / min(_seconds(run, device) for _ in range(3))
+
+
+def _run(name: str, matrices: Tensor) -> Callable[[], object]:
+    if name == STOCK:
+        one_by_one: Sequence[Tensor] = list(matrices) if matrices.ndim == 3 else [matrices]
+        return lambda: [zeropower_via_newtonschulz(matrix) for matrix in one_by_one]
+    workspace, out = Workspace(), torch.empty_like(matrices, dtype=torch.bfloat16)
+    return lambda: orthogonalize(matrices, RECIPES[name], workspace=workspace, out=out)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call. A single thread's own, so that what else the machine does counts for less.
+
+    Under a limit of processor time, Linux counts that by ticks of milliseconds: few do not count.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    _wait_for(device)
+    begun, own = time.perf_counter(), time.process_time()
+    run()
+    _wait_for(device)
+    passed, own = time.perf_counter() - begun, time.process_time() - own
+    return own if alone and own >= LEAST_OWN else max(passed, 1e-9)
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait for what a device was given; a CPU has done it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

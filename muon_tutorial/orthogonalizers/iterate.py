@@ -1,0 +1,250 @@
+"""The iterations themselves: a recipe, a matrix or a stack of them, and memory that is there already."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..newton_schulz import DEFAULT_EPS, check_matrix
+from .products import LEAST_SYMMETRIC, full_float32, multiply, symmetric_multiply, symmetric_share
+from .recipe import Polynomial, Recipe
+from .squares import evaluate
+from .workspace import ALIGNMENT, Workspace
+
+LEAST_STACKED = 8
+"""Smaller ones are iterated one by one."""
+
+RUN_BYTES = 2 * 1024**2
+"""A stack is iterated in runs of as many matrices as have their buffers in so much memory: a core's cache."""
+
+
+def orthogonalize(
+    G: Tensor,
+    recipe: Recipe,
+    eps: float = DEFAULT_EPS,
+    workspace: Workspace | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
+
+    ``G`` is a matrix [rows, columns], or a stack of equal shapes [matrices, rows, columns], whose members
+    come out bit for bit as they would one by one. Shape is kept; the result lies in memory row by row,
+    whatever ``G`` does. ``eps`` is the least norm a matrix is divided by. With a ``workspace`` that has seen
+    the shape before, only the result is new memory, and with ``out`` nothing is.
+
+    Raises:
+        UsageError: ``G`` is not a real matrix or stack.
+
+    >>> import torch
+    >>> from .named import RECIPES
+    >>> G = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    >>> X = orthogonalize(G, RECIPES["gram"])
+    >>> X.dtype, bool((X.float().diag() - 1).abs().max() < 0.35)
+    (torch.bfloat16, True)
+    """
+    check_matrix(G)
+    workspace = workspace or Workspace()
+    if out is None:
+        out = torch.empty(G.shape, dtype=torch.bfloat16, device=G.device)
+    if out.numel() == 0:
+        return out
+    if out.ndim == 2:
+        _orthogonalize(out, [G], recipe, eps, workspace)
+    else:
+        _orthogonalize_stack(out, list(G), recipe, eps, workspace)
+    return out
+
+
+def orthogonalize_all(
+    matrices: Sequence[Tensor], recipe: Recipe, eps: float = DEFAULT_EPS, workspace: Workspace | None = None
+) -> list[Tensor]:
+    """Return the orthogonal factor of each matrix; small ones of equal shape are iterated as one stack.
+
+    Their bits are those of ``orthogonalize`` one by one.
+
+    >>> import torch
+    >>> from .named import RECIPES
+    >>> square, wide = torch.eye(2), torch.ones(2, 3)
+    >>> [tuple(X.shape) for X in orthogonalize_all([square, wide, square], RECIPES["gram"])]
+    [(2, 2), (2, 3), (2, 2)]
+    """
+    workspace = workspace or Workspace()
+    results: dict[int, Tensor] = {}
+    for places in _equal_shapes(matrices, recipe.dtype):
+        first = matrices[places[0]]
+        out = torch.empty((len(places), *first.shape), dtype=torch.bfloat16, device=first.device)
+        if out.numel():
+            _orthogonalize_stack(out, [matrices[place] for place in places], recipe, eps, workspace)
+        results.update(zip(places, out, strict=True))
+    return [results[place] for place in range(len(matrices))]
+
+
+def stacks(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    """Whether equal matrices of this shape are iterated as one stack, to the bits they have one by one.
+
+    Large ones gain nothing. Batched products round some bf16 results otherwise, and have a kernel of their
+    own for the smallest; in a stack of odd sizes some members would lie unaligned, where kernels differ too.
+    """
+    n = min(rows, columns)
+    aligned = all(size * dtype.itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
+    return dtype is torch.float32 and LEAST_STACKED <= n < LEAST_SYMMETRIC and aligned
+
+
+def _equal_shapes(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[list[int]]:
+    """The places of matrices that are iterated together, and of each other one alone."""
+    groups: dict[object, list[int]] = {}
+    for place, matrix in enumerate(matrices):
+        rows, columns = matrix.shape
+        key = (rows, columns, matrix.device) if stacks(rows, columns, dtype) else place
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def _orthogonalize_stack(
+    out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
+) -> None:
+    """Write the orthogonal factors of equal shapes into ``out``, bf16, a run at a time or one by one."""
+    rows, columns = out.shape[-2:]
+    if not stacks(rows, columns, recipe.dtype):
+        for place, matrix in enumerate(matrices):
+            _orthogonalize(out[place], [matrix], recipe, eps, workspace)
+        return
+    each = sum(math.prod(shape) for shape in _shapes(out[0], recipe)) * recipe.dtype.itemsize
+    run = max(1, RUN_BYTES // each)
+    for begin in range(0, len(matrices), run):
+        part = slice(begin, begin + run)
+        _orthogonalize(out[part], matrices[part], recipe, eps, workspace)
+
+
+def _shapes(out: Tensor, recipe: Recipe) -> list[tuple[int, ...]]:
+    """The shapes of the buffers that the iteration of ``out`` needs: two as large, and small squares."""
+    n, batch = min(out.shape[-2:]), out.shape[:-2]
+    gram = recipe.iterates_on_gram(out.size(-2), out.size(-1), symmetric_share(n))
+    count = 4 if gram or (recipe.dtype is torch.bfloat16 and recipe.degree > 5) else 2
+    # Rows a cache line longer: else a column of a large power of two lies on a few sets of the cache.
+    pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
+    return [tuple(out.shape)] * 2 + [(*batch, n, pitch)] * count
+
+
+@full_float32()
+def _orthogonalize(
+    out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
+) -> None:
+    """Write the orthogonal factors of equal matrices, one [rows, columns] or a stack, into ``out``."""
+    n = min(out.shape[-2:])
+    gram = recipe.iterates_on_gram(out.size(-2), out.size(-1), symmetric_share(n))
+    X, Y, *padded = workspace.buffers(_shapes(out, recipe), recipe.dtype, out.device)
+    square = [buffer[..., :n] for buffer in padded]  # [.., n, n]
+    for place, matrix in zip([out] if out.ndim == 2 else out, matrices, strict=True):
+        place.copy_(matrix)  # rounded, as torch.optim.Muon does
+    X.copy_(out)
+    _divide_by_norm(X, eps)
+    if out.size(-2) > out.size(-1):
+        X, Y, out = X.mT, Y.mT, out.mT
+    A = square[0]
+    symmetric_multiply(A, X, X.mT)
+    _scale(X, A, recipe)
+    if gram:
+        multiply(Y, gram_polynomial(recipe.coefficients, square), X)
+        out.copy_(Y)
+    elif recipe.dtype is torch.float32:
+        out.copy_(_iterate(recipe.coefficients, X, Y, square))
+    else:
+        out.copy_(_iterate_rounding(recipe.coefficients, X, Y, square))
+
+
+def _iterate(coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: Sequence[Tensor]) -> Tensor:
+    """``X ← PX`` with ``P = a + bA + cA² + …`` for every polynomial, in fp32.
+
+    ``square[0]`` holds the first step's ``A = XXᵀ``. Returns the buffer with the result: ``X`` or ``Y``.
+    """
+    A, spare = square
+    for step, polynomial in enumerate(coefficients):
+        if step:
+            symmetric_multiply(A, X, X.mT)
+        P, spare = evaluate(polynomial, A, spare)
+        multiply(Y, P, X)  # [n, n] @ [n, l]
+        X, Y, A = Y, X, P
+    return X
+
+
+def _iterate_rounding(
+    coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: Sequence[Tensor]
+) -> Tensor:
+    """``X ← aX + (bA + cA² + …)X`` for every polynomial, in bf16: a large ``a`` must not round the rest."""
+    A, B, *spare = square
+    for step, (a, *higher) in enumerate(coefficients):
+        if step:
+            symmetric_multiply(A, X, X.mT)
+        _without_constant(B, higher, A, spare)
+        multiply(Y.copy_(X), B, X, beta=a)  # [n, n] @ [n, l]
+        X, Y = Y, X
+    return X
+
+
+def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spare: Sequence[Tensor]) -> None:
+    """Write ``bA + cA²``, and ``+ dA³ + eA⁴`` where there are such, into ``out``, in one product or two."""
+    b, c, *rest = coefficients
+    if not rest:
+        symmetric_multiply(out.copy_(A), A, A, alpha=c, beta=b)
+        return
+    (S, W), (d, e) = spare, (*rest, 0.0)[:2]
+    symmetric_multiply(S, A, A)
+    torch.mul(A, d, out=W).add_(S, alpha=e)  # dA + eA²
+    torch.mul(A, b, out=out).add_(S, alpha=c)
+    symmetric_multiply(out, S, W, beta=1.0)
+
+
+def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]) -> Tensor:
+    """The n × n matrix Q with ``QX`` what the iteration makes of X; ``square[0]`` holds ``R = XXᵀ``.
+
+    A step multiplies X from the left by ``P = a + bR + cR² + …``: so Q by P, and R by P twice. All of them
+    are polynomials in R: symmetric, and they commute. Without steps, Q is the identity.
+    """
+    R, *free, Q = square
+    if not coefficients:
+        Q.zero_().diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    last = len(coefficients) - 1
+    for step, polynomial in enumerate(coefficients):
+        argument = R if step == last else free.pop().copy_(R)
+        P, spare = evaluate(polynomial, argument, free.pop())
+        if step < last:
+            symmetric_multiply(spare, R, P)  # RP
+            symmetric_multiply(R, spare, P)  # RPP
+        if step == 0:
+            Q, free = P, [spare, Q]
+        else:
+            symmetric_multiply(spare, Q, P)
+            Q, free = spare, [Q, P]
+    return Q
+
+
+def _divide_by_norm(X: Tensor, eps: float) -> None:
+    """Divide each matrix by its Frobenius norm, at least ``eps``."""
+    X.div_(_norms(X).clamp(min=eps))
+
+
+def _norms(X: Tensor) -> Tensor:
+    """The Frobenius norm of each matrix, fp32, [.., 1, 1].
+
+    Row by row first: so neither a stack nor a number of threads changes the order of additions.
+    """
+    rows = torch.linalg.vector_norm(X, dim=-1, dtype=torch.float32)  # [.., n]
+    return torch.linalg.vector_norm(rows, dim=-1)[..., None, None]
+
+
+def _scale(X: Tensor, A: Tensor, recipe: Recipe) -> None:
+    """Scale ``X``, of Frobenius norm 1, as the recipe says, and ``A = XXᵀ`` with it."""
+    if recipe.scaling == "schatten":
+        # ‖A‖ ≥ ‖X‖²/√n, and no less for a matrix of norm below eps: so that one stays small.
+        squares = _norms(A).clamp(min=A.size(-1) ** -0.5 * 0.99)
+        X.div_(squares.sqrt())
+        A.div_(squares)
+    elif recipe.scaling == "rows":
+        rows = torch.linalg.vector_norm(A, 1, dim=-1, keepdim=True, dtype=torch.float32)  # [.., n, 1]
+        rows = rows.clamp(min=1e-7).rsqrt()
+        X.mul_(rows)
+        A.mul_(rows).mul_(rows.mT)

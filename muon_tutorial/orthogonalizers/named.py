@@ -1,0 +1,166 @@
+"""The recipes by name. ``"stock"`` is none of them: it is ``newton_schulz.zeropower_via_newtonschulz``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import UsageError
+from ..newton_schulz import (
+    CANS,
+    DEFAULT_STEPS,
+    KELLER_JORDAN,
+    POLAR_EXPRESS,
+    YOU_JIACHENG,
+    with_safety,
+)
+from .recipe import Polynomial, Recipe
+from .squares import Squares
+
+STOCK = "stock"
+"""``torch.optim.Muon``'s Newton–Schulz to the bit, with a group's own coefficients and number of steps."""
+
+SAFE_POLAR_EXPRESS: tuple[Polynomial, ...] = (*with_safety(POLAR_EXPRESS[:-1], 1.01), POLAR_EXPRESS[-1])
+"""With the factor 1.01 on all but the last triple, as its authors' code has it."""
+
+SAFE_CANS: tuple[Polynomial, ...] = (*with_safety(CANS[:-1], 1.01), CANS[-1])
+"""Likewise: as published, CANS takes a singular value of 1.01 beyond all bounds."""
+
+TURBO: tuple[Polynomial, ...] = (
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+"""Turbo-Muon's four triples: those of a Polar Express with safety 1.02, without its first."""
+
+MINIMAX: tuple[Polynomial, ...] = (
+    (8.339068, -24.186172, 17.582032),
+    (4.064054, -2.96445, 0.546522),
+    (3.655529, -2.68073, 0.514838),
+    (3.686149, -7.109275, 6.401602, -2.436651, 0.326061),
+)
+"""The Polar Express's construction (arXiv 2505.16932) with degrees 5, 5, 5, 9, on [0.0021, 1], safety 1.01.
+
+Each is the odd polynomial of its degree closest to 1 on the interval that the ones before leave. Divided by
+the Schatten norm, which is smaller than Frobenius', matrices start higher than with the stock five steps, and
+four end nearer to 1. Degree 9 costs one product more than degree 5 (``squares``). The small degrees come
+first: with a large one there, its large coefficients cost the Gram form accuracy.
+``tests/orthogonalizers/test_named.py`` holds that each is closest.
+"""
+
+MINIMAX_BF16: tuple[Polynomial, ...] = (
+    (8.334784, -24.169594, 17.569105),
+    (4.0572, -2.959758, 0.545998),
+    (4.736027, -6.724893, 3.202065, -0.460851),
+    (2.884092, -3.540152, 1.929214, -0.346476),
+)
+"""The same construction with degrees 5, 5, 7, 7, on [0.0022, 1]: its coefficients alternate less, and what
+rounding to bf16 adds stays small."""
+
+THREE_STEPS: tuple[Polynomial, ...] = (
+    Squares(-0.6875626862, ((17.6145424892, 0.0, 0.0208296586),)).polynomial(),
+    Squares(
+        -2.1422936814,
+        (
+            (1.0, 0.0, -1.8067100625),
+            (1.0, 0.2758462603, -1.7094333438),
+            (0.4091403238, 0.0614195096, 0.2290649197),
+        ),
+    ).polynomial(),
+    Squares(
+        -1.9756128757, ((1.0, 0.0, -0.80427011), (0.3344981379, -0.1620771999, 0.6129238252))
+    ).polynomial(),
+)
+"""Degrees 5, 17 and 9, every one of them squarings alone: 12 products on a square matrix, where the stock
+five steps have 15. Fitted so that on no spectrum of ``quality`` the error grows over stock's: by linear
+programs in all 15 numbers, one after another, for matrices of 16 to 4096 rows."""
+
+KELLER_JORDAN_FIVE = (KELLER_JORDAN,) * DEFAULT_STEPS
+_KELLER_JORDAN_SOURCE = "https://github.com/KellerJordan/Muon, muon.py"
+
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("float32", _KELLER_JORDAN_SOURCE, KELLER_JORDAN_FIVE, dtype=torch.float32),
+        Recipe("gram", _KELLER_JORDAN_SOURCE, KELLER_JORDAN_FIVE, "gram", torch.float32),
+        Recipe("you_jiacheng", "https://github.com/KellerJordan/modded-nanogpt/pull/81", YOU_JIACHENG),
+        Recipe(
+            "polar_express", "https://github.com/NoahAmsel/PolarExpress, arXiv 2505.16932", SAFE_POLAR_EXPRESS
+        ),
+        Recipe("cans", "arXiv 2506.10935, as in NVIDIA's Transformer Engine, newton_schulz.py", SAFE_CANS),
+        Recipe(
+            "turbo",
+            "arXiv 2512.04632, https://github.com/KellerJordan/modded-nanogpt/pull/155",
+            TURBO,
+            scaling="rows",
+        ),
+        Recipe("minimax", "arXiv 2505.16932, other degrees", MINIMAX, "gram", torch.float32, "schatten"),
+        Recipe("minimax_bf16", "arXiv 2505.16932, other degrees", MINIMAX_BF16, scaling="schatten"),
+        Recipe("three_steps", "fitted here", THREE_STEPS, "gram", torch.float32, "schatten"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a recipe's error stays below on each kind of spectrum, and its largest singular value on all."""
+
+    gaussian: float
+    power_law: float
+    rank_8: float
+    cliff: float
+    nearly_zero: float
+    largest: float
+
+
+BOUNDS: Mapping[str, Bounds] = {
+    STOCK: Bounds(0.225, 0.295, 0.070, 0.48, 0.96, 1.21),
+    "float32": Bounds(0.225, 0.295, 0.070, 0.48, 0.96, 1.21),
+    "gram": Bounds(0.225, 0.295, 0.070, 0.48, 0.96, 1.21),
+    "you_jiacheng": Bounds(0.095, 0.270, 0.015, 0.47, 0.96, 1.15),
+    "polar_express": Bounds(0.120, 0.115, 0.060, 0.26, 0.91, 1.14),
+    "cans": Bounds(0.110, 0.105, 0.105, 0.25, 0.91, 1.12),
+    "turbo": Bounds(0.135, 0.580, 0.120, 0.43, 0.14, 1.15),
+    "minimax": Bounds(0.120, 0.270, 0.075, 0.13, 0.86, 1.15),
+    "minimax_bf16": Bounds(0.110, 0.270, 0.050, 0.12, 0.86, 1.13),
+    "three_steps": Bounds(0.165, 0.295, 0.110, 0.17, 0.87, 1.25),
+}
+"""Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
+
+======================  ========  =========  ======  =====  ===========  =======
+name                    Gaussian  power law  rank 8  cliff  nearly zero  largest
+======================  ========  =========  ======  =====  ===========  =======
+stock, float32, gram       0.225      0.295   0.070   0.48         0.96     1.21
+you_jiacheng               0.095      0.270   0.015   0.47         0.96     1.15
+polar_express              0.120      0.115   0.060   0.26         0.91     1.14
+cans                       0.110      0.105   0.105   0.25         0.91     1.12
+turbo                      0.135      0.580   0.120   0.43         0.14     1.15
+minimax                    0.120      0.270   0.075   0.13         0.86     1.15
+minimax_bf16               0.110      0.270   0.050   0.12         0.86     1.13
+three_steps                0.165      0.295   0.110   0.17         0.87     1.25
+======================  ========  =========  ======  =====  ===========  =======
+
+The power laws fall as k^−1 to k^−3. Turbo-Muon scales rows by their own numbers: where singular values differ
+much, its result is close to the orthogonal factor of another matrix. A nearly zero matrix, of norm below
+``eps``, stays small, as with stock, except by turbo, whose scaling brings any matrix up.
+"""
+
+DROP_INS = tuple(name for name in RECIPES if name != "turbo")
+"""The recipes of no lower quality than stock: error at most 1 % above stock's on Gaussian and power-law
+spectra, at most 0.15 on low rank, largest singular value at most 1.45 on all (``quality.shortfall``)."""
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in RECIPES:
+        raise UsageError(
+            f"orthogonalize must be {STOCK!r}, 'auto' or one of {', '.join(RECIPES)}; got {name!r}"
+        )
+    return RECIPES[name]

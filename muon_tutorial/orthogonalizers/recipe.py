@@ -1,0 +1,103 @@
+"""What one way of orthogonalizing consists of, as plain data; refuses what could explode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+from ..errors import UsageError
+from .squares import check_polynomial
+
+Polynomial: TypeAlias = tuple[float, ...]
+"""(a, b, c, …): what an iteration makes of a singular value x is ax + bx³ + cx⁵ + …"""
+
+Form = Literal["direct", "gram"]
+Scaling = Literal["frobenius", "schatten", "rows"]
+
+LARGEST = 1.45
+"""No recipe takes a singular value further than this."""
+
+MARGIN = 1.01
+"""Rounding to bf16 may leave a largest singular value this far above 1: polynomials must hold there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A way to orthogonalize: coefficients, one polynomial a step, and how the steps are computed.
+
+    ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` on the small matrix XXᵀ, multiplying the large
+    one once at the end, where that takes fewer operations. ``dtype`` is that of products and iterates; the
+    input is rounded to bf16 first in any case, as ``torch.optim.Muon`` does, and so is the result.
+    ``scaling`` is what the matrix is divided by at first: its Frobenius norm; its Schatten 4-norm ‖XXᵀ‖^½,
+    closer to the largest singular value, and free, since XXᵀ is needed anyway; or each row by its own number
+    (the almost-orthogonal scaling of arXiv 2208.03160 that Turbo-Muon, arXiv 2512.04632, starts with), which
+    changes the singular vectors too. In float32 the number of threads may change last bits, as it does for
+    any fp32 product of MKL; in bfloat16 it does not, as with stock. ``source`` says where the
+    coefficients were published.
+
+    Raises:
+        UsageError: it could explode.
+    """
+
+    name: str
+    source: str
+    coefficients: tuple[Polynomial, ...]
+    form: Form = "direct"
+    dtype: torch.dtype = torch.bfloat16
+    scaling: Scaling = "frobenius"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.bfloat16, torch.float32):
+            raise UsageError(f"{self.name}: products are computed in bfloat16 or float32, not {self.dtype}")
+        lengths = (3, 5, 9) if self.dtype is torch.float32 else (3, 4, 5)
+        if not all(len(polynomial) in lengths for polynomial in self.coefficients):
+            degrees = ", ".join(str(2 * length - 1) for length in lengths)
+            raise UsageError(f"{self.name}: a step's degree is one of {degrees} in {self.dtype}")
+        if self.dtype is torch.float32:
+            for polynomial in self.coefficients:
+                check_polynomial(polynomial)
+        if self.form == "gram" and self.dtype is torch.bfloat16:
+            raise UsageError(
+                f"{self.name}: iterating on XXᵀ in bfloat16 explodes on ill-conditioned matrices, and drifts "
+                "even when restarted: use dtype=torch.float32 with form='gram'"
+            )
+        if not peak(self.coefficients) <= LARGEST:
+            raise UsageError(
+                f"{self.name}: its polynomials take a singular value in [0, {MARGIN}] to "
+                f"{peak(self.coefficients):.3g}, beyond {LARGEST}: give them a safety factor (with_safety)"
+            )
+
+    @property
+    def degree(self) -> int:
+        """The highest degree of a step's polynomial."""
+        return 2 * max((len(polynomial) for polynomial in self.coefficients), default=1) - 1
+
+    def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
+        """Whether a matrix of this shape takes fewer operations by its Gram matrix, and the form allows it.
+
+        ``share`` is the part of its operations that a symmetric product computes.
+        """
+        if self.form == "direct":
+            return False
+        return flops(self, rows, columns, "gram", share) < flops(self, rows, columns, "direct", share)
+
+
+def flops(recipe: Recipe, rows: int, columns: int, form: Form, share: float = 1.0) -> float:
+    """Return the floating-point operations of all products of one matrix, in a given form."""
+    n, steps = min(rows, columns), len(recipe.coefficients)
+    square, long = 2 * n**3, 2 * n**2 * max(rows, columns)
+    powers = sum(math.ceil(math.log2(len(polynomial) - 1)) for polynomial in recipe.coefficients)
+    if form == "direct":
+        return steps * (share * long + long) + share * powers * square
+    return share * (long + (powers + 3 * (steps - 1)) * square) + long
+
+
+def peak(coefficients: tuple[Polynomial, ...], points: int = 20_000) -> float:
+    """Return the largest magnitude that the polynomials take any value in [0, 1.01] to."""
+    values = torch.linspace(0, MARGIN, points, dtype=torch.float64)
+    for polynomial in coefficients:
+        values = sum((c * values ** (2 * i + 1) for i, c in enumerate(polynomial)), torch.zeros(()))
+    return float(values.abs().nan_to_num(nan=torch.inf).max())

@@ -1,0 +1,49 @@
+"""Memory that one iteration after another uses: it grows to the largest need, and is then kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Bytes. Every buffer starts at a multiple, so that a product's kernel sees the same alignment every time."""
+
+
+class Workspace:
+    """Scratch memory, one block a device. Whoever steps matrices holds one; two threads must not share it."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[torch.device, Tensor] = {}
+
+    def nbytes(self) -> int:
+        """Return how many bytes are kept, on all devices."""
+        return sum(block.numel() for block in self._blocks.values())
+
+    def buffers(
+        self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        """Return uninitialized tensors side by side in the block; those of the last call are given up."""
+        sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
+        block = self._block(sum(sizes), device)
+        pieces = block[: sum(sizes)].split(sizes)
+        return [
+            piece[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for piece, shape in zip(pieces, shapes, strict=True)
+        ]
+
+    def _block(self, nbytes: int, device: torch.device) -> Tensor:
+        block = self._blocks.get(device)
+        if block is None or block.numel() < nbytes:
+            self._blocks.pop(device, None)
+            del block  # the smaller one goes before the larger one comes
+            block = self._blocks[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return block
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

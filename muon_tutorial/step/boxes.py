@@ -1,0 +1,24 @@
+"""What a rank works on of a matrix, taken from a flat buffer or from one by one, and its update put back."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..engine.hops import view
+from ..engine.pieces import Pieces
+from .rank_bucket import RankMatrix
+
+
+def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
+    """The box that this rank works on, in its own shape; ``Pieces`` give it up."""
+    assert matrix.work is not None
+    return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
+
+
+def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
+    """The opposite of ``take_box``. A slice is copied: it would keep the whole matrix."""
+    assert matrix.work is not None
+    if isinstance(boxes, Pieces):
+        boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)
+    else:
+        view(boxes, matrix.work).copy_(update)

@@ -1,0 +1,72 @@
+"""Phases 3 to 5 of matrices that stay cut: their Gram matrices are summed over tp, and iterated on.
+
+In place of a gather and a slice for each there is one all_reduce for all of a bucket. It leaves the same bits
+on every rank, and the iterations on those are the same products on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from ..engine.collective import IDLE, Label, Walk
+from ..engine.pieces import Pieces
+from ..engine.travel import all_reduce
+from ..orthogonalizers.gram import gram_recipe, orthogonalize_shard, packed_gram
+from ..plan.bucket import GRAM_DTYPE
+from ..plan.matrix import SummedGram
+from .boxes import keep_box, take_box
+from .rank_bucket import RankBucket, RankMatrix
+
+Cut = tuple[RankMatrix, SummedGram]
+
+
+def orthogonalize_cut(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
+    """Orthogonalize the bucket's matrices that stay cut: their updates take their inputs' places.
+
+    Must be walked by all ranks of the grid. Ranks that work on none of a bucket's stand by.
+    """
+    if not any(matrix.entry.gram for matrix in bucket.matrices):
+        return
+    cut = [(m, m.entry.gram) for m in bucket.matrices if m.entry.gram and m.work]
+    if not cut:
+        yield IDLE
+        return
+    inputs = [take_box(boxes, matrix) for matrix, _ in cut]
+    label = Label("Gram all_reduce", bucket.name)
+    summed = yield from all_reduce(own_grams(bucket, cut, inputs), "tp", bucket.at, label)
+    for (matrix, gram), box, whole in zip(cut, inputs, _each(summed, cut), strict=True):
+        keep_box(multiply_shard(bucket, matrix, gram, box, whole), boxes, matrix)
+
+
+def own_grams(bucket: RankBucket, cut: Sequence[Cut], inputs: Sequence[Tensor]) -> Tensor:
+    """The Gram matrix of this rank's shard of each matrix, packed, one after the other."""
+    packed = inputs[0].new_empty(sum(gram.elements for _, gram in cut), dtype=GRAM_DTYPE)
+    for (matrix, gram), box, own in zip(cut, inputs, _each(packed, cut), strict=True):
+        with record_function(f"Gram matrix of {matrix.name}"):
+            packed_gram(_shard(box, gram), gram.cut, own, bucket.workspace)
+    return packed
+
+
+def multiply_shard(
+    bucket: RankBucket, matrix: RankMatrix, gram: SummedGram, box: Tensor, summed: Tensor
+) -> Tensor:
+    """Iterate on a matrix's summed Gram matrix, and multiply this rank's box by the outcome."""
+    group = matrix.parameter.group
+    with record_function(f"Newton-Schulz of {matrix.name}"):
+        update = orthogonalize_shard(
+            _shard(box, gram), gram.cut, summed, gram_recipe(group), group["eps"], bucket.workspace
+        )
+    return update.reshape(box.shape)
+
+
+def _each(packed: Tensor, cut: Sequence[Cut]) -> tuple[Tensor, ...]:
+    return torch.split(packed, [gram.elements for _, gram in cut])
+
+
+def _shard(box: Tensor, gram: SummedGram) -> Tensor:
+    """This rank's box of a matrix as a shard, [rows, columns]; perhaps of none."""
+    return box.reshape(gram.sides_of(box.numel()))

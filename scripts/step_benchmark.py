@@ -1,0 +1,216 @@
+"""Time whole optimizer steps against torch.optim.Muon and other packages' Muons, and over ranks, in one run.
+
+    python scripts/step_benchmark.py
+    python scripts/step_benchmark.py --device cuda
+
+steps the hidden matrices of some layers of GPT-2 small: this Muon by every name, torch.optim.Muon, and the
+Muons of the packages in the extra `peers`, one thread, contenders taking turns; then this Muon on 1, 2, 4 and
+8 real ranks. It writes results/step_benchmark.md, .json and .svg, and the lines of README.md that quote them.
+It takes some minutes, and nothing else should run. On CUDA, ranks are as many as there are GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own beginning and end
+
+import torch  # noqa: E402
+
+from muon_tutorial.benchmarks import step_benchmark, steps_over_ranks  # noqa: E402
+from muon_tutorial.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet, ways  # noqa: E402
+from muon_tutorial.benchmarks.steps_over_ranks import OWNER, RANKS, STRATEGIES  # noqa: E402
+from muon_tutorial.evidence.tables import Table  # noqa: E402
+from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK  # noqa: E402
+from scripts.files import answered, made, write_whole  # noqa: E402
+from scripts.measure import machine_facts, say  # noqa: E402
+from scripts.newton_schulz_times import BF16_FLAGS, cpu_flags  # noqa: E402
+
+STEM = "step_benchmark"
+LAYERS, ROUNDS = 3, 3
+BLOCK = re.compile(rf"(<!-- from results/{STEM}\.json -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Rows = Sequence[dict[str, Any]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and write."""
+    asked = parse(arguments)
+    command = shlex.join(
+        ["python", f"scripts/{STEM}.py", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    return answered(f"{STEM}.py", lambda: measure_and_write(asked, command))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="layers of GPT-2 small, which has 12")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each contender")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--way", action="append", choices=ways(), metavar="NAME", help="of this Muon, only these ways; repeat"
+    )
+    parser.add_argument(
+        "--over-ranks", choices=ways(), default=STOCK, metavar="NAME", help="the way on ranks"
+    )
+    asked = parser.parse_args(arguments)
+    for name in ("layers", "rounds"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: this machine has no GPU that PyTorch can use")
+    return asked
+
+
+def measure_and_write(asked: argparse.Namespace, command: str) -> None:
+    """Every table, the plot, and the README's lines where the results folder is the project's own."""
+    out, work = made(asked.out), StepSet.layers(asked.layers)
+    tables = all_tables(asked, work, command)
+    write(out, tables, facts(asked, command))
+    plot(out / f"{STEM}.svg", tables)
+    if out == ROOT / "results":
+        quote(ROOT / "README.md", tables)
+    print("\n".join(table.markdown() for table in tables))
+
+
+def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
+    """Ranks first, so that they are not started from a process that holds a GPU."""
+    counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
+    cases = steps_over_ranks.cases(counts, STRATEGIES)
+    say(f"steps on {', '.join(map(str, counts))} ranks")
+    found = steps_over_ranks.measure_over_ranks(work, cases, asked.rounds, asked.device, asked.over_ranks)
+    torch.set_num_threads(1)
+    chosen, missing = step_benchmark.contenders(asked.way)
+    for line in missing:
+        say(f"left out: {line}")
+    run = step_benchmark.measure_steps(work, chosen, asked.rounds, torch.device(asked.device), say)
+    return [
+        step_benchmark.times_table(run, command, missing),
+        step_benchmark.work_table(run, command),
+        steps_over_ranks.ranks_table(found, asked.over_ranks, command),
+    ]
+
+
+def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
+    """What the figures were read on, and of which work."""
+    flags = [flag for flag in BF16_FLAGS if flag in cpu_flags()]
+    gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand"
+    return {
+        **machine_facts(command),
+        "bf16 instructions": ", ".join(flags) or "none",
+        "GPU": gpu,
+        "threads": "1 a process",
+        "work": f"the hidden matrices of {asked.layers} of GPT-2 small's {GPT2_LAYERS} equal layers, fp32: "
+        "4 of 768 × 768, one of 3072 × 768 and one of 768 × 3072 each",
+    }
+
+
+def write(folder: Path, tables: list[Table], facts: dict[str, Any]) -> None:
+    """Markdown for people, JSON for programs."""
+    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    body = "\n".join(table.markdown() for table in tables)
+    opening = (
+        f"Written by `scripts/{STEM}.py`; do not edit. Ratios are taken within one run; milliseconds hold on "
+        "its machine alone. Contenders do not all do the same: read the second table beside the first. On a "
+        f"machine with a GPU, `python scripts/{STEM}.py --device cuda` writes the same tables."
+    )
+    picture = f"![Bars: milliseconds and peak memory of each contender; lines: speed over ranks]({STEM}.svg)"
+    write_whole(
+        folder / f"{STEM}.md", f"# Whole steps, side by side\n\n{opening}\n\n{head}\n\n{picture}\n\n{body}"
+    )
+    data = {"facts": facts, "tables": [table.data() for table in tables]}
+    write_whole(folder / f"{STEM}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def plot(path: Path, tables: list[Table]) -> None:
+    """Time and memory of the contenders as bars, speed over ranks as lines."""
+    from matplotlib import pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "muon"
+    times: Rows = tables[0].rows
+    ranks: Rows = tables[2].rows
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(12, 0.32 * len(times) + 1.2), layout="constrained", width_ratios=(3, 2, 2.5)
+    )
+    names = [row["contender"] for row in times]
+    colours = ["C0" if name.startswith(OURS) else "0.6" for name in names]
+    spread = [
+        [row["ms"] - row["quarter below"] for row in times],
+        [row["quarter above"] - row["ms"] for row in times],
+    ]
+    left.barh(names, [row["ms"] for row in times], xerr=spread, color=colours, ecolor="0.2")
+    left.set_xlabel("ms of a step, and its quartiles")
+    middle.barh(names, [row["peak MB"] for row in times], color=colours)
+    middle.set_yticks([])
+    middle.set_xlabel("peak MB, momentum not counted")
+    for axes in (left, middle):
+        axes.invert_yaxis()
+    draw_ranks(right, ranks)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def draw_ranks(axes: Any, rows: Rows) -> None:
+    """How many times as fast as one rank, by ranks: a line a strategy, a cross for the two halves."""
+    for name in dict.fromkeys(row["strategy"] for row in rows):
+        points = [(row["ranks"], row["times one rank"]) for row in rows if row["strategy"] == name]
+        axes.plot(*zip(*points, strict=True), "x" if len(points) == 1 else "o-", label=name)
+    axes.axhline(os.cpu_count() or 1, color="0.6", ls=":", lw=1)
+    axes.set_xscale("log", base=2)
+    counts = sorted({row["ranks"] for row in rows})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel("ranks (dotted: the cores of this machine)")
+    axes.set_ylabel("times as fast as one rank")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def quote(readme: Path, tables: list[Table]) -> None:
+    """Put the README's lines between their marks."""
+    text = readme.read_text(encoding="utf-8")
+    write_whole(readme, BLOCK.sub(lambda marks: marks[1] + readme_lines(tables) + marks[2], text))
+
+
+def readme_lines(tables: Sequence[Table]) -> str:
+    """What README.md shows: torch, this default, the best drop-in, the packages; and ``owner`` over ranks."""
+    times: Rows = tables[0].rows
+    ranks: Rows = tables[2].rows
+    drop_ins = [row for row in times if row["contender"] in [f"{OURS}, {name}" for name in (*DROP_INS, AUTO)]]
+    best = max(drop_ins, key=lambda row: row["times torch"], default=None)
+    shown = [
+        row
+        for row in times
+        if not row["contender"].startswith(OURS)
+        or row["contender"] in (f"{OURS}, {STOCK}", f"{OURS}, {AUTO}")
+        or row is best
+    ]
+    lines = ["", "| one process | ms of a step | times torch | peak MB |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['contender']} | {row['ms']:,.0f} | {row['times torch']:.2f} | {row['peak MB']:,.1f} |"
+        for row in shown
+    ]
+    lines += ["", "| `owner` over ranks | ms of a step | times one rank |", "|---|---|---|"]
+    lines += [
+        f"| {row['ranks']} | {row['ms']:,.0f} | {row['times one rank']:.2f} |"
+        for row in ranks
+        if row["strategy"] == OWNER
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,264 @@
+"""``orthogonalize="auto"``: chosen once, by one rank for all, kept in groups, files and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from muon_tutorial import LocalWorld, Muon, UsageError, build_mesh, launch
+from muon_tutorial.errors import MismatchError
+from muon_tutorial.optimizer import auto_recipes
+from muon_tutorial.optimizer.auto_recipes import calibration_path, kept_calibration
+from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.worlds.processor import describe_processor
+
+SIDES = [(6, 10), (16, 8), (12, 12)]
+CPU = torch.device("cpu")
+
+
+def calibration(*names: str) -> Calibration:
+    shapes = [ShapeTimes(*sides, {name: 1.0}) for sides, name in zip(SIDES, names, strict=True)]
+    return Calibration("a test", tuple(shapes))
+
+
+MIXED = calibration("gram", "stock", "three_steps")
+TEXT = "auto 6x10=gram 8x16=stock 12x12=three_steps"
+
+
+def weights() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in SIDES]
+
+
+def stepped(muon: Muon, params: list[torch.nn.Parameter]) -> list[Tensor]:
+    give_gradients(params)
+    muon.step()
+    return [param.detach().clone() for param in params]
+
+
+def give_gradients(params: list[torch.nn.Parameter]) -> None:
+    for param in params:
+        param.grad = torch.sin(torch.arange(param.numel()).reshape(param.shape) * 0.37)
+
+
+def expected() -> list[Tensor]:
+    params = weights()
+    names = ["gram", "stock", "three_steps"]
+    groups = [{"params": [p], "orthogonalize": name} for p, name in zip(params, names, strict=True)]
+    return stepped(Muon(groups), params)
+
+
+def all_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(*both) for both in zip(some, others, strict=True))
+
+
+def test_each_shape_takes_its_fastest() -> None:
+    params = weights()
+    muon = Muon(params, orthogonalize="auto", calibration=MIXED)
+    assert muon.param_groups[0]["orthogonalize"] == TEXT
+    assert all_equal(stepped(muon, params), expected())
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "owner", "replicated"])
+def test_ranks_in_one_process_take_the_same(strategy: str) -> None:
+    world, ranks = LocalWorld(Grid.of(dp=2)), [weights(), weights()]
+    muons = [
+        Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize="auto", calibration=MIXED)
+        for rank, params in enumerate(ranks)
+    ]
+    for params in ranks:
+        give_gradients(params)
+    world.run([muon.program() for muon in muons])
+    assert all(all_equal([param.detach() for param in params], expected()) for params in ranks)
+
+
+def test_ranks_that_chose_differently_refuse_to_step() -> None:
+    world, ranks = LocalWorld(Grid.of(dp=2)), [weights(), weights()]
+    muons = [
+        Muon(params, strategy="owner", mesh=world.mesh(rank), orthogonalize="auto", calibration=found)
+        for (rank, params), found in zip(enumerate(ranks), [MIXED, calibration(*["gram"] * 3)], strict=True)
+    ]
+    for params in ranks:
+        give_gradients(params)
+    with pytest.raises(MismatchError, match="orthogonalize"):
+        world.run([muon.program() for muon in muons])
+
+
+def chosen_on_ranks(rank: int, folder: str, strategy: str) -> dict[str, Any]:
+    """Each rank brings a calibration of its own; the folder is rank 0's alone."""
+    params = weights()
+    mine = MIXED if rank == 0 else calibration(*["minimax"] * 3)
+    mesh = build_mesh({"dp": dist.get_world_size()})
+    muon = Muon(params, strategy=strategy, mesh=mesh, orthogonalize="auto", calibration=mine)
+    after = stepped(muon, params)
+    lacking = Calibration("empty") if rank == 0 else mine
+    said = ""
+    try:
+        Muon(weights(), strategy=strategy, mesh=mesh, orthogonalize="auto", calibration=lacking)
+    except UsageError as error:
+        said = str(error)
+    alone = ""
+    try:
+        Muon(weights(), orthogonalize="auto", calibration=folder)
+    except UsageError as error:
+        alone = str(error)
+    text = muon.param_groups[0]["orthogonalize"]
+    return {"text": text, "equal": all_equal(after, expected()), "lacking": said, "alone": alone}
+
+
+def test_real_ranks_take_what_the_first_one_found_and_fail_with_it(tmp_path: Path) -> None:
+    for heard in launch(chosen_on_ranks, 2, args=(str(tmp_path), "owner")):
+        assert heard["text"] == TEXT
+        assert heard["equal"]
+        assert heard["lacking"] == "the calibration of 'empty' holds nothing for matrices of (6, 10)"
+        assert heard["alone"].startswith('orthogonalize="auto" without a strategy could choose otherwise')
+
+
+def test_a_choice_is_saved_and_a_loaded_one_stays_whatever_this_machine_finds() -> None:
+    params = weights()
+    muon = Muon(params, orthogonalize="auto", calibration=MIXED)
+    stepped(muon, params)
+    saved = copy.deepcopy(muon.state_dict())
+    for kind in ("auto", "stock"):
+        loaded = Muon(weights(), orthogonalize=kind, calibration=calibration(*["minimax"] * 3))
+        loaded.load_state_dict(saved)
+        assert loaded.param_groups[0]["orthogonalize"] == TEXT
+
+
+def test_a_later_group_chooses_for_what_is_missing() -> None:
+    first, *others = weights()
+    muon = Muon([first], orthogonalize="auto", calibration=MIXED)
+    assert muon.param_groups[0]["orthogonalize"] == "auto 6x10=gram"
+    muon.add_param_group({"params": others})
+    stepped(muon, [first, *others])
+    assert muon.param_groups[1]["orthogonalize"].endswith("8x16=stock 12x12=three_steps")
+    assert muon.param_groups[0]["orthogonalize"].startswith("auto 6x10=gram")
+
+
+def test_parts_are_chosen_for_by_their_own_shapes() -> None:
+    fused = torch.nn.Parameter(torch.ones(36, 12))
+    groups: list[dict[str, Any]] = [{"params": [fused], "parts": (12, 12, 12)}]
+    muon = Muon(groups, orthogonalize="auto", calibration=MIXED)
+    assert muon.param_groups[0]["orthogonalize"] == "auto 12x12=three_steps"
+
+
+def test_other_groups_are_left_alone() -> None:
+    first, *others = weights()
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": others, "orthogonalize": "gram"}]
+    muon = Muon(groups, calibration=MIXED)
+    assert [group["orthogonalize"] for group in muon.param_groups] == ["stock", "gram"]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Measuring without a clock: notes which shapes were asked for."""
+    asked: list[tuple[int, int]] = []
+
+    def times(rows: int, columns: int, device: torch.device) -> ShapeTimes:
+        asked.append((rows, columns))
+        return ShapeTimes(rows, columns, {"gram": 1.0})
+
+    monkeypatch.setattr("muon_tutorial.orthogonalizers.calibration.measure_shape", times)
+    kept_calibration.cache_clear()
+    return asked
+
+
+def test_what_was_measured_is_kept_by_machine_and_measured_once(
+    measured: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    Muon(weights(), orthogonalize="auto", calibration=tmp_path)
+    assert measured == [(6, 10), (8, 16), (12, 12)]
+    kept_calibration.cache_clear()  # as another process
+    Muon([*weights(), torch.nn.Parameter(torch.ones(3, 3))], orthogonalize="auto", calibration=tmp_path)
+    assert measured[3:] == [(3, 3)]
+    assert list(tmp_path.iterdir()) == [calibration_path(tmp_path, describe_processor(CPU))]
+    kept_calibration(tmp_path, CPU, ((3, 3),), again=True)
+    assert measured[4:] == [(3, 3)]
+
+
+def test_a_damaged_file_is_measured_anew_with_a_warning(
+    measured: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    path = calibration_path(tmp_path, describe_processor(CPU))
+    path.write_text("{", encoding="utf-8")
+    with pytest.warns(UserWarning, match="is no calibration.*measuring anew"):
+        kept_calibration(tmp_path, CPU, ((3, 3),))
+    kept_calibration.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept_calibration(tmp_path, CPU, ((3, 3),))
+    assert measured == [(3, 3)]
+
+
+def test_a_folder_that_cannot_be_written_is_said(measured: list[tuple[int, int]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.warns(UserWarning, match="is not kept, and will be measured again"):
+        kept_calibration(tmp_path / "file", CPU, ((3, 3),))
+    assert measured == [(3, 3)]
+
+
+def test_the_machine_is_another_with_other_threads_or_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = describe_processor(CPU)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    assert describe_processor(CPU) == f"{before}, ONEDNN_MAX_CPU_ISA=AVX512_CORE"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert "77 threads" in describe_processor(CPU)
+
+
+def test_the_folder_is_in_the_users_cache() -> None:
+    assert auto_recipes.default_folder() == Path.home() / ".cache" / "muon_tutorial"
+
+
+def test_processes_that_have_yet_to_meet_are_counted_by_their_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="could choose otherwise on some processes"):
+        Muon(weights(), orthogonalize="auto", calibration="nowhere")
+    assert Muon(weights(), orthogonalize="auto", calibration=MIXED)
+
+
+def test_what_chose_before_others_came_is_refused_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = weights()
+    muon = Muon(params, orthogonalize="auto", calibration=MIXED)
+    muon.calibration = None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = [param.detach().clone() for param in params]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    with pytest.raises(UsageError, match="could choose otherwise on some processes"):
+        muon.step()
+    assert all(torch.equal(*both) for both in zip(params, before, strict=True))
+
+
+def test_without_elements_or_data_stock_is_taken() -> None:
+    empty = Muon([torch.nn.Parameter(torch.empty(0, 5))], orthogonalize="auto", calibration=MIXED)
+    meta = Muon(
+        [torch.nn.Parameter(torch.empty(7, 5, device="meta"))], orthogonalize="auto", calibration=MIXED
+    )
+    assert [muon.param_groups[0]["orthogonalize"] for muon in (empty, meta)] == [
+        "auto 0x5=stock",
+        "auto 5x7=stock",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change", [{"orthogonalize": "future"}, {"orthogonalize": "gram", "ns_steps": 6}], ids=str
+)
+def test_a_state_that_asks_for_what_there_is_not_is_refused_and_changes_nothing(
+    change: dict[str, Any],
+) -> None:
+    muon = Muon(weights())
+    state = muon.state_dict()
+    state["param_groups"][0] |= change
+    with pytest.raises(UsageError):
+        muon.load_state_dict(state)
+    assert muon.param_groups[0]["orthogonalize"] == "stock"

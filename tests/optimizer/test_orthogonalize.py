@@ -1,0 +1,141 @@
+"""Muon with ``orthogonalize=``: every strategy gives a recipe's bits alike, and the default is stock's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from muon_tutorial import STRATEGIES, LocalWorld, Muon, UsageError
+from muon_tutorial.newton_schulz import YOU_JIACHENG
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
+from muon_tutorial.orthogonalizers.named import RECIPES
+from muon_tutorial.plan.grid import Grid
+
+SIDES = [(6, 10), (16, 8), (12, 12)]
+
+
+def weights() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in SIDES]
+
+
+def gradient(param: Tensor, step: int) -> Tensor:
+    return torch.sin(torch.arange(param.numel()).reshape(param.shape) * 0.37 + step)
+
+
+def stepped(muon: Muon, params: list[torch.nn.Parameter], steps: int = 2) -> list[Tensor]:
+    for step in range(steps):
+        for param in params:
+            param.grad = gradient(param, step)
+        muon.step()
+    return [param.detach() for param in params]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_step_subtracts_what_the_recipe_makes_of_the_momentum(name: str) -> None:
+    params = weights()
+    before = params[0].detach().clone()
+    stepped(
+        Muon(params, lr=0.1, weight_decay=0.0, momentum=0.0, nesterov=False, orthogonalize=name), params, 1
+    )
+    update = orthogonalize(gradient(before, 0), RECIPES[name]).float()
+    torch.testing.assert_close(params[0].detach(), before - 0.1 * update)
+
+
+def test_stock_is_the_default_to_the_bit_and_a_recipe_is_not() -> None:
+    default, named, other = weights(), weights(), weights()
+    stepped(Muon(default), default)
+    stepped(Muon(named, orthogonalize="stock"), named)
+    stepped(Muon(other, orthogonalize="minimax"), other)
+    theirs = weights()
+    stepped(torch.optim.Muon(theirs), theirs)  # type: ignore[arg-type]
+    assert all(torch.equal(*both) for both in zip(default, named, strict=True))
+    assert all(torch.equal(*both) for both in zip(default, theirs, strict=True))
+    assert not any(torch.equal(*both) for both in zip(default, other, strict=True))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("name", ["minimax", "minimax_bf16", "turbo"])
+def test_every_strategy_gives_one_process_bits(strategy: str, name: str) -> None:
+    alone = weights()
+    stepped(Muon(alone, orthogonalize=name), alone)
+    world = LocalWorld(Grid.of(dp=2))
+    ranks = [weights() for _ in range(2)]
+    muons = [
+        Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize=name)
+        for rank, params in enumerate(ranks)
+    ]
+    for step in range(2):
+        for params in ranks:
+            for param in params:
+                param.grad = gradient(param, step)
+        world.run([muon.program() for muon in muons])
+    for params in ranks:
+        assert all(torch.equal(*both) for both in zip(params, alone, strict=True))
+
+
+def test_groups_may_go_different_ways() -> None:
+    params = weights()
+    groups: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "orthogonalize": "gram"}]
+    stepped(Muon(groups), params)
+    stock, gram = weights(), weights()
+    stepped(Muon(stock), stock)
+    stepped(Muon(gram, orthogonalize="gram"), gram)
+    assert torch.equal(params[0], stock[0])
+    assert torch.equal(params[1], gram[1])
+
+
+def test_the_name_is_saved_and_a_state_without_one_leaves_it() -> None:
+    params = weights()
+    muon = Muon(params, orthogonalize="gram")
+    stepped(muon, params)
+    saved = copy.deepcopy(muon.state_dict())
+    assert saved["param_groups"][0]["orthogonalize"] == "gram"
+    loaded = Muon(weights())
+    loaded.load_state_dict(saved)
+    assert loaded.param_groups[0]["orthogonalize"] == "gram"
+    del saved["param_groups"][0]["orthogonalize"]
+    muon.load_state_dict(saved)
+    assert muon.param_groups[0]["orthogonalize"] == "gram"
+
+
+def test_an_unknown_name_and_coefficients_beside_a_recipe_are_refused() -> None:
+    with pytest.raises(UsageError, match="orthogonalize must be 'stock', 'auto' or one of"):
+        Muon(weights(), orthogonalize="fast")
+    with pytest.raises(UsageError, match="brings its own coefficients and steps"):
+        Muon(weights(), orthogonalize="gram", ns_steps=4)
+    with pytest.raises(UsageError, match="brings its own coefficients and steps"):
+        Muon(weights(), orthogonalize="gram", ns_coefficients=YOU_JIACHENG)
+    muon = Muon(weights())
+    with pytest.raises(UsageError, match="orthogonalize must be"):
+        muon.add_param_group({"params": [torch.nn.Parameter(torch.eye(3))], "orthogonalize": "fast"})
+
+
+def test_memory_of_a_recipe_is_kept_between_steps_and_not_copied() -> None:
+    params = weights()
+    muon = Muon(params, orthogonalize="minimax")
+    stepped(muon, params)
+    (mesh,) = muon._steps()
+    kept = mesh.step.workspace.nbytes()  # type: ignore[union-attr]
+    stepped(muon, params)
+    assert mesh.step.workspace.nbytes() == kept > 0  # type: ignore[union-attr]
+    assert copy.deepcopy(muon).param_groups[0]["orthogonalize"] == "minimax"
+
+
+@pytest.mark.parametrize("strategy", ["gram", "owner"])
+def test_a_name_set_wrong_between_steps_is_refused_before_anything_changes(strategy: str) -> None:
+    world = LocalWorld(Grid.of(dp=2))
+    ranks = [weights() for _ in range(2)]
+    muons = [Muon(params, strategy=strategy, mesh=world.mesh(rank)) for rank, params in enumerate(ranks)]
+    for muon, params in zip(muons, ranks, strict=True):
+        muon.param_groups[0]["orthogonalize"] = "fast"
+        for param in params:
+            param.grad = gradient(param, 0)
+    with pytest.raises(UsageError, match="orthogonalize must be"):
+        world.run([muon.program() for muon in muons])
+    assert all(torch.equal(*both) for both in zip(ranks[0], weights(), strict=True))
+    assert not any(muon.state[param]["momentum_buffer"].any() for muon in muons for param in muon.state)

@@ -1,0 +1,159 @@
+"""Choices as text, calibrations as files, and what is measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.orthogonalizers import calibration
+from muon_tutorial.orthogonalizers.calibration import (
+    LARGEST_SIDE,
+    Calibration,
+    ShapeTimes,
+    measure_shape,
+    read_calibration,
+)
+from muon_tutorial.orthogonalizers.choices import (
+    AUTO,
+    CANDIDATES,
+    check_orthogonalize,
+    is_auto,
+    name_for,
+    read_choices,
+    write_choices,
+)
+from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK
+
+CPU = torch.device("cpu")
+DEFAULTS = {"ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": 5}
+
+
+def test_choices_are_read_as_they_were_written() -> None:
+    choices = {(128, 128): "stock", (768, 3072): "three_steps"}
+    assert dict(read_choices(write_choices(choices))) == choices
+    assert not read_choices(AUTO)
+
+
+def test_a_matrix_and_its_transpose_get_the_chosen_name_and_other_names_stay() -> None:
+    text = write_choices({(8, 24): "gram"})
+    assert name_for(text, 8, 24) == name_for(text, 24, 8) == "gram"
+    assert name_for("minimax", 8, 24) == "minimax"
+    with pytest.raises(UsageError, match=r"has chosen nothing for a matrix of shape \(8, 8\)"):
+        name_for(text, 8, 8)
+
+
+@pytest.mark.parametrize("text", ["auto 8x8=turbo", "auto 8x8", "auto 8=gram", "auto -8x8=gram", "auto gram"])
+def test_what_is_no_choice_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="must say shapes, and which of stock, float32"):
+        check_orthogonalize({**DEFAULTS, "orthogonalize": text})
+
+
+def test_auto_takes_no_coefficients_of_its_own() -> None:
+    check_orthogonalize({**DEFAULTS, "orthogonalize": AUTO})
+    with pytest.raises(UsageError, match="brings its own coefficients"):
+        check_orthogonalize({**DEFAULTS, "ns_steps": 4, "orthogonalize": AUTO})
+    assert not is_auto("automatic")
+    assert not is_auto("stock")
+
+
+def test_only_stock_and_drop_ins_are_candidates() -> None:
+    assert set(CANDIDATES) == {STOCK, *DROP_INS}
+    assert "turbo" not in CANDIDATES
+
+
+def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: Path) -> None:
+    made = Calibration("here", (ShapeTimes(8, 24, {"stock": 2.0, "gram": 1.0}),))
+    (tmp_path / "c.json").write_text(made.text(), encoding="utf-8")
+    found = read_calibration(tmp_path / "c.json")
+    assert found == made
+    times = found.find(24, 8)
+    assert times is not None
+    assert times.fastest == "gram"
+    assert found.find(8, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no calibration"),
+        ("{}", "is no calibration"),
+        ('{"machine": "m", "shapes": [{"rows": 1}]}', "is no calibration"),
+        ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"fast": 1}}]}', "does not fit"),
+        ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"gram": 0}}]}', "does not fit"),
+    ],
+)
+def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "c.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=said):
+        read_calibration(tmp_path / "c.json")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_calibration(tmp_path / "absent.json")
+
+
+def test_candidates_take_turns_and_the_least_of_their_seconds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+    seconds = {"stock": [9.0, 5.0, 3.0, 4.0], "gram": [1.0, 6.0, 7.0, 8.0]}
+    monkeypatch.setattr(calibration, "_hopeful", lambda *_: list(seconds))
+    monkeypatch.setattr(calibration, "_run", lambda name, _: name)
+
+    def timed(name: str, _: torch.device) -> float:
+        turns.append(name)
+        return seconds[name][turns.count(name) - 1]
+
+    monkeypatch.setattr(calibration, "_seconds", timed)
+    assert measure_shape(100, 7, CPU, rounds=3).seconds == {"stock": 3.0, "gram": 6.0}  # the first warms up
+    assert turns == ["stock", "gram"] * 4
+
+
+@pytest.mark.parametrize("sides", [(8, 16), (16, 8), (3, 5)], ids=str)
+def test_a_small_shape_is_measured_and_the_best_is_among_the_measured(sides: tuple[int, int]) -> None:
+    found = Calibration("here").measured([sides, sides], CPU)
+    assert len(found.shapes) == 1
+    times = found.find(*sides)
+    assert times is not None
+    assert set(times.seconds) <= set(CANDIDATES)
+    assert times.seconds[times.fastest] == min(times.seconds.values())
+    assert found.measured([sides], CPU) is found
+
+
+def test_large_shapes_are_timed_smaller_in_the_same_ratio() -> None:
+    assert calibration._timed_shape(4096, 14336) == (LARGEST_SIDE, LARGEST_SIDE * 14336 // 4096)
+    assert calibration._timed_shape(14336, 4096) == (LARGEST_SIDE * 14336 // 4096, LARGEST_SIDE)
+    assert calibration._timed_shape(768, 3072) == (768, 3072)
+
+
+def test_who_is_hopeless_follows_from_operations_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(n: int, dtype: torch.dtype, _: torch.device) -> float:
+        return {torch.bfloat16: fast, torch.float32: 1.0}[dtype]
+
+    monkeypatch.setattr(calibration, "_rate", rate)
+    fast = 0.01
+    assert set(calibration._hopeful(768, 3072, CPU)) == {"gram", "minimax", "three_steps"}
+    fast = 100.0
+    hopeful = calibration._hopeful(768, 3072, CPU)
+    assert {"polar_express", "minimax_bf16"} <= set(hopeful)
+    assert not {"gram", "three_steps"} & set(hopeful)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"rows": "a", "columns": 2, "seconds": {}}, {"rows": 2, "columns": 2, "seconds": ["stock"]}, 7],
+    ids=str,
+)
+def test_a_file_with_other_things_in_it_is_no_calibration(tmp_path: Path, shape: object) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps({"machine": "m", "shapes": [shape]}))
+    with pytest.raises(UsageError, match="is no calibration"):
+        read_calibration(path)
+
+
+def test_a_clock_that_stands_still_is_not_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a limit of processor time it moves by milliseconds."""
+    monkeypatch.setattr(time, "process_time", lambda: 1.0)
+    measured = measure_shape(9, 9, torch.device("cpu"), rounds=1)
+    assert all(0 < seconds < 10 for seconds in measured.seconds.values())

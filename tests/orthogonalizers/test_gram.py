@@ -1,0 +1,123 @@
+"""The Gram form in shards: packing, its distance from the whole's, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.newton_schulz import KELLER_JORDAN, POLAR_EXPRESS, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.gram import (
+    DIFFERENCE,
+    gram_recipe,
+    orthogonalize_shard,
+    pack_symmetric,
+    packed_gram,
+    packed_size,
+    unpack_symmetric,
+)
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
+from muon_tutorial.orthogonalizers.named import RECIPES, SAFE_POLAR_EXPRESS
+from muon_tutorial.orthogonalizers.recipe import Recipe
+from muon_tutorial.orthogonalizers.workspace import Workspace
+
+STOCK: dict[str, Any] = {"ns_coefficients": KELLER_JORDAN, "ns_steps": 5}
+
+
+def in_shards(G: Tensor, cut: int, lengths: Sequence[int], recipe: Recipe, eps: float = 1e-7) -> Tensor:
+    """A matrix orthogonalized shard by shard, and put together again."""
+    shards, workspace = G.bfloat16().split(list(lengths), cut), Workspace()
+    grams = [torch.empty(packed_size(G.size(1 - cut))) for _ in shards]
+    for shard, gram in zip(shards, grams, strict=True):
+        packed_gram(shard, cut, gram, workspace)
+    summed = torch.stack(grams).sum(0)
+    made = [orthogonalize_shard(shard, cut, summed, recipe, eps, workspace) for shard in shards]
+    assert {one.dtype for one in made} == {torch.bfloat16}
+    return torch.cat(made, cut)
+
+
+def gaussian(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+@given(st.integers(1, 33))
+@settings(deadline=None, max_examples=33)
+def test_unpacking_undoes_packing_and_only_the_triangle_travels(n: int) -> None:
+    A = gaussian(n, n)
+    A, packed, found = A + A.T, torch.full((packed_size(n),), torch.nan), torch.full((n, n), torch.nan)
+    pack_symmetric(A, packed)
+    unpack_symmetric(packed, found)
+    assert torch.equal(found, A)
+    upper = A[tuple(torch.triu_indices(n, n))]
+    assert torch.equal(packed.sort().values, upper.sort().values)
+
+
+@pytest.mark.parametrize("name", ["gram", "minimax", "three_steps"])
+@pytest.mark.parametrize(
+    ("shape", "cut", "lengths"),
+    [
+        ((40, 100), 1, (50, 50)),
+        ((40, 100), 1, (0, 97, 3)),
+        ((100, 40), 0, (30, 0, 70)),
+        ((64, 64), 0, (16,) * 4),
+        ((64, 64), 1, (16,) * 4),
+        ((400, 900), 1, (300, 600)),
+        ((60, 30), 1, (10, 20)),
+        ((1, 1), 0, (1, 0)),
+    ],
+    ids=str,
+)
+def test_shards_are_those_of_the_whole(
+    name: str, shape: tuple[int, int], cut: int, lengths: tuple[int, ...]
+) -> None:
+    """Uneven ones, empty ones, and shards of the short side, whose Gram matrix is singular."""
+    G = gaussian(*shape)
+    whole = orthogonalize(G, RECIPES[name]).float()
+    off = (in_shards(G, cut, lengths, RECIPES[name]).float() - whole).norm() / whole.norm()
+    assert off <= DIFFERENCE
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12, 1e25])
+def test_any_scale_and_a_matrix_of_zeros_stay_finite(scale: float) -> None:
+    """A matrix of norm below eps stays small, and one beyond fp32's squares steps by zero, as with stock."""
+    G = gaussian(20, 60) * scale
+    mine, stock = in_shards(G, 1, (30, 30), gram_recipe(STOCK)), zeropower_via_newtonschulz(G)
+    torch.testing.assert_close(mine.norm(), stock.norm(), rtol=0.02, atol=0)
+
+
+def test_without_steps_it_divides_by_the_norm() -> None:
+    G = gaussian(20, 60).bfloat16().float()
+    mine = in_shards(G, 1, (30, 30), gram_recipe({**STOCK, "ns_steps": 0}))
+    torch.testing.assert_close(mine.float(), G / G.norm(), rtol=0.01, atol=0)
+
+
+def test_polynomials_of_degree_3_need_no_square() -> None:
+    """The classical iteration (3X − X³)/2, as triples."""
+    G = gaussian(20, 60)
+    triples = {"ns_coefficients": (1.5, -0.5, 0.0), "ns_steps": 12}
+    mine, stock = (
+        in_shards(G, 1, (30, 30), gram_recipe(triples)),
+        zeropower_via_newtonschulz(G, 12, (1.5, -0.5, 0.0)),
+    )
+    assert (mine.float() - stock.float()).norm() <= 0.02 * stock.float().norm()
+
+
+def test_a_groups_coefficients_are_taken_and_what_could_explode_or_has_no_gram_form_is_refused() -> None:
+    assert gram_recipe(STOCK).coefficients == (KELLER_JORDAN,) * 5
+    assert gram_recipe({**STOCK, "ns_steps": 3}).coefficients == (KELLER_JORDAN,) * 3
+    assert gram_recipe({**STOCK, "orthogonalize": "minimax"}) is RECIPES["minimax"]
+    for name in ("float32", "turbo", "minimax_bf16"):
+        with pytest.raises(
+            UsageError, match=r"orthogonalize must be 'stock' .* or one of gram, minimax, three_steps; got"
+        ):
+            gram_recipe({**STOCK, "orthogonalize": name})
+    with pytest.raises(UsageError, match="ns_coefficients: its polynomials take a singular value"):
+        gram_recipe({**STOCK, "ns_coefficients": POLAR_EXPRESS})
+    safe = {**STOCK, "ns_coefficients": SAFE_POLAR_EXPRESS}
+    assert gram_recipe(safe).coefficients == SAFE_POLAR_EXPRESS

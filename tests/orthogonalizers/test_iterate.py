@@ -1,0 +1,277 @@
+"""The iterations: input untouched, batching and threads without a trace, no memory after the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.newton_schulz import KELLER_JORDAN, YOU_JIACHENG, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.iterate import (
+    RUN_BYTES,
+    _iterate_rounding,
+    orthogonalize,
+    orthogonalize_all,
+)
+from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
+from muon_tutorial.orthogonalizers.products import LEAST_SYMMETRIC, block_width, symmetric_share
+from muon_tutorial.orthogonalizers.recipe import Recipe, flops
+from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
+
+SHAPES = [(1, 1), (1, 7), (9, 1), (8, 8), (37, 53), (65, 33), (64, 64), (100, 300)]
+LARGE = [(400, 400), (400, 900), (800, 390)]
+
+
+def matrix(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # whose degree 7 is no chain of squares
+
+
+@pytest.mark.parametrize("name", SQUARED)
+@pytest.mark.parametrize("shape", [*SHAPES, *LARGE], ids=str)
+def test_the_result_is_the_polynomials_of_the_singular_values(name: str, shape: tuple[int, int]) -> None:
+    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, what rounding does is held by the bounds
+    G = matrix(*shape).bfloat16().float()
+    X = exact(recipe, G.double())
+    off = (orthogonalize(G, recipe).double() - X).norm() / X.norm()
+    assert off < 4e-3  # the result is rounded to bf16, each element by 2^-9 at most
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].dtype is torch.bfloat16])
+def test_the_iteration_that_rounds_computes_the_same_polynomials(name: str) -> None:
+    G = matrix(20, 30).double() / 40
+    buffers = [torch.full((20, 20), torch.nan, dtype=torch.float64) for _ in range(4)]
+    torch.mm(G, G.T, out=buffers[0])
+    X = _iterate_rounding(RECIPES[name].coefficients, G.clone(), torch.empty_like(G), buffers)
+    U, S, Vh = torch.linalg.svd(G, full_matrices=False)
+    torch.testing.assert_close(X, (U * polynomials(RECIPES[name], S)) @ Vh)
+
+
+def exact(recipe: Recipe, G: Tensor) -> Tensor:
+    """The recipe in float64, by singular values."""
+    if G.size(0) > G.size(1):
+        return exact(recipe, G.T).T
+    X = G / G.norm()
+    A = X @ X.T
+    if recipe.scaling == "rows":
+        X = X * A.abs().sum(1, keepdim=True).rsqrt()
+    U, S, Vh = torch.linalg.svd(X, full_matrices=False)
+    S = S / (A.norm() ** 0.5 if recipe.scaling == "schatten" else 1)
+    return (U * polynomials(recipe, S)) @ Vh
+
+
+def polynomials(recipe: Recipe, S: Tensor) -> Tensor:
+    for polynomial in recipe.coefficients:
+        S = torch.stack([c * S ** (2 * i + 1) for i, c in enumerate(polynomial)]).sum(0)
+    return S
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (128, 128), (400, 500)], ids=str)
+def test_a_stack_and_a_list_are_their_members_one_by_one(name: str, shape: tuple[int, int]) -> None:
+    members = [matrix(*shape, seed=seed) * 10**seed for seed in range(3)]
+    alone = [orthogonalize(member, RECIPES[name]) for member in members]
+    together = orthogonalize(torch.stack(members), RECIPES[name])
+    mixed = orthogonalize_all([members[0], matrix(2, 5), *members[1:]], RECIPES[name])
+    assert torch.equal(together, torch.stack(alone))
+    assert all(torch.equal(mixed[place], its) for place, its in zip((0, 2, 3), alone, strict=True))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(4, 4), (16, 32), (96, 96)], ids=str)
+def test_stacks_of_many_are_their_members_one_by_one(name: str, shape: tuple[int, int]) -> None:
+    # In bf16, a batched product rounds member 35 of 16 × 32 otherwise than a plain one does.
+    members = [matrix(*shape, seed=seed) for seed in range(40)]
+    alone = [orthogonalize(member, RECIPES[name]) for member in members]
+    assert torch.equal(orthogonalize(torch.stack(members), RECIPES[name]), torch.stack(alone))
+
+
+def test_a_stack_is_iterated_in_runs_that_fit_the_cache() -> None:
+    G, workspace = matrix(40, 96, 96), Workspace()
+    orthogonalize(G, RECIPES["minimax"], workspace=workspace)
+    assert RUN_BYTES // 2 < workspace.nbytes() <= RUN_BYTES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(40, 60), (3, 16, 32), (390, 400), (400, 1600)], ids=str)
+def test_what_the_workspace_held_before_leaves_no_trace(name: str, shape: tuple[int, ...]) -> None:
+    workspace, G = Workspace(), matrix(*shape)
+    expected = orthogonalize(G, RECIPES[name], workspace=workspace)
+    for block in workspace.buffers([(workspace.nbytes() // 4,)], torch.float32, G.device):
+        block.fill_(torch.nan)
+    assert torch.equal(orthogonalize(G, RECIPES[name], workspace=workspace), expected)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_strides_memory_and_dtype_of_the_input_leave_no_trace(name: str) -> None:
+    G = matrix(60, 90)
+    expected = orthogonalize(G, RECIPES[name])
+    kept = Workspace()
+    orthogonalize(matrix(100, 200), RECIPES[name], workspace=kept)
+    assert torch.equal(orthogonalize(G.T.contiguous().T, RECIPES[name]), expected)
+    assert torch.equal(orthogonalize(G.bfloat16(), RECIPES[name]), expected)
+    assert torch.equal(orthogonalize(G, RECIPES[name], workspace=kept), expected)
+    assert expected.is_contiguous()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 6, 9)], ids=str)
+def test_input_is_never_written(name: str, shape: tuple[int, ...]) -> None:
+    for G in (matrix(*shape), matrix(*shape).bfloat16()):
+        before = G.clone()
+        orthogonalize(G, RECIPES[name]).zero_()
+        orthogonalize_all([G] if G.ndim == 2 else list(G), RECIPES[name])[0].zero_()
+        assert torch.equal(G, before)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_zeros_stay_zeros_and_empty_stays_empty(name: str) -> None:
+    assert not orthogonalize(torch.zeros(5, 8), RECIPES[name]).any()
+    for shape in ((0, 3), (3, 0), (0, 4, 3), (2, 0, 3)):
+        assert orthogonalize(torch.zeros(shape), RECIPES[name]).shape == shape
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e15])
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
+    X = orthogonalize(scale * matrix(12, 20), RECIPES[name]).float()
+    assert torch.linalg.matrix_norm(X, 2) < BOUNDS[name].largest
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of every storage that an operation made, by whether they are more than a number a row."""
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.made: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [*args, *(kwargs or {}).values()]
+        known = {one.untyped_storage().data_ptr() for one in given if isinstance(one, Tensor)}
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in known | self.known:
+                self.made.append(tensor.untyped_storage().nbytes())
+        return result
+
+
+@contextmanager
+def allocations(*known: Tensor) -> Iterator[list[int]]:
+    mode = Allocations(list(known))
+    with mode:
+        yield mode.made
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(128, 128), (400, 500), (3, 64, 96)], ids=str)
+def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
+    G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)
+    with allocations(G, out) as first:
+        orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
+    held = workspace.nbytes()
+    with allocations(G, out) as second:
+        orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
+    assert max(first) == held == workspace.nbytes()
+    assert max(second) <= 4 * prod(shape[:-1])  # a number a row
+
+
+def test_a_workspace_grows_to_the_largest_need_and_aligns() -> None:
+    workspace = Workspace()
+    small = workspace.buffers([(3, 5), (7,)], torch.float32, torch.device("cpu"))
+    assert [tuple(one.shape) for one in small] == [(3, 5), (7,)]
+    assert all(one.data_ptr() % ALIGNMENT == 0 for one in small)
+    workspace.buffers([(100, 100)], torch.float32, torch.device("cpu"))
+    workspace.buffers([(10, 10)], torch.bfloat16, torch.device("cpu"))
+    assert workspace.nbytes() == 40_000
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (130, 130), (97, 1000)], ids=str)
+def test_one_thread_or_two_give_the_same_bits_in_bf16(shape: tuple[int, int]) -> None:
+    G = matrix(*shape)
+    bf16 = [name for name, recipe in RECIPES.items() if recipe.dtype is torch.bfloat16]
+    for name in bf16:
+        one = orthogonalize(G, RECIPES[name])
+        torch.set_num_threads(2)
+        two = orthogonalize(G, RECIPES[name])
+        torch.set_num_threads(1)
+        assert torch.equal(one, two), name
+
+
+def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
+    recipe = RECIPES["minimax"]
+    share = symmetric_share(768)
+    assert not recipe.iterates_on_gram(768, 768, share)
+    assert recipe.iterates_on_gram(3072, 768, share)
+    assert not RECIPES["minimax_bf16"].iterates_on_gram(3072, 768, share)
+    # Five steps of degree 5, symmetric products halved exactly: 5 (2 + ½ + 4) against ½ (4 + 17) + 4.
+    n = 2 * 768**3
+    assert flops(RECIPES["gram"], 768, 3072, "direct", 0.5) == pytest.approx(5 * 6.5 * n)
+    assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)
+
+
+def test_symmetric_products_compute_little_more_than_half() -> None:
+    assert symmetric_share(768) == pytest.approx(7 / 12)
+    assert symmetric_share(LEAST_SYMMETRIC - 1) == 1
+    assert block_width(LEAST_SYMMETRIC) == 128
+
+
+def test_float32_keeps_stock_up_to_its_rounding() -> None:
+    G = matrix(96, 160)
+    stock = zeropower_via_newtonschulz(G).float()
+    for name in ("float32", "gram"):
+        assert (orthogonalize(G, RECIPES[name]).float() - stock).norm() / stock.norm() < 0.03
+    ours = orthogonalize(G, RECIPES["you_jiacheng"]).float()
+    theirs = zeropower_via_newtonschulz(G, 5, YOU_JIACHENG).float()
+    assert (ours - theirs).norm() / theirs.norm() < 0.03
+    assert (ours - stock).norm() / stock.norm() > 0.1
+    assert KELLER_JORDAN not in YOU_JIACHENG
+
+
+def test_other_than_matrices_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"shape \(3,\)"):
+        orthogonalize(torch.zeros(3), RECIPES["gram"])
+
+
+class Precisions(TorchDispatchMode):
+    """Notes with which precision fp32 products are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
+            self.seen.add(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+            self.seen.add(torch.backends.cuda.matmul.fp32_precision)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["float32", "gram", "three_steps"])
+def test_products_are_full_fp32_whatever_the_program_asked_for(name: str) -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with Precisions() as precisions:
+            orthogonalize(torch.ones(16, 40), RECIPES[name])
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert precisions.seen == {"ieee"}

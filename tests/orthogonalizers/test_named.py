@@ -1,0 +1,170 @@
+"""The recipes: each within its bounds, a drop-in no worse than stock, and what could explode refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim._muon import _zeropower_via_newtonschulz
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.newton_schulz import CANS, KELLER_JORDAN, POLAR_EXPRESS, with_safety
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
+from muon_tutorial.orthogonalizers.named import (
+    BOUNDS,
+    DROP_INS,
+    MINIMAX,
+    MINIMAX_BF16,
+    RECIPES,
+    SAFE_POLAR_EXPRESS,
+    STOCK,
+    find_recipe,
+)
+from muon_tutorial.orthogonalizers.quality import SPECTRA, Quality, Sample, draw_samples, shortfall
+from muon_tutorial.orthogonalizers.recipe import Polynomial, Recipe, flops, peak
+
+SHAPES = [(128, 128), (256, 64), (384, 768)]
+FIELDS = {"Gaussian": "gaussian", "rank 8": "rank_8", "cliff": "cliff", "nearly zero": "nearly_zero"}
+
+
+@cache
+def samples(shape: tuple[int, int]) -> dict[str, Sample]:
+    return draw_samples(*shape)
+
+
+@cache
+def qualities(name: str) -> dict[tuple[tuple[int, int], str], Quality]:
+    return {
+        (shape, spectrum): sample.quality_of(result(name, sample.matrix))
+        for shape in SHAPES
+        for spectrum, sample in samples(shape).items()
+    }
+
+
+def result(name: str, matrix: Tensor) -> Tensor:
+    if name == STOCK:
+        return _zeropower_via_newtonschulz(matrix.clone(), KELLER_JORDAN, 5, 1e-7)
+    return orthogonalize(matrix, RECIPES[name])
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_errors_stay_below_their_bounds_and_come_close_to_them(name: str) -> None:
+    worst: dict[str, float] = {}
+    for (_, spectrum), quality in qualities(name).items():
+        field = FIELDS.get(spectrum, "power_law")
+        worst[field] = max(worst.get(field, 0.0), quality.error)
+        worst["largest"] = max(worst.get("largest", 0.0), quality.largest)
+    for field, measured in worst.items():
+        bound = getattr(BOUNDS[name], field)
+        assert 0.85 * bound < measured <= bound, field
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_drop_in_is_no_worse_than_stock_and_the_others_are(name: str) -> None:
+    stock = qualities(STOCK)
+    found = {
+        where: said
+        for where, quality in qualities(name).items()
+        if (said := shortfall(SPECTRA[where[1]], quality, stock[where]))
+    }
+    assert (not found) == (name in DROP_INS), found
+
+
+def test_the_table_of_bounds_holds_every_recipe() -> None:
+    assert list(BOUNDS) == [STOCK, *RECIPES]
+
+
+def test_what_could_explode_is_refused() -> None:
+    with pytest.raises(UsageError, match="drifts even when restarted"):
+        Recipe("mine", "", (KELLER_JORDAN,) * 5, form="gram")
+    with pytest.raises(UsageError, match=r"beyond 1.45: give them a safety factor"):
+        Recipe("mine", "", CANS)
+    with pytest.raises(UsageError, match=r"beyond 1.45"):
+        Recipe("mine", "", POLAR_EXPRESS)
+    with pytest.raises(UsageError, match=r"not torch\.float16"):
+        Recipe("mine", "", (KELLER_JORDAN,) * 5, dtype=torch.float16)
+    with pytest.raises(UsageError, match=r"degree is one of 5, 7, 9 in torch\.bfloat16"):
+        Recipe("mine", "", ((1.5, -0.5),))
+    with pytest.raises(UsageError, match=r"degree is one of 5, 9, 17 in torch\.float32"):
+        Recipe("mine", "", MINIMAX_BF16, dtype=torch.float32)
+    with pytest.raises(UsageError, match="of degree 8 is no chain of squares"):
+        Recipe("mine", "", ((0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.1),), dtype=torch.float32)
+
+
+def test_cans_as_published_explodes_on_a_matrix_whose_norm_rounding_left_above_one() -> None:
+    X = 1.01 * torch.ones(4, 6) / 24**0.5
+    for a, b, c in CANS:
+        A = X @ X.T
+        X = a * X + (b * A + c * A @ A) @ X
+    assert not X.isfinite().all() or X.abs().max() > 1e6
+    assert orthogonalize(torch.ones(4, 6), RECIPES["cans"]).float().norm() < 1.2
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        UsageError, match=r"'auto' or one of float32, gram, .*minimax_bf16, three_steps; got 'fast'"
+    ):
+        find_recipe("fast")
+
+
+def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
+    # The first, as NVIDIA's Transformer Engine prints it, rounded: (8.2051, -22.9019, 16.4607).
+    assert SAFE_POLAR_EXPRESS[0] == pytest.approx((8.2051, -22.9019, 16.4607), abs=1e-4)
+    assert SAFE_POLAR_EXPRESS[-1] == POLAR_EXPRESS[-1]
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "low", "left"), [(MINIMAX, 0.0021, 0.137), (MINIMAX_BF16, 0.0022, 0.110)]
+)
+def test_each_minimax_polynomial_is_the_closest_to_one_on_what_the_ones_before_leave(
+    coefficients: tuple[Polynomial, ...], low: float, left: float
+) -> None:
+    # Chebyshev's theorem: the closest of degree 2m − 1 deviates by the same amount, in turn above and below,
+    # m + 1 times. Undo the safety: σ = 1/1.01.
+    high = 1.0
+    for polynomial in unsafe(coefficients):
+        x = torch.linspace(low, high, 200_001, dtype=torch.float64)
+        off = values(polynomial, x) - 1
+        error = float(off.abs().max())
+        touching = off[off.abs() > 0.97 * error].sign().tolist()
+        turns = 1 + sum(before != after for before, after in pairwise(touching))
+        assert turns == len(polynomial) + 1
+        low, high = 1 - error, 1 + error
+    assert error == pytest.approx(left, abs=2e-3)
+    assert peak(coefficients) < 1.15
+
+
+def test_three_steps_are_twelve_products_on_a_square_where_stock_has_fifteen() -> None:
+    n = 2 * 100**3
+    assert flops(RECIPES["three_steps"], 100, 100, "direct") == 12 * n
+    assert flops(RECIPES["float32"], 100, 100, "direct") == 15 * n
+
+
+@pytest.mark.parametrize("n", [48, 300, 1000, 8000])
+@pytest.mark.parametrize("power", [1.0, 1.5, 2.0, 3.0])
+def test_three_steps_keep_stocks_error_on_power_laws_of_other_sizes(n: int, power: float) -> None:
+    S = torch.arange(1, n + 1, dtype=torch.float64) ** -power
+    counted = S > 1e-3
+    stock, ours = S / S.norm(), S / (S**4).sum() ** 0.25
+    for a, b, c in (KELLER_JORDAN,) * 5:
+        stock = a * stock + b * stock**3 + c * stock**5
+    for polynomial in RECIPES["three_steps"].coefficients:
+        ours = values(polynomial, ours)
+    errors = [(X[counted] - 1).square().mean().sqrt() for X in (ours, stock)]
+    assert errors[0] <= 1.01 * errors[1]
+
+
+def unsafe(coefficients: tuple[Polynomial, ...]) -> list[Polynomial]:
+    return [tuple(c * 1.01 ** (2 * i + 1) for i, c in enumerate(one)) for one in coefficients]
+
+
+def values(polynomial: Polynomial, x: Tensor) -> Tensor:
+    return torch.stack([c * x ** (2 * i + 1) for i, c in enumerate(polynomial)]).sum(0)
+
+
+def test_with_safety_undone_is_the_published() -> None:
+    for ours, theirs in zip(unsafe(with_safety(CANS, 1.01)), CANS, strict=True):
+        assert ours == pytest.approx(theirs)

@@ -1,0 +1,132 @@
+"""Where gradients and parameters stay as the model holds them: to the same bits, and without a flat copy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from muon_tutorial import STRATEGIES, Grid, Matrix, Plan, Shard
+from muon_tutorial.evidence.memory import PeakMemory
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
+from muon_tutorial.plan.strategies import Builder
+from muon_tutorial.worlds.shadow import walk_alone
+
+from ..oracle import UNEVEN, Ranks, assert_own_parts, seated, single_process, whole_gradients
+
+STAYING = ("replicated", "round_robin", "owner", "owner_per_replica")
+WIRE = 2  # bytes of a bfloat16
+GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (3, 1), (2, 2))]
+META = torch.device("meta")
+every_staying = pytest.mark.parametrize("strategy", STAYING)
+
+
+def column_major(tensor: Tensor) -> Tensor:
+    """The same values, columns one after the other in memory."""
+    return tensor.T.contiguous().T
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("strategy", [*STAYING, "zero1"])
+def test_how_gradients_and_parameters_lie_in_memory_changes_no_bit(
+    strategy: str, grid: Grid, dtype: torch.dtype
+) -> None:
+    case = replace(UNEVEN, dtype=dtype)
+    ranks = seated(grid, strategy, case)
+    for param in (param for params in ranks.params for param in params):
+        param.data = column_major(param.data)
+    for grads in whole_gradients(case):
+        ranks.give(grads)
+        for param in (param for params in ranks.params for param in params):
+            param.grad = None if param.grad is None else column_major(param.grad)
+        ranks.step()
+    assert_own_parts(ranks.params, single_process(case), case, grid)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.5, 1e9])
+@every_staying
+def test_the_models_gradients_are_not_written_to(strategy: str, max_norm: float | None) -> None:
+    ranks, gradients = seated(Grid.of(dp=2, tp=2), strategy), next(whole_gradients(UNEVEN))
+    ranks.give(gradients)
+    before = [[None if p.grad is None else p.grad.clone() for p in params] for params in ranks.params]
+    ranks.ready(max_norm=max_norm)
+    ranks.step()
+    for params, kept in zip(ranks.params, before, strict=True):
+        for param, grad in zip(params, kept, strict=True):
+            assert param.grad is not None
+            assert grad is not None
+            assert torch.equal(param.grad, grad)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_clipped_step_is_the_step_of_the_clipped_gradients(strategy: str) -> None:
+    grid, gradients = Grid.of(dp=2, tp=2), next(whole_gradients(UNEVEN))
+    clipped, given = seated(grid, strategy), seated(grid, strategy)
+    clipped.give(gradients)
+    (norm, *_) = clipped.ready(max_norm=0.5)
+    assert norm is not None
+    clipped.step()
+    scale = (0.5 / (norm + 1e-6)).float()
+    given.give([None if grad is None else grad * scale for grad in gradients])
+    given.step()
+    assert_alike(clipped, given)
+
+
+def assert_alike(ranks: Ranks, others: Ranks) -> None:
+    for mine, its in zip(ranks.params, others.params, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(mine, its, strict=True))
+
+
+# Memory
+
+
+def peak(plan: Plan, rank: int) -> int:
+    """The most that one rank's step adds to parameters, gradients and momentum, walked without data."""
+    step = step_over_ones(plan, plan.grid.at(rank), META)
+    step.present = frozenset(range(len(step.parameters)))
+    with torch.no_grad(), PeakMemory() as seen:
+        walk_alone(step.step(), lambda request: None)
+    return seen.peak
+
+
+def newton_schulz_buffers(*shape: int) -> int:
+    with PeakMemory() as seen:
+        zeropower_via_newtonschulz(torch.empty(shape, dtype=torch.bfloat16, device=META))
+    return seen.peak
+
+
+ELEMENTS = 8 * 64 * 128
+UNCUT = [Matrix(i, f"m{i}", (64, 128)) for i in range(8)]
+
+
+@pytest.mark.parametrize(("strategy", "buckets"), [("replicated", 1), ("owner_per_replica", 1), ("owner", 2)])
+@pytest.mark.parametrize("dp", [2, 4])
+def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, buckets: int, dp: int) -> None:
+    """``owner`` what it sends and what it receives; beside it, one matrix's Newton–Schulz input in fp32."""
+    plan = STRATEGIES[strategy](UNCUT, Grid.of(dp=dp))
+    one = newton_schulz_buffers(64, 128) + 4 * 64 * 128
+    for rank in range(dp):
+        assert buckets * WIRE * ELEMENTS <= peak(plan, rank) <= buckets * WIRE * ELEMENTS + one
+
+
+@pytest.mark.parametrize("dp", [2, 4])
+def test_zero1_holds_the_flat_gradient_and_its_slice(dp: int) -> None:
+    """All of a bucket in fp32 where it sends it, and a slice where it receives it; later the other way."""
+    plan = STRATEGIES["zero1"](UNCUT, Grid.of(dp=dp))
+    slice_ = 4 * ELEMENTS // dp
+    for rank in range(dp):
+        assert peak(plan, rank) <= 4 * ELEMENTS + slice_ + newton_schulz_buffers(64, 128)
+
+
+@pytest.mark.parametrize("build", [STRATEGIES["zero1"], STRATEGIES["replicated"]])
+def test_a_tp_gather_a_matrix_holds_one_whole_matrix_and_a_gather_a_bucket_all(build: Builder) -> None:
+    cut = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in UNCUT]
+    apart, together = (
+        peak(partial(build, tp_gather=by)(cut, Grid.of(tp=4)), 0) for by in ("matrix", "bucket")
+    )
+    assert together - apart >= WIRE * ELEMENTS // 2
