@@ -75,7 +75,7 @@ OTHERS = {
     "weight_decay": 0.2,
     "momentum": 0.9,
     "nesterov": False,
-    "ns_coefficients": (3.0, -4.0, 2.0),
+    "ns_coefficients": (1.875, -1.25, 0.375),
     "eps": 1e-6,
     "ns_steps": 4,
     "adjust_lr_fn": "match_rms_adamw",
