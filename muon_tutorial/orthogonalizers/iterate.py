@@ -93,6 +93,14 @@ def stacks(rows: int, columns: int, dtype: torch.dtype) -> bool:
     return dtype is torch.float32 and LEAST_STACKED <= n < LEAST_SYMMETRIC and aligned
 
 
+def run_length(rows: int, columns: int, recipe: Recipe) -> int:
+    """Return how many equal matrices are iterated together: 1 where they do not stack."""
+    if not stacks(rows, columns, recipe.dtype):
+        return 1
+    elements = sum(math.prod(shape) for shape in _shapes((rows, columns), recipe))
+    return max(1, RUN_BYTES // (elements * recipe.dtype.itemsize))
+
+
 def _equal_shapes(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[list[int]]:
     """The places of matrices that are iterated together, and of each other one alone."""
     groups: dict[object, list[int]] = {}
@@ -112,21 +120,21 @@ def _orthogonalize_stack(
         for place, matrix in enumerate(matrices):
             _orthogonalize(out[place], [matrix], recipe, eps, workspace)
         return
-    each = sum(math.prod(shape) for shape in _shapes(out[0], recipe)) * recipe.dtype.itemsize
-    run = max(1, RUN_BYTES // each)
+    run = run_length(rows, columns, recipe)
     for begin in range(0, len(matrices), run):
         part = slice(begin, begin + run)
         _orthogonalize(out[part], matrices[part], recipe, eps, workspace)
 
 
-def _shapes(out: Tensor, recipe: Recipe) -> list[tuple[int, ...]]:
-    """The shapes of the buffers that the iteration of ``out`` needs: two as large, and small squares."""
-    n, batch = min(out.shape[-2:]), out.shape[:-2]
-    gram = recipe.iterates_on_gram(out.size(-2), out.size(-1), symmetric_share(n))
+def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
+    """The shapes of the buffers that an iteration needs: two like the matrix or stack, and small squares."""
+    *batch, rows, columns = shape
+    n = min(rows, columns)
+    gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
     count = 4 if gram or (recipe.dtype is torch.bfloat16 and recipe.degree > 5) else 2
     # Rows a cache line longer: else a column of a large power of two lies on a few sets of the cache.
     pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
-    return [tuple(out.shape)] * 2 + [(*batch, n, pitch)] * count
+    return [shape] * 2 + [(*batch, n, pitch)] * count
 
 
 @full_float32()
@@ -136,7 +144,7 @@ def _orthogonalize(
     """Write the orthogonal factors of equal matrices, one [rows, columns] or a stack, into ``out``."""
     n = min(out.shape[-2:])
     gram = recipe.iterates_on_gram(out.size(-2), out.size(-1), symmetric_share(n))
-    X, Y, *padded = workspace.buffers(_shapes(out, recipe), recipe.dtype, out.device)
+    X, Y, *padded = workspace.buffers(_shapes(tuple(out.shape), recipe), recipe.dtype, out.device)
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]
     for place, matrix in zip([out] if out.ndim == 2 else out, matrices, strict=True):
         place.copy_(matrix)  # rounded, as torch.optim.Muon does
