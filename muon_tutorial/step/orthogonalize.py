@@ -62,7 +62,7 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
             alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
     done: list[int] = []
     for its in alike.values():
-        run = stack_size(its[0].sides, its[0].parameter.group)
+        run = stack_size(its[0].sides, its[0].parameter.group, bucket.device)
         for begin in range(0, len(its) if run > 1 else 0, run):
             _orthogonalize_stack(bucket, boxes, its[begin : begin + run])
             done += [matrix.index for matrix in its[begin : begin + run]]
@@ -109,7 +109,7 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     return {matrix.index: whole for matrix, whole in zip(mine, wholes, strict=True)}
 
 
-def stack_size(sides: Sequence[int], group: Mapping[str, Any]) -> int:
+def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
     """How many equal matrices [rows, columns] a group's recipe takes together, to the bits of one by one.
 
     1 where it takes them alone.
@@ -118,7 +118,7 @@ def stack_size(sides: Sequence[int], group: Mapping[str, Any]) -> int:
     if name == STOCK or len(sides) > 2:
         return 1
     rows, columns = sides
-    return run_length(rows, columns, find_recipe(name))
+    return run_length(rows, columns, find_recipe(name), device)
 
 
 def newton_schulz_update(

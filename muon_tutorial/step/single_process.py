@@ -94,7 +94,7 @@ def _step_parameter(
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
         if here is not ...:
             _step_part(param[here], ns_input, group, sides, workspace)
-        elif (size := stack_size(sides, group)) > 1:
+        elif (size := stack_size(sides, group, ns_input.device)) > 1:
             its = waiting.setdefault((sides, ns_input.dtype, ns_input.device), [])
             its.append((param, ns_input, sides))
             if len(its) == size:
