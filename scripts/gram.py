@@ -9,8 +9,6 @@ turns: nothing else should run. It takes two minutes.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -18,12 +16,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from muon_tutorial.benchmarks import gram  # noqa: E402
-from muon_tutorial.evidence.tables import Table  # noqa: E402
-from scripts.files import made, write_whole  # noqa: E402
-from scripts.measure import machine_facts, say  # noqa: E402
+from scripts.files import made  # noqa: E402
+from scripts.result_files import command_line, machine_facts, say, write_results  # noqa: E402
 
 ROUNDS = 3
 MACHINES = ("laptop", "h100-infiniband")
+OPENING = (
+    "Written by `scripts/gram.py`; do not edit. The strategy `gram` sums the Gram matrix of a matrix that "
+    "tensor parallelism cuts along its long side, and gathers nothing. Others that iterate on shards, "
+    "such as Megatron-LM's distributed mode and Transformer Engine's `newton_schulz_tp`, pay an "
+    "all_reduce for every iteration; this pays one for all matrices of a bucket."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,31 +35,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
     asked = parser.parse_args(arguments)
-    command = shlex.join(["python", "scripts/gram.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("gram.py", arguments)
     out = made(asked.out)
     say("measuring distances")
     tables = [gram.distance_table(list(gram.distances()), command), gram.bytes_table(command)]
     say("timing steps")
     tables.append(gram.times_table(gram.measure_times(asked.rounds), command))
     tables += [gram.regime_table(machine, command) for machine in MACHINES]
-    write(out, tables, machine_facts(command))
+    facts = machine_facts(command)
+    write_results(out, "Newton–Schulz without a gather", OPENING, facts, tables, "gram.md", "gram.json")
     print("\n".join(table.markdown() for table in tables))
     return 0
-
-
-def write(folder: Path, tables: list[Table], facts: dict[str, object]) -> None:
-    """Markdown for people, JSON for programs."""
-    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    body = "\n".join(table.markdown() for table in tables)
-    opening = (
-        "Written by `scripts/gram.py`; do not edit. The strategy `gram` sums the Gram matrix of a matrix "
-        "that tensor parallelism cuts along its long side, and gathers nothing. Others that iterate on "
-        "shards, such as Megatron-LM's distributed mode and Transformer Engine's `newton_schulz_tp`, pay an "
-        "all_reduce for every iteration; this pays one for all matrices of a bucket."
-    )
-    write_whole(folder / "gram.md", f"# Newton–Schulz without a gather\n\n{opening}\n\n{head}\n\n{body}")
-    data = {"facts": facts, "tables": [table.data() for table in tables]}
-    write_whole(folder / "gram.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ and .svg to results/. It takes some minutes. Another kind of machine rounds othe
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -34,8 +32,8 @@ from muon_tutorial.benchmarks.step_benchmark import ways  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.named import STOCK  # noqa: E402
 from muon_tutorial.training.settings import TrainSettings  # noqa: E402
-from scripts.files import answered, made, write_whole  # noqa: E402
-from scripts.measure import machine_facts  # noqa: E402
+from scripts.files import answered, made  # noqa: E402
+from scripts.result_files import command_line, machine_facts, write_results  # noqa: E402
 
 STEM = "loss_curves"
 STEPS, SEEDS, BATCH = 300, 3, 8
@@ -46,13 +44,24 @@ a Gaussian matrix. So once also with as much less rate."""
 SMOOTH = 10
 """Steps that the picture's lines are averaged over."""
 
+OPENING = (
+    f"Written by `scripts/{STEM}.py`; do not edit. The main job's model and trainer, with torch's "
+    "Newton–Schulz (`stock`) and with other ways of `Muon(orthogonalize=…)`; nothing else differs, and "
+    "the learning rate was not tuned for any of them. The updates of `minimax` and `three_steps` are "
+    "larger than stock's, whose singular values end mostly below 1: by 1/0.87 for a Gaussian matrix. One "
+    "series steps with 0.87 of the rate (Muon's alone), which makes them as large; that idea came after "
+    "minimax's loss at the full rate had been seen.\n\n"
+    "What this shows: whether a way's loss, on this small model and in these steps, differs from stock's "
+    "by more than seeds differ among themselves. What it does not show: that the same holds for large "
+    "models, for long runs or for another learning rate. Three differences of one sign come by chance one "
+    "time in four."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Train and write."""
     asked = parse(arguments)
-    command = shlex.join(
-        ["python", f"scripts/{STEM}.py", *(sys.argv[1:] if arguments is None else arguments)]
-    )
+    command = command_line(f"{STEM}.py", arguments)
     return answered(f"{STEM}.py", lambda: train_and_write(asked, command))
 
 
@@ -81,7 +90,6 @@ def train_and_write(asked: argparse.Namespace, command: str) -> None:
     curves = train_curves(settings, asked.ways, range(asked.seeds))
     tables = [spread_table(curves, command), curves_table(curves, command)]
     write(out, tables, facts(settings, asked.seeds, command), curves)
-    plot(out / f"{STEM}.svg", curves)
     print("\n".join(table.markdown() for table in tables))
 
 
@@ -98,29 +106,12 @@ def facts(settings: TrainSettings, seeds: int, command: str) -> dict[str, Any]:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequence[LossCurve]) -> None:
-    """Markdown for people, JSON, with every step's loss, for programs."""
-    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    body = "\n".join(table.markdown() for table in tables)
-    opening = (
-        f"Written by `scripts/{STEM}.py`; do not edit. The main job's model and trainer, with torch's "
-        "Newton–Schulz (`stock`) and with other ways of `Muon(orthogonalize=…)`; nothing else differs, and "
-        "the learning rate was not tuned for any of them. The updates of `minimax` and `three_steps` are "
-        "larger than stock's, whose singular values end mostly below 1: by 1/0.87 for a Gaussian matrix. One "
-        "series steps with 0.87 of the rate (Muon's alone), which makes them as large; that idea came after "
-        "minimax's loss at the full rate had been seen."
-    )
-    limits = (
-        "What this shows: whether a way's loss, on this small model and in these steps, differs from stock's "
-        "by more than seeds differ among themselves. What it does not show: that the same holds for large "
-        "models, for long runs or for another learning rate. Three differences of one sign come by chance "
-        "one time in four."
-    )
-    picture = f"![Loss curves: mean over seeds, and the band between the lowest and the highest]({STEM}.svg)"
-    text = f"# Loss curves\n\n{opening}\n\n{limits}\n\n{head}\n\n{picture}\n\n{body}"
-    write_whole(folder / f"{STEM}.md", text)
+    """Markdown for people, JSON, with every step's loss, for programs, and the curves."""
+    picture, text, data = (f"{STEM}.{kind}" for kind in ("svg", "md", "json"))
+    plot(folder / picture, curves)
+    shown = {picture: "Loss curves: mean over seeds, and the band between the lowest and the highest"}
     runs = [asdict(curve) for curve in curves]
-    data = {"facts": facts, "tables": [table.data() for table in tables], "runs": runs}
-    write_whole(folder / f"{STEM}.json", json.dumps(data, ensure_ascii=False) + "\n")
+    write_results(folder, "Loss curves", OPENING, facts, tables, text, data, shown, runs=runs)
 
 
 def plot(path: Path, curves: Sequence[LossCurve]) -> None:

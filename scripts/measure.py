@@ -12,15 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402
 
 from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa: E402
 from muon_tutorial.benchmarks.contender_costs import InterfaceCount  # noqa: E402
@@ -43,7 +39,7 @@ from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
 from scripts.files import made  # noqa: E402
-from scripts.result_files import write_results  # noqa: E402
+from scripts.result_files import bars, command_line, machine_facts, say, write_results  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,9 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.counters_only:
         json.dump(asdict(measured.read_counters(work, asked.contender)), sys.stdout)
         return 0
-    command = shlex.join(
-        ["python", "scripts/measure.py", *(sys.argv[1:] if arguments is None else arguments)]
-    )
+    command = command_line("measure.py", arguments)
     tables = all_tables(asked, work, command)
     facts = machine(command, work, asked.rounds)
     write(asked.out, tables, facts, plots(asked.out, tables))
@@ -99,7 +93,7 @@ def unfit(asked: argparse.Namespace) -> str | None:
 
 def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
     """Every table, in the order in which they are read."""
-    say("real ranks: fifteen contenders")
+    say(f"real ranks: {len(CONTENDERS)} contenders")
     readings = measured.read_all(work, asked.rounds)
     say("larger batches")
     larger = larger_batches.read_batches(work, max(3, asked.rounds // 2))
@@ -171,28 +165,6 @@ def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
     }
 
 
-def machine_facts(command: str) -> dict[str, Any]:
-    """This machine now. No paths, no names."""
-    return {
-        "command": command,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "load average": round(os.getloadavg()[0], 1),
-        "system": f"{platform.system()} {platform.release().split('-')[0]}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def processor() -> str:
-    """The processor's name, where the system tells."""
-    listing = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
-    return found[1].strip() if found else platform.processor()
-
-
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:
     """Markdown for people, JSON for programs."""
     opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
@@ -202,7 +174,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: di
 PLOTS = (
     (
         "bytes",
-        "Bytes of a step: fifteen contenders on the same work",
+        "Bytes of a step: every contender on the same work",
         {"ring": "as a ring", "Gloo data": "as Gloo sends them"},
         1e-6,
         "MB sent in a step by the rank that sends most",
@@ -244,29 +216,6 @@ def read_tables(path: Path) -> list[Table]:
     """The tables of a ``measure.json``, to draw or write them anew without measuring."""
     kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
     return [Table(one["title"], tuple(one["rows"]), one["command"], tuple(one["notes"])) for one in kept]
-
-
-def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
-    """Horizontal bars, one group a contender; saved so that the same numbers give the same file."""
-    from matplotlib import pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "muon"
-    figure, axes = plt.subplots(figsize=(9, 0.45 * len(names) + 1), layout="constrained")
-    thick = 0.8 / len(series)
-    for i, (name, values) in enumerate(series.items()):
-        axes.barh([place + i * thick for place in range(len(names))], values, thick, label=name)
-    axes.set_yticks([place + 0.4 - thick / 2 for place in range(len(names))], names)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    if len(series) > 1:
-        axes.legend()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def say(what: str) -> None:
-    """Tell what is going on."""
-    print(what, "…", sep="", flush=True, file=sys.stderr)
 
 
 if __name__ == "__main__":

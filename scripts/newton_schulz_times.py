@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import asdict
@@ -35,7 +34,7 @@ from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.choices import AUTO  # noqa: E402
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK  # noqa: E402
 from scripts.files import made, write_whole  # noqa: E402
-from scripts.measure import bars, machine_facts, say  # noqa: E402
+from scripts.result_files import bars, command_line, machine_facts, say, write_results  # noqa: E402
 
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
@@ -58,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.only_without_bf16:
         json.dump([asdict(one) for one in measured(WITHOUT_NAMES, ROUNDS_WITHOUT)], sys.stdout)
         return 0
-    command = shlex.join(["python", "scripts/newton_schulz_times.py", *(arguments or sys.argv[1:])])
+    command = command_line("newton_schulz_times.py", arguments)
     out = made(asked.out)
     flags = [flag for flag in BF16_FLAGS if flag in cpu_flags()]
     here = f"with {', '.join(flags)}" if flags else "a CPU without bf16 units"
@@ -108,9 +107,7 @@ def quote(tables: list[Table]) -> None:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, object]) -> None:
-    """Markdown for people, JSON for programs."""
-    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    body = "\n".join(table.markdown() for table in tables)
+    """Markdown for people, JSON for programs, and the picture."""
     opening = (
         "Written by `scripts/newton_schulz_times.py`; do not edit. `stock` is the default, with "
         "`torch.optim.Muon`'s bits; the other names are those of `orthogonalizers/named.py`, with their "
@@ -119,12 +116,10 @@ def write(folder: Path, tables: list[Table], facts: dict[str, object]) -> None:
         "oneDNN kept from its bf16 instructions. Its fp32 products stay as fast as they are, so on an older "
         "CPU the ratios are smaller."
     )
-    picture = "![How many times as fast as torch.optim.Muon's function each one is](newton_schulz.svg)"
-    text = f"# Newton–Schulz by name\n\n{opening}\n\n{head}\n\n{picture}\n\n{body}"
-    write_whole(folder / "newton_schulz.md", text)
-    draw(folder / "newton_schulz.svg", tables)
-    data = {"facts": facts, "tables": [table.data() for table in tables]}
-    write_whole(folder / "newton_schulz.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    picture, text, data = (f"newton_schulz.{kind}" for kind in ("svg", "md", "json"))
+    draw(folder / picture, tables)
+    shown = {picture: "How many times as fast as torch.optim.Muon's function each one is"}
+    write_results(folder, "Newton–Schulz by name", opening, facts, tables, text, data, shown)
 
 
 def draw(path: Path, tables: list[Table]) -> None:

@@ -1,11 +1,19 @@
-"""Files of results: Markdown for people, JSON for programs, both with what they were read on."""
+"""What the scripts that write results share: the machine's facts, and files for people and for programs."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from muon_tutorial.evidence.tables import Table
 from scripts.files import write_whole
@@ -36,3 +44,53 @@ def write_results(
     write_whole(folder / markdown, f"# {title}\n\n{opening}\n\n{said}\n\n{shown}{body}")
     held = {"facts": facts, **more, "tables": [table.data() for table in tables]}
     write_whole(folder / data, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+
+
+def command_line(script: str, arguments: Sequence[str] | None) -> str:
+    """The command that calls a script with these arguments; with the process' own where none are given."""
+    return shlex.join(["python", f"scripts/{script}", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def machine_facts(command: str) -> dict[str, Any]:
+    """This machine now. No paths, no names."""
+    return {
+        "command": command,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load average": round(os.getloadavg()[0], 1),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def processor() -> str:
+    """The processor's name, where the system tells."""
+    listing = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
+
+
+def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
+    """Horizontal bars, one group a contender; saved so that the same numbers give the same file."""
+    from matplotlib import pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "muon"
+    figure, axes = plt.subplots(figsize=(9, 0.45 * len(names) + 1), layout="constrained")
+    thick = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        axes.barh([place + i * thick for place in range(len(names))], values, thick, label=name)
+    axes.set_yticks([place + 0.4 - thick / 2 for place in range(len(names))], names)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    if len(series) > 1:
+        axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def say(what: str) -> None:
+    """Tell what is going on."""
+    print(what, "…", sep="", flush=True, file=sys.stderr)

@@ -12,10 +12,8 @@ It takes some minutes, and nothing else should run. On CUDA, ranks are as many a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,11 +33,16 @@ from muon_tutorial.benchmarks.steps_over_ranks import OWNER, RANKS, STRATEGIES  
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK  # noqa: E402
 from scripts.files import answered, made, write_whole  # noqa: E402
-from scripts.measure import machine_facts, say  # noqa: E402
 from scripts.newton_schulz_times import BF16_FLAGS, cpu_flags  # noqa: E402
+from scripts.result_files import command_line, machine_facts, say, write_results  # noqa: E402
 
 STEM = "step_benchmark"
 LAYERS, ROUNDS = 3, 3
+OPENING = (
+    f"Written by `scripts/{STEM}.py`; do not edit. Ratios are taken within one run; milliseconds hold on its "
+    "machine alone. Contenders do not all do the same: read the second table beside the first. On a machine "
+    f"with a GPU, `python scripts/{STEM}.py --device cuda` writes the same tables."
+)
 BLOCK = re.compile(rf"(<!-- from results/{STEM}\.json -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Rows = Sequence[dict[str, Any]]
@@ -48,9 +51,7 @@ Rows = Sequence[dict[str, Any]]
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write."""
     asked = parse(arguments)
-    command = shlex.join(
-        ["python", f"scripts/{STEM}.py", *(sys.argv[1:] if arguments is None else arguments)]
-    )
+    command = command_line(f"{STEM}.py", arguments)
     return answered(f"{STEM}.py", lambda: measure_and_write(asked, command))
 
 
@@ -81,7 +82,6 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     out, work = made(asked.out), StepSet.layers(asked.layers)
     tables = all_tables(asked, work, command)
     write(out, tables, facts(asked, command))
-    plot(out / f"{STEM}.svg", tables)
     if out == ROOT / "results":
         quote(ROOT / "README.md", tables)
     print("\n".join(table.markdown() for table in tables))
@@ -120,20 +120,11 @@ def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any]) -> None:
-    """Markdown for people, JSON for programs."""
-    head = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    body = "\n".join(table.markdown() for table in tables)
-    opening = (
-        f"Written by `scripts/{STEM}.py`; do not edit. Ratios are taken within one run; milliseconds hold on "
-        "its machine alone. Contenders do not all do the same: read the second table beside the first. On a "
-        f"machine with a GPU, `python scripts/{STEM}.py --device cuda` writes the same tables."
-    )
-    picture = f"![Bars: milliseconds and peak memory of each contender; lines: speed over ranks]({STEM}.svg)"
-    write_whole(
-        folder / f"{STEM}.md", f"# Whole steps, side by side\n\n{opening}\n\n{head}\n\n{picture}\n\n{body}"
-    )
-    data = {"facts": facts, "tables": [table.data() for table in tables]}
-    write_whole(folder / f"{STEM}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    """Markdown for people, JSON for programs, and the plot."""
+    picture, text, data = (f"{STEM}.{kind}" for kind in ("svg", "md", "json"))
+    plot(folder / picture, tables)
+    shown = {picture: "Bars: milliseconds and peak memory of each contender; lines: speed over ranks"}
+    write_results(folder, "Whole steps, side by side", OPENING, facts, tables, text, data, shown)
 
 
 def plot(path: Path, tables: list[Table]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import tempfile
 from dataclasses import asdict
@@ -32,8 +31,7 @@ from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.timing.calibrate import calibrate  # noqa: E402
 from muon_tutorial.timing.machine import Machine, read_machine  # noqa: E402
 from scripts.files import made  # noqa: E402
-from scripts.measure import machine_facts, say  # noqa: E402
-from scripts.result_files import write_results  # noqa: E402
+from scripts.result_files import command_line, machine_facts, say, write_results  # noqa: E402
 from scripts.shaped import run_shaped  # noqa: E402
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
@@ -52,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         mbit, file = asked.measure
         Path(file).write_text(json.dumps(measure(int(mbit))))
         return 0
-    command = shlex.join(["python", "scripts/step_times.py", *(arguments or sys.argv[1:])])
+    command = command_line("step_times.py", arguments)
     out = made(asked.out)
     say("calibrating")
     machine = read_machine(asked.machine) if asked.machine else calibrate()

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from muon_tutorial.benchmarks.contenders import CONTENDERS
 from muon_tutorial.benchmarks.newton_schulz_times import summary
 from muon_tutorial.benchmarks.steps_over_ranks import OWNER, RANKS
 from muon_tutorial.orthogonalizers.named import RECIPES
@@ -55,13 +56,13 @@ def test_the_results_name_their_machine_versions_command_and_date() -> None:
 
 
 def test_predicted_bytes_are_the_kernels_for_every_contender() -> None:
-    for row in table("Bytes of a step: fifteen contenders on the same work"):
+    for row in table("Bytes of a step: every contender on the same work"):
         assert row["Gloo with preambles"] == row["counted by the kernel"]
 
 
 def test_the_interface_agrees_within_two_per_cent() -> None:
     rows = table("Interface counters")
-    assert len(rows) == 15
+    assert len(rows) == len(CONTENDERS)
     assert all(abs(row["off by"]) < 0.02 for row in rows)
 
 

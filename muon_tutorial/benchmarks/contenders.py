@@ -20,7 +20,7 @@ from torch.optim import AdamW, Optimizer
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
-from ..plan.strategies import BUCKET_BYTES, Builder, owner, round_robin, zero1
+from ..plan.strategies import BUCKET_BYTES, Builder, layerwise, owner, round_robin, zero1
 from ..training.exchange import average_gradients
 from ..training.gpt import BYTES, GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from ..worlds.live import LiveWorld, build_mesh
@@ -196,6 +196,7 @@ CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
     "Muon zero1 boundary, DP=4": (partial(our_muon, partial(zero1, gather="boundary")), {"dp": 4, "tp": 1}),
     "Muon zero1, DP=2×TP=2": (partial(our_muon, zero1), {"dp": 2, "tp": 2}),
     "Muon zero1, TP=4": (partial(our_muon, zero1), {"dp": 1, "tp": 4}),
+    "Muon layerwise, DP=4": (partial(our_muon, layerwise), {"dp": 4, "tp": 1}),
     "Muon round_robin, DP=4": (partial(our_muon, round_robin), {"dp": 4, "tp": 1}),
     "Muon owner, DP=4": (partial(our_muon, owner), {"dp": 4, "tp": 1}),
     "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), {"dp": 4}),

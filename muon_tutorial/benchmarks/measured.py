@@ -45,6 +45,7 @@ AGAINST = {
     "Muon zero1 boundary, DP=4": "AdamW, DDP, DP=4",
     "Muon zero1, DP=2×TP=2": "AdamW, averaged, DP=2×TP=2",
     "Muon zero1, TP=4": "AdamW, averaged, TP=4",
+    "Muon layerwise, DP=4": "AdamW, DDP, DP=4",
     "Muon round_robin, DP=4": "AdamW, DDP, DP=4",
     "Muon owner, DP=4": "AdamW, DDP, DP=4",
     "Muon owner, FSDP2, DP=4": "AdamW, FSDP2, DP=4",
@@ -69,7 +70,7 @@ def bytes_table(costs: Costs, command: str) -> Table:
         "are predicted from what was asked for, and counted on the rank's own TCP sockets; they agree on "
         "every rank to the byte.",
     )
-    return Table("Bytes of a step: fifteen contenders on the same work", rows, command, notes)
+    return Table("Bytes of a step: every contender on the same work", rows, command, notes)
 
 
 def _bytes_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:

@@ -21,7 +21,7 @@ from ..orthogonalizers.calibration import Calibration
 from ..orthogonalizers.choices import AUTO, Shape, shape_of
 from ..orthogonalizers.iterate import orthogonalize_all
 from ..orthogonalizers.named import DROP_INS, RECIPES, STOCK
-from ..orthogonalizers.products import symmetric_share
+from ..orthogonalizers.products import full_float32, symmetric_share
 from ..orthogonalizers.recipe import Form, Recipe, flops
 from ..orthogonalizers.workspace import Workspace
 
@@ -56,7 +56,8 @@ def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
     """Time the contenders of these names on one work, after a round to warm up."""
     matrices = [draw(shape, seed) for seed, shape in enumerate(WORKS[work])]
     choices = chosen_for(WORKS[work]) if AUTO in names else {}
-    contenders = {name: contender(name, choices) for name in names}
+    workspace = Workspace()  # one for all, as in a step
+    contenders = {name: contender(name, choices, workspace) for name in names}
     side = max(min(matrix.shape) for matrix in matrices)
     products = {name: product(dtype, side) for name, dtype in PEAKS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -83,13 +84,15 @@ def draw(shape: tuple[int, int], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def contender(name: str, choices: Mapping[Shape, str] | None = None) -> Contender:
+def contender(
+    name: str, choices: Mapping[Shape, str] | None = None, workspace: Workspace | None = None
+) -> Contender:
     """Return what orthogonalizes a list of matrices: torch's function, ours to its bits, or a recipe.
 
     ``"auto"`` gives each matrix to what ``choices`` say for its shape.
     """
     if name == AUTO:
-        return _by_shape(choices or {})
+        return _by_shape(choices or {}, workspace or Workspace())
     if name == TORCH:
         return lambda matrices: [
             _zeropower_via_newtonschulz(matrix, KELLER_JORDAN, DEFAULT_STEPS, DEFAULT_EPS)
@@ -97,12 +100,12 @@ def contender(name: str, choices: Mapping[Shape, str] | None = None) -> Contende
         ]
     if name == STOCK:
         return lambda matrices: [zeropower_via_newtonschulz(matrix) for matrix in matrices]
-    workspace = Workspace()
-    return lambda matrices: orthogonalize_all(matrices, RECIPES[name], workspace=workspace)
+    scratch = workspace or Workspace()
+    return lambda matrices: orthogonalize_all(matrices, RECIPES[name], workspace=scratch)
 
 
-def _by_shape(choices: Mapping[Shape, str]) -> Contender:
-    contenders = {name: contender(name) for name in set(choices.values())}
+def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
+    contenders = {name: contender(name, None, workspace) for name in set(choices.values())}
 
     def run(matrices: list[Tensor]) -> list[Tensor]:
         places: dict[str, list[int]] = {}
@@ -124,6 +127,7 @@ def product(
     A, B = (draw((side, side), seed).to(device, dtype) for seed in range(2))
     out, times = torch.empty_like(A), min(100, max(1, (768 // side) ** 3))
 
+    @full_float32()
     def run() -> None:
         for _ in range(times):
             torch.mm(A, B, out=out)

@@ -21,7 +21,7 @@ from ..newton_schulz import DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonsc
 from .choices import CANDIDATES, Shape
 from .iterate import orthogonalize, stacks
 from .named import RECIPES, STOCK
-from .products import symmetric_share
+from .products import full_float32, symmetric_share
 from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
@@ -114,7 +114,8 @@ def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = R
     """Time the candidates on a shape; they take turns, and the least of a candidate's seconds counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
     rows_timed, columns_timed = matrices.shape[-2:]
-    runs = {name: _run(name, matrices) for name in _hopeful(rows_timed, columns_timed, device)}
+    workspace = Workspace()  # one for all, as in a step: where memory lies makes some per cent
+    runs = {name: _run(name, matrices, workspace) for name in _hopeful(rows_timed, columns_timed, device)}
     best = dict.fromkeys(runs, float("inf"))
     for turn in range(rounds + 1):
         for name, run in runs.items():
@@ -156,6 +157,7 @@ def _guess(name: str, rows: int, columns: int, rates: Mapping[torch.dtype, float
     return flops(recipe, rows, columns, form, share) / rates[recipe.dtype]
 
 
+@full_float32()
 def _rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
     """Operations a second of a plain n × n product, the best of three."""
     A = torch.ones(n, n, dtype=dtype, device=device)
@@ -169,11 +171,11 @@ def _rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
     return 2.0 * n**3 * times / min(_seconds(run, device) for _ in range(3))
 
 
-def _run(name: str, matrices: Tensor) -> Callable[[], object]:
+def _run(name: str, matrices: Tensor, workspace: Workspace) -> Callable[[], object]:
     if name == STOCK:
         one_by_one: Sequence[Tensor] = list(matrices) if matrices.ndim == 3 else [matrices]
         return lambda: [zeropower_via_newtonschulz(matrix) for matrix in one_by_one]
-    workspace, out = Workspace(), torch.empty_like(matrices, dtype=torch.bfloat16)
+    out = torch.empty_like(matrices, dtype=torch.bfloat16)
     return lambda: orthogonalize(matrices, RECIPES[name], workspace=workspace, out=out)
 
 

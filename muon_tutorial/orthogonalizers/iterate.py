@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from ..newton_schulz import DEFAULT_EPS, check_matrix
-from .products import LEAST_SYMMETRIC, full_float32, multiply, symmetric_multiply, symmetric_share
+from .kernels import batches_keep_bits, onednn_is_faster
+from .products import (
+    LEAST_SYMMETRIC,
+    full_float32,
+    multiply,
+    symmetric_multiply,
+    symmetric_share,
+)
 from .recipe import Polynomial, Recipe
 from .squares import evaluate
 from .workspace import ALIGNMENT, Workspace
+
+CPU = torch.device("cpu")
 
 LEAST_STACKED = 8
 """Smaller ones are iterated one by one."""
@@ -82,15 +91,34 @@ def orthogonalize_all(
     return [results[place] for place in range(len(matrices))]
 
 
-def stacks(rows: int, columns: int, dtype: torch.dtype) -> bool:
+def stacks(rows: int, columns: int, dtype: torch.dtype, device: torch.device = CPU) -> bool:
     """Whether equal matrices of this shape are iterated as one stack, to the bits they have one by one.
 
-    Large ones gain nothing. Batched products round some bf16 results otherwise, and have a kernel of their
-    own for the smallest; in a stack of odd sizes some members would lie unaligned, where kernels differ too.
+    Large ones gain nothing. In a stack of odd sizes some members would lie unaligned, where kernels differ.
+    bf16 products, and oneDNN's, are tried out first.
     """
     n = min(rows, columns)
     aligned = all(size * dtype.itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
-    return dtype is torch.float32 and LEAST_STACKED <= n < LEAST_SYMMETRIC and aligned
+    if not aligned or not LEAST_STACKED <= n < LEAST_SYMMETRIC:
+        return False
+    if dtype is torch.float32 and not onednn_is_faster():
+        return True
+    if device.type not in ("cpu", "meta"):  # a meta walk stands for the CPU's
+        return dtype is torch.float32
+    return _batches_keep_bits(rows, columns, dtype)
+
+
+@full_float32()
+def _batches_keep_bits(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    return batches_keep_bits(rows, columns, dtype)
+
+
+def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
+    """Return how many equal matrices are iterated together: 1 where they do not stack."""
+    if not stacks(rows, columns, recipe.dtype, device):
+        return 1
+    elements = sum(math.prod(shape) for shape in _shapes((rows, columns), recipe))
+    return max(1, RUN_BYTES // (elements * recipe.dtype.itemsize))
 
 
 def _equal_shapes(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[list[int]]:
@@ -98,7 +126,7 @@ def _equal_shapes(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[list[i
     groups: dict[object, list[int]] = {}
     for place, matrix in enumerate(matrices):
         rows, columns = matrix.shape
-        key = (rows, columns, matrix.device) if stacks(rows, columns, dtype) else place
+        key = (rows, columns, matrix.device) if stacks(rows, columns, dtype, matrix.device) else place
         groups.setdefault(key, []).append(place)
     return list(groups.values())
 
@@ -108,52 +136,59 @@ def _orthogonalize_stack(
 ) -> None:
     """Write the orthogonal factors of equal shapes into ``out``, bf16, a run at a time or one by one."""
     rows, columns = out.shape[-2:]
-    if not stacks(rows, columns, recipe.dtype):
+    if not stacks(rows, columns, recipe.dtype, out.device):
         for place, matrix in enumerate(matrices):
             _orthogonalize(out[place], [matrix], recipe, eps, workspace)
         return
-    each = sum(math.prod(shape) for shape in _shapes(out[0], recipe)) * recipe.dtype.itemsize
-    run = max(1, RUN_BYTES // each)
+    run = run_length(rows, columns, recipe, out.device)
     for begin in range(0, len(matrices), run):
         part = slice(begin, begin + run)
         _orthogonalize(out[part], matrices[part], recipe, eps, workspace)
 
 
-def _shapes(out: Tensor, recipe: Recipe) -> list[tuple[int, ...]]:
-    """The shapes of the buffers that the iteration of ``out`` needs: two as large, and small squares."""
-    n, batch = min(out.shape[-2:]), out.shape[:-2]
-    gram = recipe.iterates_on_gram(out.size(-2), out.size(-1), symmetric_share(n))
+def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
+    """The shapes of the buffers that an iteration needs: two like the matrix or stack, and small squares."""
+    *batch, rows, columns = shape
+    n = min(rows, columns)
+    gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
     count = 4 if gram or (recipe.dtype is torch.bfloat16 and recipe.degree > 5) else 2
     # Rows a cache line longer: else a column of a large power of two lies on a few sets of the cache.
     pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
-    return [tuple(out.shape)] * 2 + [(*batch, n, pitch)] * count
+    return [shape] * 2 + [(*batch, n, pitch)] * count
 
 
 @full_float32()
 def _orthogonalize(
     out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
 ) -> None:
-    """Write the orthogonal factors of equal matrices, one [rows, columns] or a stack, into ``out``."""
-    n = min(out.shape[-2:])
-    gram = recipe.iterates_on_gram(out.size(-2), out.size(-1), symmetric_share(n))
-    X, Y, *padded = workspace.buffers(_shapes(out, recipe), recipe.dtype, out.device)
+    """Write the orthogonal factors of equal matrices, one [rows, columns] or a stack, into ``out``.
+
+    A tall one is iterated as a wide one: in bf16 laid out anew by rows, where products on a transpose are
+    slower than the copy; in fp32 as the transpose of what lies there.
+    """
+    tall = out.size(-2) > out.size(-1)
+    wide = out.mT if tall else out  # [.., n, l]
+    n, length = wide.shape[-2:]
+    gram = recipe.iterates_on_gram(n, length, symmetric_share(n))
+    lies = wide if recipe.dtype is torch.bfloat16 else out
+    X, Y, *padded = workspace.buffers(_shapes(tuple(lies.shape), recipe), recipe.dtype, out.device)
+    if lies is not wide:
+        X, Y = X.mT, Y.mT
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]
     for place, matrix in zip([out] if out.ndim == 2 else out, matrices, strict=True):
         place.copy_(matrix)  # rounded, as torch.optim.Muon does
-    X.copy_(out)
+    X.copy_(wide)
     _divide_by_norm(X, eps)
-    if out.size(-2) > out.size(-1):
-        X, Y, out = X.mT, Y.mT, out.mT
     A = square[0]
     symmetric_multiply(A, X, X.mT)
     _scale(X, A, recipe)
     if gram:
         multiply(Y, gram_polynomial(recipe.coefficients, square), X)
-        out.copy_(Y)
+        wide.copy_(Y)
     elif recipe.dtype is torch.float32:
-        out.copy_(_iterate(recipe.coefficients, X, Y, square))
+        wide.copy_(_iterate(recipe.coefficients, X, Y, square))
     else:
-        out.copy_(_iterate_rounding(recipe.coefficients, X, Y, square))
+        wide.copy_(_iterate_rounding(recipe.coefficients, X, Y, square))
 
 
 def _iterate(coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: Sequence[Tensor]) -> Tensor:

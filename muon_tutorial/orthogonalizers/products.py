@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .kernels import onednn_is_faster
+
 LEAST_SYMMETRIC = 384
 """Below this many rows a symmetric product is computed whole: its many calls would cost what they save."""
 
@@ -27,9 +29,10 @@ def full_float32() -> Iterator[None]:
     """
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
+    ways = "ieee", "bf16" if onednn_is_faster() else "ieee"
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+        for backend, precision in zip(backends, ways, strict=True):
+            backend.fp32_precision = precision
         yield
     finally:
         for backend, precision in zip(backends, before, strict=True):
@@ -50,7 +53,8 @@ def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float 
 def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
     """Replace ``out`` by ``alpha·A·B + beta·out``, where ``A·B`` is symmetric, and ``out`` too if it counts.
 
-    ``B`` is ``Aᵀ``, or both are symmetric and commute. Block columns are computed down to the diagonal.
+    ``B`` is ``Aᵀ``, or both are symmetric and commute. Block columns are computed down to the diagonal. In
+    fp32 the result is symmetric to the bit; in bf16 but for its diagonal blocks, which rounding spoils more.
     """
     n = out.size(-1)
     width = block_width(n)
@@ -58,7 +62,7 @@ def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, be
         right = min(left + width, n)
         above = out[..., :right, left:right]
         multiply(above, A[..., :right, :], B[..., :, left:right], alpha, beta)
-        if width < n:  # below the diagonal there is room until the end
+        if width < n and out.dtype is torch.float32:  # below the diagonal there is room until the end
             size = right - left
             spare = out[..., left:right, :size] if left else out[..., right : right + size, :size]
             _mirror(out[..., left:right, left:right], spare)

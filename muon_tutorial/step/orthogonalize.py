@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -15,6 +16,7 @@ from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
+from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
@@ -36,8 +38,9 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: dp gather
     yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
     wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
+    stacked = orthogonalize_stacks(bucket, boxes)
     for matrix in bucket.matrices:
-        if matrix.entry.gram is not None:
+        if matrix.entry.gram is not None or matrix.index in stacked:
             continue
         if matrix.work is not None:
             update = yield from orthogonalize_one(bucket, matrix, boxes, wholes or {})
@@ -46,6 +49,34 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         elif wholes is None:
             yield from stand_by(matrix.entry.route)
     return (yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back))  # 6: dp slice
+
+
+def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
+    """Orthogonalize small matrices of equal shape together, where their bits are those of one by one.
+
+    Those that this rank has whole already. Returns their indices.
+    """
+    alike: dict[object, list[RankMatrix]] = {}
+    for matrix in bucket.matrices:
+        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops:
+            alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
+    done: list[int] = []
+    for its in alike.values():
+        run = stack_size(its[0].sides, its[0].parameter.group, bucket.device)
+        for begin in range(0, len(its) if run > 1 else 0, run):
+            _orthogonalize_stack(bucket, boxes, its[begin : begin + run])
+            done += [matrix.index for matrix in its[begin : begin + run]]
+    return frozenset(done)
+
+
+def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequence[RankMatrix]) -> None:
+    names = ", ".join(matrix.name for matrix in its)
+    stack = torch.stack([take_box(boxes, matrix).reshape(matrix.sides) for matrix in its])
+    with record_function(f"Newton-Schulz of {names}"):
+        updates = newton_schulz_update(stack, stack.shape, its[0].parameter.group, bucket.workspace)
+    for matrix, update in zip(its, updates, strict=True):
+        assert matrix.work is not None
+        keep_box(update.view(matrix.work.box.shape), boxes, matrix)
 
 
 def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pieces, wholes: Wholes) -> Walk:
@@ -76,6 +107,18 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     held = [take_box(boxes, matrix) for matrix in mine]
     wholes = yield from gather_together(held, hops, bucket.plan.compute.dtype, bucket.at, label)
     return {matrix.index: whole for matrix, whole in zip(mine, wholes, strict=True)}
+
+
+def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
+    """How many equal matrices [rows, columns] a group's recipe takes together, to the bits of one by one.
+
+    1 where it takes them alone.
+    """
+    name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    if name == STOCK or len(sides) > 2:
+        return 1
+    rows, columns = sides
+    return run_length(rows, columns, find_recipe(name), device)
 
 
 def newton_schulz_update(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..plan.grid import Grid
 from ..plan.matrix import Matrix, Parts, split_parts
 from .agreement import NO_STAMP, Stamp
 from .momentum import momentum_update
-from .orthogonalize import newton_schulz_update
+from .orthogonalize import newton_schulz_update, stack_size
 from .parameter_state import group_parts
 from .write_parameters import apply_update
 
@@ -48,11 +48,15 @@ class AloneStep:
         yield from self.agree(stamp)
 
     def step(self) -> Walk:
-        """One optimizer step, matrix by matrix."""
+        """One optimizer step, matrix by matrix; equal small ones together where bits are the same."""
         for group in self.groups:
+            waiting: dict[object, list[_Waiting]] = {}
             for param in group["params"]:
                 if param.grad is not None:
-                    _step_parameter(param.detach(), param.grad, group, self.state[param], self.workspace)
+                    grad, state = param.grad, self.state[param]
+                    _step_parameter(param.detach(), grad, group, state, self.workspace, waiting)
+            for its in waiting.values():
+                _step_together(its, group, self.workspace)
         return
         yield  # a generator that asks for nothing
 
@@ -68,9 +72,19 @@ class AloneStep:
         """Nothing is kept between steps."""
 
 
+_Waiting: TypeAlias = tuple[Tensor, Tensor, tuple[int, int]]
+"""A parameter, its Newton–Schulz input, and the sides that both are seen as."""
+
+
 def _step_parameter(
-    param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any], workspace: Workspace
+    param: Tensor,
+    grad: Tensor,
+    group: Mapping[str, Any],
+    state: dict[str, Any],
+    workspace: Workspace,
+    waiting: dict[object, list[_Waiting]],
 ) -> None:
+    """Step a parameter, or let it wait with those like it until a stack is full."""
     if (
         "momentum_buffer" not in state
     ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
@@ -78,10 +92,26 @@ def _step_parameter(
     for here, sides in _matrices(tuple(param.shape), *group_parts(group)):
         momentum = state["momentum_buffer"][here]
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
-        if here is ...:
-            apply_update(param, newton_schulz_update(ns_input, sides, group, workspace), group, sides)
-        else:
+        if here is not ...:
             _step_part(param[here], ns_input, group, sides, workspace)
+        elif (size := stack_size(sides, group, ns_input.device)) > 1:
+            its = waiting.setdefault((sides, ns_input.dtype, ns_input.device), [])
+            its.append((param, ns_input, sides))
+            if len(its) == size:
+                _step_together(its, group, workspace)
+                its.clear()
+        else:
+            apply_update(param, newton_schulz_update(ns_input, sides, group, workspace), group, sides)
+
+
+def _step_together(its: Sequence[_Waiting], group: Mapping[str, Any], workspace: Workspace) -> None:
+    """Step parameters of equal sides as one stack, to the bits of one by one."""
+    if not its:
+        return
+    stack = torch.stack([ns_input.reshape(sides) for _, ns_input, sides in its])
+    updates = newton_schulz_update(stack, stack.shape, group, workspace)
+    for (param, _, sides), update in zip(its, updates, strict=True):
+        apply_update(param, update.view(param.shape), group, sides)
 
 
 def _step_part(

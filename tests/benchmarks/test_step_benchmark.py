@@ -266,7 +266,6 @@ def tables(run: StepRun) -> list[Table]:
 
 def test_what_is_written_can_be_read_and_drawn_again(run: StepRun, tmp_path: Path) -> None:
     script.write(tmp_path, tables(run), {"command": "python x", "GPU": "no GPU was at hand"})
-    script.plot(tmp_path / "step_benchmark.svg", tables(run))
     kept = json.loads((tmp_path / "step_benchmark.json").read_text(encoding="utf-8"))
     assert [one["title"] for one in kept["tables"]] == [table.title for table in tables(run)]
     assert "- GPU: no GPU was at hand" in (tmp_path / "step_benchmark.md").read_text(encoding="utf-8")

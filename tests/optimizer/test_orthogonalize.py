@@ -11,9 +11,13 @@ from torch import Tensor
 
 from muon_tutorial import STRATEGIES, LocalWorld, Muon, UsageError
 from muon_tutorial.newton_schulz import YOU_JIACHENG
+from muon_tutorial.orthogonalizers import iterate
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES
 from muon_tutorial.plan.grid import Grid
+from muon_tutorial.step import orthogonalize as orthogonalize_step
+from muon_tutorial.step import single_process
+from muon_tutorial.step.orthogonalize import newton_schulz_update
 
 SIDES = [(6, 10), (16, 8), (12, 12)]
 
@@ -24,7 +28,7 @@ def weights() -> list[torch.nn.Parameter]:
 
 
 def gradient(param: Tensor, step: int) -> Tensor:
-    return torch.sin(torch.arange(param.numel()).reshape(param.shape) * 0.37 + step)
+    return torch.sin(torch.arange(param.numel()).reshape(param.shape) * 0.37 + step).to(param.dtype)
 
 
 def stepped(muon: Muon, params: list[torch.nn.Parameter], steps: int = 2) -> list[Tensor]:
@@ -56,6 +60,77 @@ def test_stock_is_the_default_to_the_bit_and_a_recipe_is_not() -> None:
     assert all(torch.equal(*both) for both in zip(default, named, strict=True))
     assert all(torch.equal(*both) for both in zip(default, theirs, strict=True))
     assert not any(torch.equal(*both) for both in zip(default, other, strict=True))
+
+
+SMALL = [(48, 64)] * 7 + [(64, 64)] * 3 + [(40, 24)]
+
+
+def small_weights() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in SMALL]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many matrices each call of Newton–Schulz has orthogonalized."""
+    counts: list[int] = []
+
+    def noted(whole: Tensor, *given: Any) -> Tensor:
+        counts.append(len(whole) if whole.ndim == 3 else 1)
+        return newton_schulz_update(whole, *given)
+
+    for module in (orthogonalize_step, single_process):
+        monkeypatch.setattr(module, "newton_schulz_update", noted)
+    return counts
+
+
+def test_small_equal_matrices_are_stepped_in_stacks_to_the_bits_of_one_by_one(counted: list[int]) -> None:
+    stacked, alone = small_weights(), small_weights()
+    stepped(Muon(stacked, orthogonalize="gram"), stacked, 1)
+    assert sorted(counted) == [1, 3, 7]
+    for param in alone:
+        stepped(Muon([param], orthogonalize="gram"), [param], 1)
+    assert all(torch.equal(*both) for both in zip(stacked, alone, strict=True))
+
+
+def test_a_stack_is_stepped_when_it_is_full(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iterate, "RUN_BYTES", 130_000)  # 3 of 48 × 64, 1 of 64 × 64
+    stacked, alone = small_weights(), small_weights()
+    stepped(Muon(stacked, orthogonalize="gram"), stacked, 1)
+    assert sorted(counted) == [1] * 5 + [3, 3]
+    for param in alone:
+        stepped(Muon([param], orthogonalize="gram"), [param], 1)
+    assert all(torch.equal(*both) for both in zip(stacked, alone, strict=True))
+
+
+def test_matrices_of_two_dtypes_are_stepped_apart(counted: list[int]) -> None:
+    params = small_weights()[:6]
+    params = [torch.nn.Parameter(param.detach().to(torch.bfloat16)) for param in params[:2]] + params[2:]
+    stepped(Muon(params, orthogonalize="gram"), params, 1)
+    assert sorted(counted) == [2, 4]
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_every_strategy_steps_small_matrices_in_stacks_to_one_process_bits(
+    strategy: str, counted: list[int]
+) -> None:
+    alone = small_weights()
+    stepped(Muon(alone, orthogonalize="gram"), alone)
+    counted.clear()
+    world = LocalWorld(Grid.of(dp=2))
+    ranks = [small_weights() for _ in range(2)]
+    muons = [
+        Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize="gram")
+        for rank, params in enumerate(ranks)
+    ]
+    for step in range(2):
+        for params in ranks:
+            for param in params:
+                param.grad = gradient(param, step)
+        world.run([muon.program() for muon in muons])
+    assert max(counted) >= 3
+    for params in ranks:
+        assert all(torch.equal(*both) for both in zip(params, alone, strict=True))
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))

@@ -99,7 +99,7 @@ def test_candidates_take_turns_and_the_least_of_their_seconds_counts(monkeypatch
     turns: list[str] = []
     seconds = {"stock": [9.0, 5.0, 3.0, 4.0], "gram": [1.0, 6.0, 7.0, 8.0]}
     monkeypatch.setattr(calibration, "_hopeful", lambda *_: list(seconds))
-    monkeypatch.setattr(calibration, "_run", lambda name, _: name)
+    monkeypatch.setattr(calibration, "_run", lambda name, *_: name)
 
     def timed(name: str, _: torch.device) -> float:
         turns.append(name)

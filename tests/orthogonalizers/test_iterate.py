@@ -15,14 +15,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.newton_schulz import KELLER_JORDAN, YOU_JIACHENG, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers import kernels
 from muon_tutorial.orthogonalizers.iterate import (
     RUN_BYTES,
     _iterate_rounding,
     orthogonalize,
     orthogonalize_all,
+    stacks,
 )
+from muon_tutorial.orthogonalizers.kernels import onednn_is_faster
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
-from muon_tutorial.orthogonalizers.products import LEAST_SYMMETRIC, block_width, symmetric_share
+from muon_tutorial.orthogonalizers.products import (
+    LEAST_SYMMETRIC,
+    block_width,
+    full_float32,
+    multiply,
+    symmetric_share,
+)
 from muon_tutorial.orthogonalizers.recipe import Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
 
@@ -185,6 +194,7 @@ def allocations(*known: Tensor) -> Iterator[list[int]]:
 @pytest.mark.parametrize("shape", [(128, 128), (400, 500), (3, 64, 96)], ids=str)
 def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
     G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)
+    stacks(shape[-2], shape[-1], RECIPES[name].dtype)  # tries out what the CPU's kernels do
     with allocations(G, out) as first:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
     held = workspace.nbytes()
@@ -251,6 +261,55 @@ def test_other_than_matrices_are_refused() -> None:
         orthogonalize(torch.zeros(3), RECIPES["gram"])
 
 
+@pytest.mark.parametrize("shape", [(768, 768, 128), (96, 384, 96), (40, 7, 33), (5, 300, 5)], ids=str)
+def test_products_are_as_exact_as_fp32_allows(shape: tuple[int, int, int]) -> None:
+    rows, inner, columns = shape
+    A, B, C = matrix(rows, inner), matrix(inner, columns, seed=1), matrix(rows, columns, seed=2)
+    whole = torch.empty(rows, 2 * columns)
+    with full_float32():
+        multiply(whole[:, :columns], A, B)
+        multiply(whole[:, columns:], A.mT.contiguous().mT, B)
+        multiply(C, A, B, alpha=0.5, beta=2.0)
+        stacked = torch.empty(3, rows, columns)
+        multiply(stacked, A.expand(3, -1, -1).contiguous(), B.expand(3, -1, -1).contiguous())
+    exact = A.double() @ B.double()
+    scaled = 0.5 * exact + 2.0 * matrix(rows, columns, seed=2).double()
+    found = (whole[:, :columns], exact), (whole[:, columns:], exact), (C, scaled), (stacked[2], exact)
+    for ours, theirs in found:
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_kernel_that_rounds_stacks_otherwise_is_found(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def otherwise(A: Tensor, X: Tensor) -> Tensor:
+        result = A @ A
+        if A.ndim == 3 and len(A) > 2:
+            result[-1, 0, 0] = torch.nextafter(result[-1, 0, 0], result.new_tensor(1e9))
+        return result
+
+    monkeypatch.setattr(kernels, "PRODUCTS", (*kernels.PRODUCTS, otherwise))
+    assert not kernels.batches_keep_bits(72, 40, dtype)
+
+
+@pytest.mark.parametrize(
+    "known", [{"cpu_name": "Intel(R) Xeon(R)"}, {"cpu_name": "AMD EPYC", "amx_tile": True}, {}], ids=str
+)
+def test_onednn_is_asked_on_amds_cpus_without_amx_alone(
+    known: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    assert not onednn_is_faster.__wrapped__()
+
+
+def test_onednn_is_not_asked_where_it_rounds_to_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "AMD EPYC"}, raising=False)
+    multiplied = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda A, B: multiplied(A.bfloat16(), B.bfloat16()).float())
+    assert not onednn_is_faster.__wrapped__()
+
+
 class Precisions(TorchDispatchMode):
     """Notes with which precision fp32 products are asked for."""
 
@@ -274,4 +333,4 @@ def test_products_are_full_fp32_whatever_the_program_asked_for(name: str) -> Non
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert precisions.seen == {"ieee"}
+    assert precisions.seen == ({"ieee", "bf16"} if onednn_is_faster() else {"ieee"})  # oneDNN has no other
