@@ -28,8 +28,8 @@ LEAST_STACKED = 8
 """Smaller ones are iterated one by one."""
 
 RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
-"""A stack is iterated in runs of as many matrices as have their buffers in so much memory, a core's cache, and
-so few that every number of them can be tried out: some kernels change with it."""
+"""A stack is iterated in runs of as many matrices as have their buffers in so much memory, a core's cache,
+and so few that every number of them can be tried out: some kernels change with it."""
 
 TRIED = 2**18
 """Elements of results that are compared, each after a dozen products: where kernels differ, some in 100,000
