@@ -9,11 +9,14 @@ turns: nothing else should run. It takes two minutes.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from muon_tutorial.benchmarks import gram  # noqa: E402
 from scripts.files import made  # noqa: E402

@@ -39,6 +39,10 @@ Source = Calibration | str | Path | None
 Groups = Sequence[dict[str, Any]]
 
 
+TIMINGS = 2
+"""Raised where recipes become faster or slower: what was kept before is then measured anew."""
+
+
 def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
     """Write a choice for each shape into every group that leaves it to ``"auto"`` and has none yet.
 
@@ -83,7 +87,7 @@ def kept_calibration(
 
     With ``again`` all are measured. In one process the same question has the same answer.
     """
-    machine = describe_processor(device)
+    machine = f"{describe_processor(device)}, timings {TIMINGS}"
     path = calibration_path(folder, machine)
     before = Calibration(machine) if again else _read(path, machine)
     found = before.measured(shapes, device)

@@ -76,8 +76,10 @@ class Muon(torch.optim.Optimizer):
             ``ns_coefficients`` and ``ns_steps``; the names of ``orthogonalizers.named.RECIPES`` bring their
             own; ``"auto"`` takes, for each shape, the fastest on this machine of those no worse than stock,
             on all ranks what the first one finds. May be set on a parameter group, which then also says what
-            was chosen, and so does a checkpoint. Every strategy has a recipe's bits
-            alike, but for ``gram``.
+            was chosen, and so does a checkpoint. Every strategy has a recipe's bits alike, but for ``gram``.
+            All recipes but ``"float32"`` and ``"gram"`` leave the singular values of a Gaussian matrix closer
+            to 1 than stock does, so their updates are 4 to 17 % larger, as if the learning rate were
+            (``orthogonalizers.named.LARGER_UPDATES``).
         calibration: what ``"auto"`` goes by: an ``orthogonalizers.calibration.Calibration``, or a folder that
             keeps what was measured, by machine, torch and threads (default: ``~/.cache/muon_tutorial``). What
             is missing is measured when the optimizer is made, about a second a shape.

@@ -19,9 +19,9 @@ from torch import Tensor
 from ..errors import UsageError
 from ..newton_schulz import DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
 from .choices import CANDIDATES, Shape
-from .iterate import orthogonalize, stacks
+from .iterate import LEAST_STACKED, orthogonalize
 from .named import RECIPES, STOCK
-from .products import full_float32, symmetric_share
+from .products import LEAST_SYMMETRIC, full_float32, symmetric_share
 from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
@@ -136,7 +136,9 @@ def _timed_shape(rows: int, columns: int) -> Shape:
 def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
     """A Gaussian matrix, fp32, or a stack of them where they are small."""
     generator = torch.Generator().manual_seed(0)
-    shape = (STACKED, rows, columns) if stacks(rows, columns, torch.float32) else (rows, columns)
+    shape = (
+        (STACKED, rows, columns) if LEAST_STACKED <= min(rows, columns) < LEAST_SYMMETRIC else (rows, columns)
+    )
     return torch.randn(shape, generator=generator).to(device)
 
 

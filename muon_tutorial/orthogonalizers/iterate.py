@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..newton_schulz import DEFAULT_EPS, check_matrix
-from .kernels import batches_keep_bits, onednn_is_faster
 from .products import (
     LEAST_SYMMETRIC,
     full_float32,
@@ -26,8 +27,13 @@ CPU = torch.device("cpu")
 LEAST_STACKED = 8
 """Smaller ones are iterated one by one."""
 
-RUN_BYTES = 2 * 1024**2
-"""A stack is iterated in runs of as many matrices as have their buffers in so much memory: a core's cache."""
+RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
+"""A stack is iterated in runs of as many matrices as have their buffers in so much memory, a core's cache,
+and so few that every number of them can be tried out: some kernels change with it."""
+
+TRIED = 2**18
+"""Elements of results that are compared, each after a dozen products: where kernels differ, some in 100,000
+elements of a bf16 product do."""
 
 
 def orthogonalize(
@@ -82,7 +88,7 @@ def orthogonalize_all(
     """
     workspace = workspace or Workspace()
     results: dict[int, Tensor] = {}
-    for places in _equal_shapes(matrices, recipe.dtype):
+    for places in _equal_shapes(matrices, recipe):
         first = matrices[places[0]]
         out = torch.empty((len(places), *first.shape), dtype=torch.bfloat16, device=first.device)
         if out.numel():
@@ -91,42 +97,62 @@ def orthogonalize_all(
     return [results[place] for place in range(len(matrices))]
 
 
-def stacks(rows: int, columns: int, dtype: torch.dtype, device: torch.device = CPU) -> bool:
+def stacks(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> bool:
     """Whether equal matrices of this shape are iterated as one stack, to the bits they have one by one.
 
     Large ones gain nothing. In a stack of odd sizes some members would lie unaligned, where kernels differ.
-    bf16 products, and oneDNN's, are tried out first.
+    Whether the kernels of this CPU give a stack's members the bits of each alone is tried out, once for a
+    shape, a recipe and a number of threads. A meta walk stands for the CPU's; on other devices nothing is
+    stacked.
     """
-    n = min(rows, columns)
-    aligned = all(size * dtype.itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
-    if not aligned or not LEAST_STACKED <= n < LEAST_SYMMETRIC:
-        return False
-    if dtype is torch.float32 and not onednn_is_faster():
-        return True
-    if device.type not in ("cpu", "meta"):  # a meta walk stands for the CPU's
-        return dtype is torch.float32
-    return _batches_keep_bits(rows, columns, dtype)
-
-
-@full_float32()
-def _batches_keep_bits(rows: int, columns: int, dtype: torch.dtype) -> bool:
-    return batches_keep_bits(rows, columns, dtype)
+    most = _most_stacked(rows, columns, recipe)
+    return most > 1 and device.type in ("cpu", "meta") and _tried_out(rows, columns, recipe)
 
 
 def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
     """Return how many equal matrices are iterated together: 1 where they do not stack."""
-    if not stacks(rows, columns, recipe.dtype, device):
+    return _most_stacked(rows, columns, recipe) if stacks(rows, columns, recipe, device) else 1
+
+
+def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
+    """How many have their buffers in a core's cache; 1 where there is nothing to gain, or odd sizes."""
+    n, itemsize = min(rows, columns), recipe.dtype.itemsize
+    aligned = all(size * itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
+    if not aligned or not LEAST_STACKED <= n < LEAST_SYMMETRIC:
         return 1
     elements = sum(math.prod(shape) for shape in _shapes((rows, columns), recipe))
-    return max(1, RUN_BYTES // (elements * recipe.dtype.itemsize))
+    return min(MOST_STACKED, max(1, RUN_BYTES // (elements * itemsize)))
 
 
-def _equal_shapes(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[list[int]]:
+def _tried_out(rows: int, columns: int, recipe: Recipe) -> bool:
+    return _keeps_bits(rows, columns, recipe, torch.get_num_threads(), RUN_BYTES)
+
+
+@cache
+def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes: int) -> bool:
+    """Whether stacks of one, of two, … and of as many as there may be give each member's own bits."""
+    most, generator, workspace = _most_stacked(rows, columns, recipe), torch.Generator("cpu"), Workspace()
+    sizes = range(1, most + 1)
+    rounds = max(1, -(-TRIED // (sum(sizes) * rows * columns)))
+    with _disable_current_modes():  # nothing of this is part of what is being counted
+        for seed, size in enumerate([*sizes] * rounds):
+            shape = (size, rows, columns)
+            G = torch.randn(shape, generator=generator.manual_seed(seed), dtype=torch.float32, device="cpu")
+            together, alone = (torch.empty_like(G, dtype=torch.bfloat16) for _ in range(2))
+            _orthogonalize(together, list(G), recipe, DEFAULT_EPS, workspace)
+            for out, member in zip(alone, G, strict=True):
+                _orthogonalize(out, [member], recipe, DEFAULT_EPS, workspace)
+            if not torch.equal(together, alone):
+                return False
+    return True
+
+
+def _equal_shapes(matrices: Sequence[Tensor], recipe: Recipe) -> list[list[int]]:
     """The places of matrices that are iterated together, and of each other one alone."""
     groups: dict[object, list[int]] = {}
     for place, matrix in enumerate(matrices):
         rows, columns = matrix.shape
-        key = (rows, columns, matrix.device) if stacks(rows, columns, dtype, matrix.device) else place
+        key = (rows, columns, matrix.device) if stacks(rows, columns, recipe, matrix.device) else place
         groups.setdefault(key, []).append(place)
     return list(groups.values())
 
@@ -136,11 +162,11 @@ def _orthogonalize_stack(
 ) -> None:
     """Write the orthogonal factors of equal shapes into ``out``, bf16, a run at a time or one by one."""
     rows, columns = out.shape[-2:]
-    if not stacks(rows, columns, recipe.dtype, out.device):
+    run = run_length(rows, columns, recipe, out.device)
+    if run == 1:
         for place, matrix in enumerate(matrices):
             _orthogonalize(out[place], [matrix], recipe, eps, workspace)
         return
-    run = run_length(rows, columns, recipe, out.device)
     for begin in range(0, len(matrices), run):
         part = slice(begin, begin + run)
         _orthogonalize(out[part], matrices[part], recipe, eps, workspace)

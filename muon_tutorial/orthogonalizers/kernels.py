@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
-from torch import Tensor
-
-TRIED = 2**19
-"""Elements compared of each kind of product: where kernels differ, some in 100,000 bf16 results do."""
-
-TRIED_AT_ONCE = 2**16
-"""Elements of a product that are in memory at a time."""
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @cache
@@ -29,58 +22,13 @@ def onednn_is_faster() -> bool:
 
 def _onednn_keeps_float32() -> bool:
     backend = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    A, B = (torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
-    exact = A.double() @ B.double()
-    before = backend.fp32_precision
-    try:
-        backend.fp32_precision = "bf16"
-        off = torch.mm(A, B).double() - exact
-    finally:
-        backend.fp32_precision = before
-    return bool(off.norm() < 1e-5 * exact.norm())  # fp32: 2e-7, bf16: 2e-3
-
-
-def batches_keep_bits(rows: int, columns: int, dtype: torch.dtype) -> bool:
-    """Whether products of a batch on this CPU come out as those of each member alone, bit for bit.
-
-    Some CPUs round a few bf16 results otherwise, and oneDNN the smallest fp32 ones. Tried out, once for a
-    shape and a number of threads, on the products that an iteration has.
-    """
-    n, length = sorted((rows, columns))
-    return _batches_keep_bits(n, length, dtype, torch.get_num_threads())
-
-
-@cache
-def _batches_keep_bits(n: int, length: int, dtype: torch.dtype, threads: int) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    count = max(3, TRIED_AT_ONCE // n**2)
-    for _ in range(max(1, TRIED // (count * n**2))):
-        shapes = (count, n, n), (count, n, length)
-        A, X = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-        if not all(_keeps_bits(product, A, X) for product in PRODUCTS):
-            return False
-    return True
-
-
-def _keeps_bits(product: Callable[[Tensor, Tensor], Tensor], A: Tensor, X: Tensor) -> bool:
-    """Whether all members together, and the first two, come out as each one alone."""
-    alone = torch.stack([product(member, its) for member, its in zip(A, X, strict=True)])
-    return torch.equal(product(A, X), alone) and torch.equal(product(A[:2], X[:2]), alone[:2])
-
-
-def _scaled_square(A: Tensor, X: Tensor) -> Tensor:
-    return (torch.addmm if A.ndim == 2 else torch.baddbmm)(A, A, A, alpha=2.0315, beta=-4.775)
-
-
-def _update(A: Tensor, X: Tensor) -> Tensor:
-    return (torch.addmm if A.ndim == 2 else torch.baddbmm)(X, A, X, beta=3.4445)
-
-
-PRODUCTS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda A, X: X @ X.mT,
-    lambda A, X: A @ A,
-    lambda A, X: A @ X,
-    _scaled_square,
-    _update,
-)
-"""What an iteration multiplies, of [n, n] and [n, length], or of a stack of each."""
+    generator, before = torch.Generator("cpu").manual_seed(0), backend.fp32_precision
+    with _disable_current_modes():  # nor on a device that the program prefers, nor in what is being counted
+        A, B = torch.randn(2, 32, 32, generator=generator, device="cpu", dtype=torch.float32)
+        exact = A.double() @ B.double()
+        try:
+            backend.fp32_precision = "bf16"
+            off = torch.mm(A, B).double() - exact
+        finally:
+            backend.fp32_precision = before
+        return bool(off.norm() < 1e-5 * exact.norm())  # fp32: 2e-7, bf16: 2e-3

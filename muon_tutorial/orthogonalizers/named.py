@@ -148,6 +148,11 @@ much, its result is close to the orthogonal factor of another matrix. A nearly z
 ``eps``, stays small, as with stock, except by turbo, whose scaling brings any matrix up.
 """
 
+LARGER_UPDATES = (1.03, 1.18)
+"""Bounds of an update's Frobenius norm over stock's, on the same Gaussian matrix, of all recipes but
+``"float32"`` and ``"gram"``, whose coefficients are stock's. Measured: 1.12 on 128 × 128, 1.15 on 256 × 64,
+1.04 on 384 × 768, 1.08 on 768 × 768. Stock leaves most singular values below 1."""
+
 DROP_INS = tuple(name for name in RECIPES if name != "turbo")
 """The recipes of no lower quality than stock: error at most 1 % above stock's on Gaussian and power-law
 spectra, at most 0.15 on low rank, largest singular value at most 1.45 on all (``quality.shortfall``)."""

@@ -1,7 +1,6 @@
 """Matrix products into buffers that are there already; large symmetric ones compute half, and mirror it.
 
-Knows tensors alone: [rows, columns], or a stack [matrices, rows, columns]. On the CPU a stack's members come
-out as they would one by one, bit for bit.
+Knows tensors alone: [rows, columns], or a stack [matrices, rows, columns].
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
 
 
 def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
-    """The opposite of ``take_box``. A slice is copied: it would keep the whole matrix."""
+    """The opposite of ``take_box``. A slice is copied: it would keep the whole matrix.
+
+    A member of a stack keeps that, which is no more than some megabytes.
+    """
     assert matrix.work is not None
     if isinstance(boxes, Pieces):
         boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)

@@ -156,10 +156,8 @@ class PlanStep:
             step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None), self.scale)
             for bucket in self.buckets
         )
-        try:
-            yield from pipeline(walks, self.window)
-        finally:
-            self.forget()
+        yield from pipeline(walks, self.window)
+        self.forget()
 
     def ready(
         self, rest: Sequence[Tensor] = (), max_norm: float | None = None, stamp: Stamp = NO_STAMP

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.newton_schulz import KELLER_JORDAN, YOU_JIACHENG, zeropower_via_newtonschulz
-from muon_tutorial.orthogonalizers import kernels
+from muon_tutorial.orthogonalizers import iterate
 from muon_tutorial.orthogonalizers.iterate import (
     RUN_BYTES,
     _iterate_rounding,
@@ -194,7 +194,7 @@ def allocations(*known: Tensor) -> Iterator[list[int]]:
 @pytest.mark.parametrize("shape", [(128, 128), (400, 500), (3, 64, 96)], ids=str)
 def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
     G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)
-    stacks(shape[-2], shape[-1], RECIPES[name].dtype)  # tries out what the CPU's kernels do
+    stacks(shape[-2], shape[-1], RECIPES[name])  # tries out what the CPU's kernels do
     with allocations(G, out) as first:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
     held = workspace.nbytes()
@@ -279,18 +279,45 @@ def test_products_are_as_exact_as_fp32_allows(shape: tuple[int, int, int]) -> No
         assert float((ours.double() - theirs).norm() / theirs.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_kernel_that_rounds_stacks_otherwise_is_found(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def otherwise(A: Tensor, X: Tensor) -> Tensor:
-        result = A @ A
-        if A.ndim == 3 and len(A) > 2:
-            result[-1, 0, 0] = torch.nextafter(result[-1, 0, 0], result.new_tensor(1e9))
-        return result
+def test_a_kernel_that_rounds_a_stack_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiplied = iterate.symmetric_multiply
 
-    monkeypatch.setattr(kernels, "PRODUCTS", (*kernels.PRODUCTS, otherwise))
-    assert not kernels.batches_keep_bits(72, 40, dtype)
+    def otherwise(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
+        multiplied(out, A, B, alpha, beta)
+        if out.ndim == 3 and len(out) == 3:
+            out[-1] *= 1.25
+
+    monkeypatch.setattr(iterate, "_keeps_bits", iterate._keeps_bits.__wrapped__)
+    exact = Recipe("fp32", "", (KELLER_JORDAN,) * 5, dtype=torch.float32, scaling="schatten")
+    assert stacks(32, 48, exact)
+    monkeypatch.setattr(iterate, "symmetric_multiply", otherwise)
+    assert not stacks(32, 48, exact)
+
+
+def test_nothing_is_stacked_on_other_devices() -> None:
+    assert not stacks(64, 64, RECIPES["gram"], torch.device("cuda"))
+    assert stacks(64, 64, RECIPES["gram"], torch.device("meta")) == stacks(64, 64, RECIPES["gram"])
+
+
+def test_trying_out_is_bounded_and_no_part_of_what_is_counted() -> None:
+    assert not stacks(16, 2**20, RECIPES["gram"])  # one alone fills the cache: nothing is tried
+    with allocations() as made:
+        iterate._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
+        onednn_is_faster.__wrapped__()
+    assert not made
+
+
+def test_a_default_device_and_dtype_change_nothing() -> None:
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = iterate._keeps_bits.__wrapped__(64, 64, RECIPES["gram"], 1, RUN_BYTES)
+        asked = onednn_is_faster.__wrapped__()
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert found == iterate._keeps_bits.__wrapped__(64, 64, RECIPES["gram"], 1, RUN_BYTES)
+    assert asked == onednn_is_faster()
 
 
 @pytest.mark.parametrize(
@@ -303,11 +330,14 @@ def test_onednn_is_asked_on_amds_cpus_without_amx_alone(
     assert not onednn_is_faster.__wrapped__()
 
 
-def test_onednn_is_not_asked_where_it_rounds_to_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "asked"), [(torch.float64, True), (torch.bfloat16, False)], ids=str)
+def test_onednn_is_not_asked_where_it_rounds_to_bf16(
+    dtype: torch.dtype, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "AMD EPYC"}, raising=False)
     multiplied = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda A, B: multiplied(A.bfloat16(), B.bfloat16()).float())
-    assert not onednn_is_faster.__wrapped__()
+    monkeypatch.setattr(torch, "mm", lambda A, B: multiplied(A.to(dtype), B.to(dtype)).float())
+    assert onednn_is_faster.__wrapped__() is asked
 
 
 class Precisions(TorchDispatchMode):

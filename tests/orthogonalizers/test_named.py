@@ -11,11 +11,18 @@ from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.newton_schulz import CANS, KELLER_JORDAN, POLAR_EXPRESS, with_safety
+from muon_tutorial.newton_schulz import (
+    CANS,
+    KELLER_JORDAN,
+    POLAR_EXPRESS,
+    with_safety,
+    zeropower_via_newtonschulz,
+)
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import (
     BOUNDS,
     DROP_INS,
+    LARGER_UPDATES,
     MINIMAX,
     MINIMAX_BF16,
     RECIPES,
@@ -168,3 +175,16 @@ def values(polynomial: Polynomial, x: Tensor) -> Tensor:
 def test_with_safety_undone_is_the_published() -> None:
     for ours, theirs in zip(unsafe(with_safety(CANS, 1.01)), CANS, strict=True):
         assert ours == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(128, 128), (256, 64), (384, 768)], ids=str)
+def test_updates_are_as_large_as_stocks_or_larger_by_as_much_as_is_said(
+    name: str, shape: tuple[int, int]
+) -> None:
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ratio = float(
+        orthogonalize(G, RECIPES[name]).float().norm() / zeropower_via_newtonschulz(G).float().norm()
+    )
+    low, high = (0.995, 1.005) if name in ("float32", "gram") else LARGER_UPDATES
+    assert low < ratio < high
