@@ -216,7 +216,8 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
         chosen = [
             (seen, its) for case, seen, its in _with_predictions(found, said) if link in ("all", case.link)
         ]
-        rows.append(accuracy(link, [seen for seen, _ in chosen], [its for _, its in chosen]))
+        seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
+        rows.append(accuracy(link, seen, its))  # of what the table of all of them holds
     return Table("How far predicted seconds are off", tuple(rows), command)
 
 
@@ -224,7 +225,7 @@ def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRo
     """Median, ninth tenth and largest error, and the share of telling pairs whose order was told right."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
-        ((seen[i] < seen[j]) == (said[i] < said[j]))
+        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a tie tells nothing
         for i, j in combinations(range(len(seen)), 2)
         if max(seen[i], seen[j]) > (1 + TELLING) * min(seen[i], seen[j])
     ]

@@ -138,7 +138,7 @@ print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5
 # %% tags=["stub", "predict"]
 half = ...  # a whole number
 
-# %% tags=["answer"]
+# %% tags=["answer", "volatile"]
 compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gradient(G))
 
 # %% [markdown] tags=["solution"]

@@ -178,7 +178,7 @@ whole.check(newton_schulz)
 # %% [markdown]
 # Have only the singular values moved? Then `U.T @ Y @ Vt.T` is diagonal.
 
-# %%
+# %% tags=["volatile"]
 orthogonalize = whole.accepted_or(lesson.newton_schulz)
 Y = orthogonalize(X, steps)
 inside = U.T @ Y @ Vt.T

@@ -257,7 +257,7 @@ survived.check(save, load)
 #
 # Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints. The thin line is the loss of an undisturbed run.
 
-# %% tags=["ranks"]
+# %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
 life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
@@ -278,7 +278,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # "run": do the killed run and the undisturbed one end alike?
 same_bits = ...  # those that are the same to the bit, in this order, such as ["run"]
 
-# %% tags=["answer", "ranks"]
+# %% tags=["answer", "ranks", "volatile"]
 bits = lesson.compare_bits(life, others, backend)
 compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bits))
 

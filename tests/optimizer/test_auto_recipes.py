@@ -15,7 +15,7 @@ from torch import Tensor
 from muon_tutorial import LocalWorld, Muon, UsageError, build_mesh, launch
 from muon_tutorial.errors import MismatchError
 from muon_tutorial.optimizer import auto_recipes
-from muon_tutorial.optimizer.auto_recipes import calibration_path, kept_calibration
+from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, kept_calibration
 from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.processor import describe_processor
@@ -179,7 +179,9 @@ def test_what_was_measured_is_kept_by_machine_and_measured_once(
     kept_calibration.cache_clear()  # as another process
     Muon([*weights(), torch.nn.Parameter(torch.ones(3, 3))], orthogonalize="auto", calibration=tmp_path)
     assert measured[3:] == [(3, 3)]
-    assert list(tmp_path.iterdir()) == [calibration_path(tmp_path, describe_processor(CPU))]
+    assert list(tmp_path.iterdir()) == [
+        calibration_path(tmp_path, f"{describe_processor(CPU)}, timings {TIMINGS}")
+    ]
     kept_calibration(tmp_path, CPU, ((3, 3),), again=True)
     assert measured[4:] == [(3, 3)]
 
@@ -187,7 +189,7 @@ def test_what_was_measured_is_kept_by_machine_and_measured_once(
 def test_a_damaged_file_is_measured_anew_with_a_warning(
     measured: list[tuple[int, int]], tmp_path: Path
 ) -> None:
-    path = calibration_path(tmp_path, describe_processor(CPU))
+    path = calibration_path(tmp_path, f"{describe_processor(CPU)}, timings {TIMINGS}")
     path.write_text("{", encoding="utf-8")
     with pytest.warns(UserWarning, match="is no calibration.*measuring anew"):
         kept_calibration(tmp_path, CPU, ((3, 3),))
