@@ -8,7 +8,6 @@ turns: nothing else should run. It takes two minutes.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from muon_tutorial.benchmarks import gram  # noqa: E402
 from scripts.files import made  # noqa: E402
-from scripts.result_files import command_line, machine_facts, say, write_results  # noqa: E402
+from scripts.result_files import check_counts, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 
 ROUNDS = 3
 MACHINES = ("laptop", "h100-infiniband")
@@ -34,10 +33,10 @@ OPENING = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser = result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
     asked = parser.parse_args(arguments)
+    check_counts(parser, asked, "rounds")
     command = command_line("gram.py", arguments)
     out = made(asked.out)
     say("measuring distances")

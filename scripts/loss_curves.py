@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from muon_tutorial.benchmarks.loss_curves import (  # noqa: E402
-    LossCurve,
     Way,
+    WayCurve,
     curves_table,
     spread_table,
     train_curves,
@@ -33,7 +33,7 @@ from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.named import STOCK  # noqa: E402
 from muon_tutorial.training.settings import TrainSettings  # noqa: E402
 from scripts.files import answered, made  # noqa: E402
-from scripts.result_files import command_line, machine_facts, write_results  # noqa: E402
+from scripts.result_files import check_counts, command_line, machine_facts, result_parser, write_results  # noqa: E402
 
 STEM = "loss_curves"
 STEPS, SEEDS, BATCH = 300, 3, 8
@@ -67,17 +67,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser = result_parser(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0")
     parser.add_argument(
         "--way", action="append", choices=ways(), metavar="NAME", help="beside stock, only these; repeat"
     )
     asked = parser.parse_args(arguments)
-    for name in ("steps", "seeds"):
-        if getattr(asked, name) < 1:
-            parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
+    check_counts(parser, asked, "steps", "seeds")
     given = tuple(map(Way, asked.way)) if asked.way else WAYS
     asked.ways = tuple(dict.fromkeys((Way(STOCK), *given)))
     return asked
@@ -105,7 +102,7 @@ def facts(settings: TrainSettings, seeds: int, command: str) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequence[LossCurve]) -> None:
+def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequence[WayCurve]) -> None:
     """Markdown for people, JSON, with every step's loss, for programs, and the curves."""
     picture, text, data = (f"{STEM}.{kind}" for kind in ("svg", "md", "json"))
     plot(folder / picture, curves)
@@ -114,7 +111,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequ
     write_results(folder, "Loss curves", OPENING, facts, tables, text, data, shown, runs=runs)
 
 
-def plot(path: Path, curves: Sequence[LossCurve]) -> None:
+def plot(path: Path, curves: Sequence[WayCurve]) -> None:
     """The curves above, and their difference from stock's on the same seed below."""
     from matplotlib import pyplot as plt
 

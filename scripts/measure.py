@@ -39,7 +39,7 @@ from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
 from scripts.files import made  # noqa: E402
-from scripts.result_files import bars, command_line, machine_facts, say, write_results  # noqa: E402
+from scripts.result_files import bars, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,8 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser = result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="timed steps of each contender")
     for name, size in {"layers": 4, "width": 256, "heads": 4, "context": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=size)

@@ -34,7 +34,15 @@ from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.choices import AUTO  # noqa: E402
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK  # noqa: E402
 from scripts.files import made, write_whole  # noqa: E402
-from scripts.result_files import bars, command_line, machine_facts, say, write_results  # noqa: E402
+from scripts.result_files import (  # noqa: E402
+    bars,
+    check_counts,
+    command_line,
+    machine_facts,
+    result_parser,
+    say,
+    write_results,
+)
 
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
@@ -49,11 +57,11 @@ README_PART = re.compile(
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, here and without bf16 units, and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
+    parser = result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
     parser.add_argument("--only-without-bf16", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
+    check_counts(parser, asked, "rounds")
     if asked.only_without_bf16:
         json.dump([asdict(one) for one in measured(WITHOUT_NAMES, ROUNDS_WITHOUT)], sys.stdout)
         return 0

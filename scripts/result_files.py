@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -17,6 +18,8 @@ import torch
 
 from muon_tutorial.evidence.tables import Table
 from scripts.files import write_whole
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def write_results(
@@ -44,6 +47,20 @@ def write_results(
     write_whole(folder / markdown, f"# {title}\n\n{opening}\n\n{said}\n\n{shown}{body}")
     held = {"facts": facts, **more, "tables": [table.data() for table in tables]}
     write_whole(folder / data, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+
+
+def result_parser(described: str | None) -> argparse.ArgumentParser:
+    """Options that all such scripts have; ``described`` is a script's docstring."""
+    parser = argparse.ArgumentParser(description=(described or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
+    return parser
+
+
+def check_counts(parser: argparse.ArgumentParser, asked: argparse.Namespace, *names: str) -> None:
+    """End with one line if an option that counts something is below 1."""
+    for name in names:
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
 
 
 def command_line(script: str, arguments: Sequence[str] | None) -> str:

@@ -34,7 +34,7 @@ from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK  # noqa: E402
 from scripts.files import answered, made, write_whole  # noqa: E402
 from scripts.newton_schulz_times import BF16_FLAGS, cpu_flags  # noqa: E402
-from scripts.result_files import command_line, machine_facts, say, write_results  # noqa: E402
+from scripts.result_files import check_counts, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 
 STEM = "step_benchmark"
 LAYERS, ROUNDS = 3, 3
@@ -57,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser = result_parser(__doc__)
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers of GPT-2 small, which has 12")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each contender")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -69,9 +68,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--over-ranks", choices=ways(), default=STOCK, metavar="NAME", help="the way on ranks"
     )
     asked = parser.parse_args(arguments)
-    for name in ("layers", "rounds"):
-        if getattr(asked, name) < 1:
-            parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
+    check_counts(parser, asked, "layers", "rounds")
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this machine has no GPU that PyTorch can use")
     return asked

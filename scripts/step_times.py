@@ -31,7 +31,7 @@ from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.timing.calibrate import calibrate  # noqa: E402
 from muon_tutorial.timing.machine import Machine, read_machine  # noqa: E402
 from scripts.files import made  # noqa: E402
-from scripts.result_files import command_line, machine_facts, say, write_results  # noqa: E402
+from scripts.result_files import command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 from scripts.shaped import run_shaped  # noqa: E402
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
@@ -41,8 +41,7 @@ OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, predict, compare, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to")
+    parser = result_parser(__doc__)
     parser.add_argument("--machine", type=Path, help="a calibrated machine's file; else it is calibrated now")
     parser.add_argument("--measure", nargs=2, metavar=("MBIT", "FILE"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)

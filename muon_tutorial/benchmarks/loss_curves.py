@@ -34,7 +34,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class LossCurve:
+class WayCurve:
     """One run: the loss of every step's batch before the step, and the held-out loss at the end. Nats a
     byte."""
 
@@ -49,20 +49,20 @@ class LossCurve:
         return statistics.fmean(self.losses[-LAST:])
 
 
-def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]) -> list[LossCurve]:
+def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]) -> list[WayCurve]:
     """Train on one real rank of one thread, every way with every seed."""
     return launch(train_on_rank, 1, args=(settings, list(ways), list(seeds)))[0]
 
 
 def train_on_rank(
     rank: int, settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]
-) -> list[LossCurve]:
+) -> list[WayCurve]:
     """Train every way with every seed, seed by seed. All ranks of the settings' grid must call."""
     torch.set_num_threads(1)
     return [train_curve(replace(settings, seed=seed), way) for seed in seeds for way in ways]
 
 
-def train_curve(settings: TrainSettings, way: Way) -> LossCurve:
+def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
     """One run of the main job's own trainer. All ranks of the settings' grid must call."""
     trainer = build_trainer(settings)
     for index, group in enumerate(trainer.optimizer.param_groups):
@@ -71,12 +71,12 @@ def train_curve(settings: TrainSettings, way: Way) -> LossCurve:
             group["lr"] *= way.lr_share
             trainer.scheduler.base_lrs[index] *= way.lr_share
     losses = [train_step(trainer, step, checked=False)[0].loss for step in range(settings.steps)]
-    curve = LossCurve(str(way), settings.seed, losses, held_out_loss(trainer))
+    curve = WayCurve(str(way), settings.seed, losses, held_out_loss(trainer))
     print(f"seed {curve.seed}, {way}: {curve.last:.4f} at the end, held out {curve.held_out:.4f}", flush=True)
     return curve
 
 
-def curves_table(curves: Sequence[LossCurve], command: str) -> Table:
+def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
     """A row a run: its losses at the end, and how far they are from stock's on the same seed."""
     stock = {curve.seed: curve for curve in curves if curve.way == STOCK}
     rows: tuple[TableRow, ...] = tuple(
@@ -94,12 +94,12 @@ def curves_table(curves: Sequence[LossCurve], command: str) -> Table:
     return Table("Every run", rows, command, ("Nats a byte; above zero is worse than stock.",))
 
 
-def spread_table(curves: Sequence[LossCurve], command: str) -> Table:
+def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
     """A row a way: mean over seeds, the difference from stock, and how far seeds lie apart."""
-    by_way: dict[str, list[LossCurve]] = {}
+    by_way: dict[str, list[WayCurve]] = {}
     for curve in curves:
         by_way.setdefault(curve.way, []).append(curve)
-    losses: dict[str, Callable[[LossCurve], float]] = {
+    losses: dict[str, Callable[[WayCurve], float]] = {
         f"mean of last {LAST}": lambda curve: curve.last,
         "held out": lambda curve: curve.held_out,
     }
@@ -124,7 +124,7 @@ def spread_table(curves: Sequence[LossCurve], command: str) -> Table:
 
 
 def differences(
-    these: Sequence[LossCurve], those: Sequence[LossCurve], loss: Callable[[LossCurve], float]
+    these: Sequence[WayCurve], those: Sequence[WayCurve], loss: Callable[[WayCurve], float]
 ) -> list[float]:
     """How much larger a loss is in these runs than in those of the same seeds."""
     other: Mapping[int, float] = {curve.seed: loss(curve) for curve in those}

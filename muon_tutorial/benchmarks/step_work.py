@@ -6,8 +6,9 @@ compiled code included. A library's own scratch memory, as oneDNN's, is not in i
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+PRODUCTS = {
+    **dict.fromkeys(("aten::mm", "aten::bmm"), 0),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"), 1),
+}
+"""Matrix products, and which argument is the first factor. The profiler itself counts none in place."""
 SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double": "fp64"}
 
 
@@ -41,7 +46,7 @@ class StepWork:
 
 def watch(run: Callable[[], object], device: torch.device) -> StepWork:
     """Run something once, and return what it did."""
-    options: dict[str, Any] = {"profile_memory": True, "record_shapes": True, "with_flops": True}
+    options: dict[str, Any] = {"profile_memory": True, "record_shapes": True}
     with profile(activities=[ProfilerActivity.CPU], **options) as seen:
         run()
         if device.type == "cuda":
@@ -61,8 +66,17 @@ def watch(run: Callable[[], object], device: torch.device) -> StepWork:
     for event in events:
         if event.name() in PRODUCTS:
             dtype = event.dtypes()[0]
-            operations[SHORT.get(dtype, dtype)] += event.flops()
+            operations[SHORT.get(dtype, dtype)] += _operations(event.shapes(), PRODUCTS[event.name()])
     return StepWork(peak, left, dict(operations))
+
+
+def _operations(shapes: Sequence[Sequence[int]], first: int) -> float:
+    """Of a product of two matrices, or stacks of them, by the shapes of its arguments.
+
+    >>> _operations([[2, 3], [3, 4]], 0)
+    48.0
+    """
+    return 2.0 * math.prod(shapes[first]) * shapes[first + 1][-1]
 
 
 def _running(sizes: Iterable[int]) -> tuple[int, int]:

@@ -97,7 +97,9 @@ def time_cases(
 ) -> Mapping[RankCase, RankPart]:
     """One rank's part in every case that it is in. All ranks must call."""
     torch.set_num_threads(1)
-    held = Held.of(work, torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type))
+    held = RankSet.of(
+        work, torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
+    )
     meshes = _meshes(sorted({case.ranks for case in chosen}), device_type)
     steps: dict[RankCase, Muon] = {}
     parts: dict[RankCase, RankPart] = {}
@@ -118,7 +120,7 @@ def time_cases(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class RankSet:
     """What one rank holds: all parameters, with their gradients."""
 
     device: torch.device
@@ -126,7 +128,7 @@ class Held:
     gradients: Sequence[Tensor]
 
     @classmethod
-    def of(cls, work: StepSet, device: torch.device) -> Held:
+    def of(cls, work: StepSet, device: torch.device) -> RankSet:
         """The same on every rank."""
         return cls(device, work.parameters(device), work.gradients(device))
 

@@ -50,8 +50,8 @@ class Span:
 class TimedFlight:
     """A collective on its way: when its members issued it, when it began, and when it was answered.
 
-    ``asked`` says what each member asked for, in words; ``sent``, what it sends, which is what it puts on a
-    bus; ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives;
+    ``asked`` says what each member asked for, in words; ``sent``, what it sends, all of it over a shared bus;
+    ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives;
     ``payload``, the bytes that it hands over; ``ring``, those it would send on a ring; ``answered``, when it
     went on with the answer in hand. These and ``issued`` hold the ranks that are walked: all members, or one
     alone. ``link`` is what they send over, and ``latency`` the seconds that no bandwidth shortens.

@@ -9,8 +9,8 @@ import pytest
 
 from muon_tutorial.benchmarks.loss_curves import (
     LAST,
-    LossCurve,
     Way,
+    WayCurve,
     curves_table,
     spread_table,
     train_curves,
@@ -52,8 +52,8 @@ def test_runs_of_a_seed_begin_alike_and_go_different_ways() -> None:
     assert slower.losses[1] != stock.losses[1]
 
 
-def flat(way: str, seed: int, loss: float) -> LossCurve:
-    return LossCurve(way, seed, [9.0, *([loss] * LAST)], loss + 1)
+def flat(way: str, seed: int, loss: float) -> WayCurve:
+    return WayCurve(way, seed, [9.0, *([loss] * LAST)], loss + 1)
 
 
 CURVES = [flat(STOCK, 0, 2.0), flat(STOCK, 1, 2.5), flat("gram", 0, 1.75), flat("gram", 1, 2.0)]

@@ -37,7 +37,10 @@ from muon_tutorial.benchmarks.steps_over_ranks import (
     ratios,
 )
 from muon_tutorial.evidence.tables import Table
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
+from muon_tutorial.orthogonalizers.products import symmetric_share
+from muon_tutorial.orthogonalizers.recipe import flops
 from scripts import step_benchmark as script
 
 CPU = torch.device("cpu")
@@ -122,6 +125,14 @@ def test_memory_and_products_are_those_of_the_first_step(run: StepRun) -> None:
         }
     assert {*by_name["this Muon, minimax"].work.operations} == {"fp32"}
     assert by_name["writes"].work.products == "not seen"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("you_jiacheng", "bf16"), ("three_steps", "fp32")])
+def test_products_in_place_are_counted_too(name: str, kind: str) -> None:
+    G, recipe = torch.ones(400, 400), RECIPES[name]
+    orthogonalize(G, recipe)  # what is tried out once is no part of it
+    seen = watch(lambda: orthogonalize(G, recipe), torch.device("cpu"))
+    assert seen.operations == {kind: pytest.approx(flops(recipe, 400, 400, "direct", symmetric_share(400)))}
 
 
 def test_the_profiler_counts_what_lives_at_once() -> None:
