@@ -29,7 +29,7 @@ import torch  # noqa: E402
 
 from muon_tutorial.benchmarks import step_benchmark, steps_over_ranks  # noqa: E402
 from muon_tutorial.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet, ways  # noqa: E402
-from muon_tutorial.benchmarks.steps_over_ranks import OWNER, RANKS, STRATEGIES  # noqa: E402
+from muon_tutorial.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK  # noqa: E402
 from scripts.files import answered, made, write_whole  # noqa: E402
@@ -87,7 +87,7 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
 def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
     """Ranks first, so that they are not started from a process that holds a GPU."""
     counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
-    cases = steps_over_ranks.cases(counts, STRATEGIES)
+    cases = steps_over_ranks.cases(counts)
     say(f"steps on {', '.join(map(str, counts))} ranks")
     found = steps_over_ranks.measure_over_ranks(work, cases, asked.rounds, asked.device, asked.over_ranks)
     torch.set_num_threads(1)
@@ -191,12 +191,17 @@ def readme_lines(tables: Sequence[Table]) -> str:
         f"| {row['contender']} | {row['ms']:,.0f} | {row['times torch']:.2f} | {row['peak MB']:,.1f} |"
         for row in shown
     ]
-    lines += ["", "| `owner` over ranks | ms of a step | times one rank |", "|---|---|---|"]
+    shares = {(row["strategy"], row["ranks"]): row["times one rank"] for row in ranks}
     lines += [
-        f"| {row['ranks']} | {row['ms']:,.0f} | {row['times one rank']:.2f} |"
-        for row in ranks
-        if row["strategy"] == OWNER
+        "",
+        "| `owner` over ranks | ms of a step | times one rank | with `window=2` |",
+        "|---|---|---|---|",
     ]
+    for row in ranks:
+        if row["strategy"] == OWNER:
+            overlapped = shares.get((OVERLAPPED, row["ranks"]))
+            last = "–" if overlapped is None else f"{overlapped:.2f}"
+            lines.append(f"| {row['ranks']} | {row['ms']:,.0f} | {row['times one rank']:.2f} | {last} |")
     return "\n".join([*lines, "", ""])
 
 

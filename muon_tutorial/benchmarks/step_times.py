@@ -175,7 +175,7 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
         for (case, measured), predicted in zip(found, said, strict=True)
     ]
     notes = (
-        "Measured: the slowest rank's step between two barriers, median over rounds, in one run with the "
+        "Measured: the slowest rank's step between two barriers, median over rounds, right after a "
         "calibration. Predicted: `TimedWorld` with that calibration; a limited loopback is a bus of that "
         "bandwidth which all ranks share.",
     )

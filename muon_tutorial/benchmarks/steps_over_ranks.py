@@ -7,7 +7,7 @@ half of the matrices, the half that ``owner`` gives it, as a process of its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,19 @@ PATIENCE = 600.0
 
 APART = "two halves, no communication"
 OWNER = "owner"
-STRATEGIES = (OWNER, "round_robin")
+OVERLAPPED = "owner, window=2"
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    OWNER: {"strategy": "owner"},
+    OVERLAPPED: {"strategy": "owner", "window": 2},
+    "round_robin": {"strategy": "round_robin"},
+}
+"""What a table calls each, and the optimizer's options for it."""
 RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class RankCase:
-    """A strategy, or ``APART``, on some number of ranks."""
+    """One of ``STRATEGIES``, or ``APART``, on some number of ranks."""
 
     strategy: str
     ranks: int
@@ -62,7 +68,7 @@ class RankPart:
     momentum: int
 
 
-def cases(ranks: Sequence[int] = RANKS, strategies: Sequence[str] = STRATEGIES) -> list[RankCase]:
+def cases(ranks: Sequence[int] = RANKS, strategies: Iterable[str] = STRATEGIES) -> list[RankCase]:
     """Every strategy on every number of ranks, in the order of their turns; on one rank ``owner`` alone."""
     found = []
     for count in ranks:
@@ -172,7 +178,7 @@ _UNCOMPARED: Mapping[str, Any] = {"initial_values": "compare", "compare_every": 
 def _make(case: RankCase, params: Params, mesh: DeviceMesh, orthogonalize: str) -> Muon:
     if case.strategy == APART:
         return Muon(params, orthogonalize=orthogonalize, **SETTINGS)
-    options = {"strategy": case.strategy, "mesh": mesh, **_UNCOMPARED}
+    options = {**STRATEGIES[case.strategy], "mesh": mesh, **_UNCOMPARED}
     return Muon(params, orthogonalize=orthogonalize, **options, **SETTINGS)
 
 
@@ -219,12 +225,20 @@ def ratios(found: Sequence[RankSteps]) -> dict[str, str]:
         pairs = zip(seconds[above], seconds[below], strict=True)
         return median_and_spread([a / b for a, b in pairs])[0]
 
-    two = RankCase(OWNER, 2)
-    asked = {
-        "speed": ("`owner` on 2 ranks is {:.2f} times as fast as on one", ratio(RankCase(OWNER, 1), two)),
-        "apart": ("its speed on 2 ranks is {:.2f} of the two halves'", ratio(RankCase(APART, 2), two)),
-        "eight": ("8 ranks take {:.2f} times as long as 2", ratio(RankCase(OWNER, 8), two)),
-    }
+    asked: dict[str, tuple[str, float | None]] = {}
+    for name in (OWNER, OVERLAPPED):
+        two = RankCase(name, 2)
+        asked |= {
+            f"{name}: speed": (
+                f"`{name}` on 2 ranks is {{:.2f}} times as fast as on one",
+                ratio(RankCase(OWNER, 1), two),
+            ),
+            f"{name}: apart": (
+                "its speed on 2 ranks is {:.2f} of the two halves'",
+                ratio(RankCase(APART, 2), two),
+            ),
+            f"{name}: eight": ("8 ranks take {:.2f} times as long as 2", ratio(RankCase(name, 8), two)),
+        }
     return {name: text.format(value) for name, (text, value) in asked.items() if value is not None}
 
 

@@ -42,18 +42,26 @@ def _exchange(
     x: Tensor | Pieces, exchange: Exchange, dtype: torch.dtype, at: Coordinate, label: Label
 ) -> Walk:
     parcels = exchange.parcels(at)
-    stays = exchange.silent or len(parcels.sends) == 1
+    asks = not exchange.silent and len(parcels.sends) > 1
     if isinstance(x, Pieces):
-        if stays:
+        if not asks:
             return x
+        kept = x.keep(parcels.kept)
         answer = yield _all_to_all(x.pack(parcels.leaving), exchange, parcels, dtype, label)
-        return Pieces.unpack(answer, parcels.coming)
-    packed = _pack(x, parcels.leaving)
-    if not stays:
-        packed = yield _all_to_all(packed, exchange, parcels, dtype, label)
-    unpacked = x.new_zeros(parcels.length)
-    _unpack(packed, unpacked, parcels.coming)
+        return Pieces.unpack(answer, parcels.coming, zip(kept, parcels.kept_as, strict=True))
+    if not asks:
+        return _keep_parts(x, parcels)
+    answer = yield _all_to_all(_pack(x, parcels.leaving), exchange, parcels, dtype, label)
+    unpacked = _keep_parts(x, parcels)
+    _unpack(answer, unpacked, parcels.coming)
     return unpacked
+
+
+def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
+    """A buffer laid out for what comes, with what this rank had of it, and zeros elsewhere."""
+    buffer = x.new_zeros(parcels.length)
+    _unpack(_pack(x, parcels.kept), buffer, parcels.kept_as)
+    return buffer
 
 
 def _all_to_all(

@@ -1,13 +1,13 @@
 """A bucket's matrices one by one, for routes that need no flat buffer to travel.
 
-What a rank sends is packed from them, and what it received is read where it arrived: neither is laid out in a
-buffer of the whole bucket in between.
+What a rank sends to others is packed from them, what it received is read where it arrived, and what it has
+already stays where it is: nothing is laid out in a buffer of the whole bucket in between.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -19,28 +19,24 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrived:
-    """A box of ``shape`` in a flat tensor, in parts: where each starts, its index in the box, its shape."""
+class InParts:
+    """A box of ``shape`` in parts: each, and its index in the box."""
 
-    flat: Tensor
     shape: Shape
-    parts: tuple[tuple[int, Index, Shape], ...]
+    parts: tuple[tuple[Tensor, Index], ...]
 
     def box(self) -> Tensor:
-        """The box: where it arrived, if in one part, else put together. On the meta device one copy stands
-        for all."""
-        if len(self.parts) == 1 and self.parts[0][2] == self.shape:
-            return self._part(0)
-        box = self.flat.new_empty(self.shape)
+        """The box: where it is, if in one part, else put together. On the meta device one copy stands for
+        all."""
+        first = self.parts[0][0]
+        if first.shape == self.shape:
+            return first
+        box = first.new_empty(self.shape)
         if box.is_meta:
             return box.copy_(box)
-        for number, (_, index, _) in enumerate(self.parts):
-            box[index] = self._part(number)
+        for part, index in self.parts:
+            box[index] = part
         return box
-
-    def _part(self, number: int) -> Tensor:
-        start, _, shape = self.parts[number]
-        return self.flat[start : start + math.prod(shape)].view(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +49,7 @@ class Pieces:
 
     dtype: torch.dtype
     device: torch.device
-    _boxes: dict[int, Tensor | Arrived] = field(default_factory=dict)
+    _boxes: dict[int, Tensor | InParts] = field(default_factory=dict)
 
     def put(self, matrix: int, box: Tensor) -> None:
         """Keep a matrix's box, in its own shape."""
@@ -64,7 +60,23 @@ class Pieces:
         if not held.box.numel:
             return torch.empty(held.box.shape, dtype=self.dtype, device=self.device)
         box = self._boxes.pop(held.entry.matrix.index)
-        return box.box() if isinstance(box, Arrived) else box
+        return box.box() if isinstance(box, InParts) else box
+
+    def keep(self, cargo: Cargo) -> list[Tensor]:
+        """The parts of boxes that do not travel, laid out in order, as what arrives is.
+
+        What is left of their boxes is not kept with them.
+        """
+        kept = []
+        for held, index, shape in cargo:
+            box = self._boxes[held.entry.matrix.index]
+            assert isinstance(box, Tensor)
+            kept.append(
+                box.contiguous()
+                if box.shape == shape
+                else box[index].clone(memory_format=torch.contiguous_format)
+            )
+        return kept
 
     def pack(self, cargo: Cargo) -> Tensor:
         """Give up all boxes; returns the parts of them that leave, flat, one after the other."""
@@ -80,17 +92,19 @@ class Pieces:
         return packed.copy_(packed) if packed.is_meta else packed  # one copy stands for all
 
     @classmethod
-    def unpack(cls, arrived: Tensor, cargo: Cargo) -> Pieces:
-        """The opposite of ``pack``: the boxes in what arrived."""
-        parts: dict[int, list[tuple[int, Index, Shape]]] = {}
+    def unpack(
+        cls, arrived: Tensor, cargo: Cargo, kept: Iterable[tuple[Tensor, tuple[BufferSlice, Index, Shape]]]
+    ) -> Pieces:
+        """The opposite of ``pack`` and ``keep``: the boxes in what arrived, and in what was kept."""
+        sizes = [math.prod(shape) for *_, shape in cargo]
+        came = [*zip(arrived.split(sizes), cargo, strict=True), *kept]
+        parts: dict[int, list[tuple[Tensor, Index]]] = {}
         shapes: dict[int, Shape] = {}
-        start = 0
-        for held, index, shape in cargo:
+        for part, (held, index, shape) in came:
             matrix = held.entry.matrix.index
-            parts.setdefault(matrix, []).append((start, index, shape))
+            parts.setdefault(matrix, []).append((part.view(shape), index))
             shapes[matrix] = held.box.shape
-            start += math.prod(shape)
-        boxes: Mapping[int, Tensor | Arrived] = {
-            matrix: Arrived(arrived, shapes[matrix], tuple(its)) for matrix, its in parts.items()
+        boxes: Mapping[int, Tensor | InParts] = {
+            matrix: InParts(shapes[matrix], tuple(its)) for matrix, its in parts.items()
         }
         return cls(arrived.dtype, arrived.device, dict(boxes))

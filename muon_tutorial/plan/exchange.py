@@ -181,14 +181,17 @@ Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Parcels:
-    """What one rank sends and receives in an exchange, in order of the position in the group.
+    """What one rank sends to others and receives from them, in order of the position in the group.
 
-    ``sends`` and ``receives`` are the elements for each position; ``length`` is how many elements the rank's
-    buffer holds afterwards.
+    What it keeps for itself does not travel: ``kept`` of its buffer is ``kept_as`` of the one afterwards,
+    part by part. ``sends`` and ``receives`` are the elements for each position, none for its own; ``length``
+    is how many elements the rank's buffer holds afterwards.
     """
 
     leaving: Cargo
     coming: Cargo
+    kept: Cargo
+    kept_as: Cargo
     sends: tuple[int, ...]
     receives: tuple[int, ...]
     length: int
@@ -229,9 +232,10 @@ class Exchange:
         return {}
 
     def _parcels(self, at: Coordinate) -> Parcels:
-        leaving, sends = self._by_position(at, self._leaving(at))
-        coming, receives = self._by_position(at, self._coming(at))
-        return Parcels(leaving, coming, sends, receives, self.dst.length(self.entries, at))
+        leaving, kept, sends = self._by_position(at, self._leaving(at))
+        coming, kept_as, receives = self._by_position(at, self._coming(at))
+        length = self.dst.length(self.entries, at)
+        return Parcels(leaving, coming, kept, kept_as, sends, receives, length)
 
     def _leaving(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
         for held in self._slices(self.src, at):
@@ -255,14 +259,17 @@ class Exchange:
 
     def _by_position(
         self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
-    ) -> tuple[Cargo, tuple[int, ...]]:
-        """What this rank shares with others, in order of their positions, and the elements for each."""
+    ) -> tuple[Cargo, Cargo, tuple[int, ...]]:
+        """What this rank shares with others, in order of their positions; with itself; elements for each."""
         shared = [(position, held, _shared(held.box, theirs)) for position, held, theirs in pairs]
         shared = sorted((one for one in shared if one[2][2]), key=itemgetter(0))
+        own = at.position(*self.axes)
+        kept = tuple((held, *what[:2]) for position, held, what in shared if position == own)
+        travels = [one for one in shared if one[0] != own]
         elements = [0] * at.size(*self.axes)
-        for position, _, (_, _, numel) in shared:
+        for position, _, (_, _, numel) in travels:
             elements[position] += numel
-        return tuple((held, index, shape) for _, held, (index, shape, _) in shared), tuple(elements)
+        return tuple((held, *what[:2]) for _, held, what in travels), kept, tuple(elements)
 
 
 @lru_cache(maxsize=4096)  # of thousands of ranks, most hold the same few boxes

@@ -138,6 +138,7 @@ def _contributing(bucket: Bucket, at: Coordinate) -> frozenset[int]:
     """The matrices of whose Newton–Schulz input somebody needs this rank's part, by index."""
     first = next(iter(bucket.compute.hops), None)
     if isinstance(first, Exchange):
-        return frozenset(held.entry.matrix.index for held, _, _ in first.parcels(at).leaving)
+        parcels = first.parcels(at)
+        return frozenset(held.entry.matrix.index for held, _, _ in (*parcels.leaving, *parcels.kept))
     keeps = first is None or first.silent
     return frozenset(e.matrix.index for e in bucket.entries if not keeps or bucket.works_on(e, at))

@@ -1,7 +1,8 @@
 """Measures this machine in some seconds: products, copies, what an operation costs, and what Gloo does.
 
-One process computes; then a few ranks send each other tensors of several sizes over the loopback. What
-sending costs is fitted to those, in relative terms, as seconds a byte, a message and a round.
+A process on every core computes, all at once; then a few ranks send each other tensors of several sizes over
+the loopback. What sending costs is fitted to those, in relative terms, as seconds a byte, a message, a round
+and a request. All of it begins with cold caches, as whatever a step does follows something else.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, cycle
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..engine.collective import Collective, Kind, Label, Walk
-from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
+from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.predict import step_over_ones
 from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
@@ -29,48 +30,78 @@ from ..plan.strategies import replicated
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.local import LocalWorld
 from .machine import Link, Machine, Rates
+from .timed_world import busy_with
 from .work import Work
 
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
+COLD = 256_000_000
+"""Bytes that are more than caches hold."""
 SENT = (256, 65_536, 1_048_576, 8_388_608)
-KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")
+KINDS: tuple[Kind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+)
 MOST_RANKS = 8
-FEW, MANY = 12, 40
+WARM, ROUNDS, SWEEPS = 2, 12, 60
 ENDLESS = 1e12  # bytes a second: what a loopback costs is the processor's
+_ANY: Rates = ((1.0, 1.0),)
+_GLOO = Machine(
+    "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
+)
+"""For what a rank does in a collective: how much, whatever it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """One collective as one rank saw it: what kept it busy, and when it asked and was answered each time.
+
+    Seconds on the machine's clock, which its processes share.
+    """
+
+    busy: GlooTraffic
+    asked: tuple[float, ...]
+    answered: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GlooSample:
-    """One collective on real ranks: what this one sent of how many, and the seconds of each time."""
+    """One collective on all its ranks: what kept each busy, and the seconds that it took."""
 
-    ranks: int
-    sent: GlooTraffic
-    seconds: tuple[float, ...]
+    busy: tuple[GlooTraffic, ...]
+    seconds: float
+
+    @classmethod
+    def of(cls, by_rank: Sequence[RankSample]) -> GlooSample:
+        """From when the last rank asked until the last was answered: the median of all times."""
+        asked = map(max, zip(*(one.asked for one in by_rank), strict=True))
+        answered = map(max, zip(*(one.answered for one in by_rank), strict=True))
+        took = [end - begin for begin, end in zip(asked, answered, strict=True)]
+        return cls(tuple(one.busy for one in by_rank), statistics.median(took))
 
 
 def calibrate(
     name: str | None = None, dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32)
 ) -> Machine:
     """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        gemm = {str(dtype).removeprefix("torch."): measure_products(dtype) for dtype in dtypes}
-        copy = measure_copies()
-        operation = measure_operation(gemm, copy)
-    finally:
-        torch.set_num_threads(threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
+    rates = together(launch(compute_rates, min(cores, MOST_RANKS), args=(tuple(dtypes),)))
     counts = (2, min(MOST_RANKS, max(4, 2 * cores)))
-    samples = [slowest(each) for ranks in counts for each in zip(*launch(sample_gloo, ranks), strict=True)]
+    samples = [
+        GlooSample.of(by_rank)
+        for ranks in counts
+        for by_rank in zip(*launch(sample_gloo, ranks), strict=True)
+    ]
     byte, message, latency, turn = fit_gloo(samples, cores)
     return Machine(
         name=name or f"{platform.machine()}, {cores} cores",
-        gemm=gemm,
-        copy=copy,
-        operation=operation,
+        gemm=rates.gemm,
+        copy=rates.copy,
+        operation=rates.operation,
         turn=turn,
         inside=Link(ENDLESS, latency),
         ranks_per_node=2**20,
@@ -78,7 +109,43 @@ def calibrate(
         algorithm="gloo",
         byte=byte,
         message=message,
-        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank"},
+        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, all cores at work"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRates:
+    """What a core computes while the others do the same, as ``Machine`` has it."""
+
+    gemm: dict[str, Rates]
+    copy: Rates
+    operation: float
+
+
+def compute_rates(rank: int, dtypes: Sequence[torch.dtype]) -> ComputeRates:
+    """One core's rates. All cores measure at once, as they compute in a step: they share the memory."""
+    torch.set_num_threads(1)
+    gemm = {}
+    for dtype in dtypes:
+        dist.barrier()
+        gemm[str(dtype).removeprefix("torch.")] = measure_products(dtype)
+    dist.barrier()
+    copy = measure_copies()
+    dist.barrier()
+    return ComputeRates(gemm, copy, measure_operation(gemm, copy))
+
+
+def together(by_core: Sequence[ComputeRates]) -> ComputeRates:
+    """The median of the cores, number by number."""
+
+    def middle(tables: Iterable[Rates]) -> Rates:
+        rows = zip(*tables, strict=True)
+        return tuple((row[0][0], statistics.median(rate for _, rate in row)) for row in rows)
+
+    return ComputeRates(
+        {name: middle(one.gemm[name] for one in by_core) for name in by_core[0].gemm},
+        middle(one.copy for one in by_core),
+        statistics.median(one.operation for one in by_core),
     )
 
 
@@ -103,43 +170,66 @@ def _newton_schulz_products(matrices: Iterator[Tensor]) -> Tensor:
 
 
 def measure_copies(sizes: Sequence[int] = BYTES) -> Rates:
-    """Bytes read and written a second by adding one tensor to another, by the bytes of an operation."""
+    """Bytes read and written a second by adding one tensor to another, by the bytes of an operation.
+
+    The tensors of a size take turns, more than caches hold: a step meets its gradients, momentum and
+    parameters where the steps and the backward before have left them.
+    """
+    there, added = torch.ones(2, COLD // 8).unbind()
     rates: list[tuple[float, float]] = []
     for size in sizes:
-        a = torch.ones(size // 12)
-        seconds = _seconds(partial(a.add_, torch.ones_like(a), alpha=0.5))
-        rates.append((float(size), 12 * a.numel() / seconds))
+        pairs = cycle(zip(there.split(size // 12), added.split(size // 12), strict=True))
+        seconds = _seconds(partial(_add_next, pairs))
+        rates.append((float(size), 12 * (size // 12) / seconds))
     return tuple(rates)
 
 
+def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
+    a, b = next(pairs)
+    a.add_(b, alpha=0.5)
+
+
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds of an operation beside its data: a step over small matrices, divided by its operations."""
-    matrices = [Matrix(index, f"m{index}", (16, 16)) for index in range(24)]
-    plan, at = replicated(matrices, Grid.of(dp=1)), Grid.of(dp=1).at(0)
+    """Seconds of an operation beside its data: a step over one small matrix, divided by its operations.
+
+    Before each, other data sweeps the caches, as large products do in a step: where operations follow each
+    other at once, on data and code that is near, they start several times as fast.
+    """
+    plan, at = replicated([Matrix(0, "m", (16, 16))], Grid.of(dp=1)), Grid.of(dp=1).at(0)
     work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
     meta, real = (step_over_ones(plan, at, torch.device(device)) for device in ("meta", "cpu"))
+    swept, seconds = torch.ones(COLD // 16), []
     with torch.no_grad():
         with work:
             LocalWorld(plan.grid).run([meta.step()])
-        seconds = _seconds(lambda: LocalWorld(plan.grid).run([real.step()]))
-    return max(0.0, seconds - work.product - work.copy) / work.operations
+        for _ in range(SWEEPS):
+            swept.add_(1)
+            begin = time.perf_counter()
+            LocalWorld(plan.grid).run([real.step()])
+            seconds.append(time.perf_counter() - begin)
+    return max(0.0, statistics.median(seconds) - work.product - work.copy) / work.operations
 
 
-def sample_gloo(rank: int) -> list[GlooSample]:
+def sample_gloo(rank: int) -> list[RankSample]:
     """Collectives of several kinds and sizes over all ranks. All of them must call."""
+    torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
-    return [_sample(world, kind, size) for kind in KINDS for size in SENT]
+    swept = torch.ones(COLD // 32)
+    return [_sample(world, kind, size, swept) for kind in KINDS for size in SENT]
 
 
-def _sample(world: LiveWorld, kind: Kind, size: int) -> GlooSample:
+def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
+    """Some rounds of a collective. Each comes when other data has swept the caches, as in a step."""
     request = _request(kind, world.at, size)
-    seconds = []
-    for _ in range(FEW if size > SENT[-2] else MANY):
-        dist.barrier()
+    asked, answered = [], []
+    for number in range(WARM + ROUNDS):
+        swept.add_(1)
         begin = time.perf_counter()
         world.run(_once(request))
-        seconds.append(time.perf_counter() - begin)
-    return GlooSample(world.grid.world_size, gloo_sent(request, world.at), tuple(seconds))
+        if number >= WARM:
+            asked.append(begin)
+            answered.append(time.perf_counter())
+    return RankSample(busy_with(request, world.at, _GLOO), tuple(asked), tuple(answered))
 
 
 def _once(request: Collective) -> Walk:
@@ -147,42 +237,46 @@ def _once(request: Collective) -> Walk:
 
 
 def _request(kind: Kind, at: Coordinate, size: int) -> Collective:
-    parts, each = at.size("dp"), size // 4 // at.size("dp")
-    send = torch.ones(each if kind == "all_gather" else each * parts)
-    splits = (each,) * parts if kind == "all_to_all" else None
-    return Collective(kind, ("dp",), send.dtype, send, each * parts, Label(kind), None, splits, splits)
-
-
-def slowest(by_rank: Sequence[GlooSample]) -> GlooSample:
-    """One collective as its slowest rank saw it, time by time."""
-    return replace(by_rank[0], seconds=tuple(map(max, zip(*(one.seconds for one in by_rank), strict=True))))
+    """A collective that moves about ``size`` bytes of fp32: as the engine asks for it."""
+    parts, here, each = at.size("dp"), at.position("dp"), size // 4 // at.size("dp")
+    whole, label = each * parts, Label(kind)
+    if kind == "all_to_all":  # a rank sends nothing to itself
+        splits = tuple(0 if place == here else each for place in range(parts))
+        send = torch.ones(sum(splits))
+        return Collective(kind, ("dp",), send.dtype, send, sum(splits), label, None, splits, splits)
+    root = 0 if kind in ("broadcast", "reduce") else None
+    send = torch.ones(each if kind == "all_gather" else whole)
+    receive = each if kind == "reduce_scatter" else 0 if kind == "reduce" and here != root else whole
+    sends = kind != "broadcast" or here == root
+    return Collective(kind, ("dp",), send.dtype, send if sends else None, receive, label, root)
 
 
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, float, float]:
     """Seconds a byte, a message, a round and a request, by relative least squares, none below zero.
 
-    Ranks beyond the cores take turns: what the processor does counts as often as there are ranks for a core.
-    Where there were none beyond, a message's seconds are a round's.
+    Ranks share the cores: what the processor does takes as long as all of it on all cores, and no less than
+    the busiest rank's part.
     """
+
+    def shared(work: Sequence[int]) -> float:
+        return max(max(work), sum(work) / cores)
+
     rows = []
     for sample in samples:
-        share, middle = max(1.0, sample.ranks / cores), statistics.median(sample.seconds)
-        costs = (share * sample.sent.data, share * sample.sent.messages_out, sample.sent.messages_out, share)
-        rows.append([cost / middle for cost in costs])
-    table = torch.tensor(rows, dtype=torch.float64)
-    if all(sample.ranks <= cores for sample in samples):
-        table[:, 1] = 0.0
-    byte, message, latency, turn = _fit_above_zero(table, torch.ones(len(rows), dtype=torch.float64))
+        data, messages = [one.data for one in sample.busy], [one.messages_out for one in sample.busy]
+        costs = shared(data), shared(messages), max(messages), shared([1] * len(sample.busy))
+        rows.append([cost / sample.seconds for cost in costs])
+    byte, message, latency, turn = _fit_above_zero(torch.tensor(rows, dtype=torch.float64))
     return byte, message, latency, turn
 
 
-def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
-    """The best of all fits that leave some columns out and whose others are not below zero."""
-    columns = range(rows.shape[1])
-    filled = [column for column in columns if bool(rows[:, column].any())]
+def _fit_above_zero(rows: Tensor) -> list[float]:
+    """What the columns must be taken times for sums of 1: the best of all fits that leave some columns out
+    and whose others are not below zero."""
+    due, columns = torch.ones(len(rows), dtype=rows.dtype), range(rows.shape[1])
     best, least = [0.0 for _ in columns], float("inf")
-    for count in range(1, len(filled) + 1):
-        for kept in combinations(filled, count):
+    for count in range(1, len(columns) + 1):
+        for kept in combinations(columns, count):
             found = torch.linalg.lstsq(rows[:, list(kept)], due[:, None]).solution[:, 0]
             error = float((rows[:, list(kept)] @ found - due).square().sum())
             if bool((found >= 0).all()) and error < least:

@@ -89,12 +89,22 @@ class TimedRun:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What takes ``left`` of something shared: seconds of a core, or bytes of a link."""
+    """What takes ``left`` of something shared, seconds of a core or bytes of a link, and what comes after it.
+
+    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them.
+    """
 
     left: float
     node: int = 0
     link: Any = None
     bandwidth: float = 0.0
+    once: Any = None
+    then: _Job | None = None
+
+    def going_on(self) -> list[_Job]:
+        """What is still to be done: this job, the next, or nothing."""
+        following = self if self.left > _least(self) else self.then
+        return [] if following is None else [following]
 
 
 @dataclass(slots=True, eq=False)
@@ -217,9 +227,11 @@ class _Clockwork:
         """What each job gets of what it shares: at most one core; its part of its link."""
         cores: dict[int, int] = defaultdict(lambda: self.beside)
         links: dict[Any, int] = defaultdict(int)
+        counted: set[Any] = set()
         for job in jobs:
             if job.link is None:
-                cores[job.node] += 1
+                cores[job.node] += job.once not in counted
+                counted |= set() if job.once is None else {job.once}
             else:
                 links[job.link] += 1
 
@@ -234,7 +246,7 @@ class _Clockwork:
         """Whatever is done by now has its consequences."""
         for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
-                moving.jobs = [job for job in moving.jobs if job.left > _least(job)]
+                moving.jobs = [following for job in moving.jobs for following in job.going_on()]
                 if not moving.jobs:
                     self.moving.remove(moving)
                     moving.flight.end = self.now
@@ -367,13 +379,19 @@ class _Clockwork:
     def _at_once(self, flight: TimedFlight) -> int:
         """How many of its group may be on their way with a flight. Gloo's rings take turns on a link, round
         by round; what is sent in one go stands in a queue behind what was sent before."""
-        in_rounds = flight.kind in ("all_reduce", "reduce_scatter", "all_gather")
+        in_rounds = flight.kind in ("all_reduce", "reduce_scatter", "all_gather", "reduce")
         return GLOO_THREADS if self.machine.algorithm == "gloo" and in_rounds else 1
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
+        """What a rank's part in a flight takes: first of its core, where Gloo wakes up for a message of each
+        flight that is on its way, or for all of them at once; then for each byte; beside that, of its link.
+        """
         node, link = self.machine.node(rank), flight.link
-        cpu = busy.data * self.machine.byte + busy.messages_out * self.machine.message
-        jobs = [_Job(cpu, node)] if cpu else []
+        data = busy.data * self.machine.byte
+        copying = _Job(data, node) if data else None
+        waking = busy.messages_out * self.machine.message
+        first = _Job(waking, node, once=rank, then=copying) if waking else copying
+        jobs = [] if first is None else [first]
         if travelling := travels(flight.sent[rank] if link.shared else busy, self.machine):  # once, on a bus
             on = ("bus", link) if link.shared else (rank, link)
             others = self.beside if link.shared else 0

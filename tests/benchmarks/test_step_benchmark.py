@@ -28,6 +28,7 @@ from muon_tutorial.benchmarks.step_benchmark import (
 from muon_tutorial.benchmarks.step_work import state_bytes, watch
 from muon_tutorial.benchmarks.steps_over_ranks import (
     APART,
+    OVERLAPPED,
     OWNER,
     RankCase,
     RankSteps,
@@ -240,7 +241,8 @@ def test_a_package_does_the_work_that_its_row_says(name: str) -> None:
 @pytest.mark.live
 def test_ranks_step_in_turns_and_two_halves_make_a_whole() -> None:
     chosen = cases((1, 2))
-    assert chosen == [RankCase(OWNER, 1), RankCase(OWNER, 2), RankCase("round_robin", 2), RankCase(APART, 2)]
+    two = [RankCase(name, 2) for name in (OWNER, OVERLAPPED, "round_robin", APART)]
+    assert chosen == [RankCase(OWNER, 1), *two]
     found = {one.case: one for one in measure_over_ranks(SMALL, chosen, 2, orthogonalize="minimax")}
     assert [*found] == chosen
     assert all(len(one.seconds) == 2 and min(one.seconds) > 0 for one in found.values())
@@ -248,7 +250,7 @@ def test_ranks_step_in_turns_and_two_halves_make_a_whole() -> None:
     assert whole == SMALL.nbytes
     assert whole / 2 <= found[RankCase(APART, 2)].momentum < whole
     table = ranks_table([*found.values()], "minimax", "c")
-    assert [row["ranks"] for row in table.rows] == [1, 2, 2, 2]
+    assert [row["ranks"] for row in table.rows] == [1, 2, 2, 2, 2]
 
 
 def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
@@ -256,10 +258,13 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
         RankSteps(RankCase(OWNER, 1), [4.0, 8.0, 4.0], 0, 0),
         RankSteps(RankCase(OWNER, 2), [2.0, 4.0, 4.0], 0, 0),
         RankSteps(RankCase(APART, 2), [1.0, 2.0, 2.0], 0, 0),
+        RankSteps(RankCase(OVERLAPPED, 2), [1.0, 2.0, 4.0], 0, 0),
     ]
     assert [*ratios(found).values()] == [
         "`owner` on 2 ranks is 2.00 times as fast as on one",
         "its speed on 2 ranks is 0.50 of the two halves'",
+        "`owner, window=2` on 2 ranks is 4.00 times as fast as on one",
+        "its speed on 2 ranks is 1.00 of the two halves'",
     ]
 
 
@@ -293,7 +298,7 @@ def test_the_readme_gets_its_lines_and_keeps_the_rest(run: StepRun, tmp_path: Pa
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old" not in text
     assert text.count("| this Muon, stock |") == text.count("| this Muon, minimax |") == 1
-    assert "| 2 | 2,000 | 2.00 |" in text
+    assert "| 2 | 2,000 | 2.00 | – |" in text
 
 
 @pytest.mark.parametrize(
