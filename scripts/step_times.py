@@ -29,7 +29,7 @@ from muon_tutorial.benchmarks import overlap, step_times  # noqa: E402
 from muon_tutorial.benchmarks.overlap import OverlapCase, OverlapSeconds  # noqa: E402
 from muon_tutorial.benchmarks.step_times import Measured  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.timing.calibrate import calibrate  # noqa: E402
+from muon_tutorial.timing.calibrate import calibrate, halfway  # noqa: E402
 from muon_tutorial.timing.machine import Machine, read_machine  # noqa: E402
 from scripts.files import made  # noqa: E402
 from scripts.result_files import command_line, machine_facts, result_parser, say, write_results  # noqa: E402
@@ -58,10 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
     for mbit in ROUNDS:
         link = step_times.link_text(mbit)
-        say(f"{link}: calibrating")  # anew, since a shared machine is faster now and slower then
-        machine = read_machine(asked.machine) if asked.machine else calibrate()
+        say(f"{link}: calibrating")  # before and after: a shared machine is faster now and slower then
+        before = read_machine(asked.machine) if asked.machine else calibrate()
         say(f"{link}: measuring")
         found = measure(mbit) if mbit is None else measure_shaped(mbit)
+        machine = before if asked.machine else halfway(before, calibrate())
         if found is not None:
             machines[link] = machine
             steps += zip(step_times.cases(mbit), found["steps"], strict=True)
@@ -118,7 +119,7 @@ def facts(command: str) -> dict[str, Any]:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], machines: Mapping[str, Machine]) -> None:
-    """Markdown for people, JSON for programs, the machine as calibrated before each link with it."""
+    """Markdown for people, JSON for programs, each link's calibrated machine with it."""
     opening = "Written by `scripts/step_times.py`; do not edit."
     pictures = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
     held = {link: json.loads(machine.text()) for link, machine in machines.items()}

@@ -175,8 +175,8 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
         for (case, measured), predicted in zip(found, said, strict=True)
     ]
     notes = (
-        "Measured: the slowest rank's step between two barriers, median over rounds, right after a "
-        "calibration. Predicted: `TimedWorld` with that calibration; a limited loopback is a bus of that "
+        "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: "
+        "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited loopback is a bus of that "
         "bandwidth which all ranks share.",
     )
     return Table(TITLE, tuple(rows), command, notes)

@@ -12,7 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, cycle
 
@@ -90,7 +90,8 @@ def calibrate(
     """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rates = together(launch(compute_rates, min(cores, MOST_RANKS), args=(tuple(dtypes),)))
-    counts = (2, min(MOST_RANKS, max(4, 2 * cores)))
+    # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
+    counts = sorted({2, *(min(MOST_RANKS, most * cores) for most in (2, 4))})
     samples = [
         GlooSample.of(by_rank)
         for ranks in counts
@@ -110,6 +111,26 @@ def calibrate(
         byte=byte,
         message=message,
         sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, all cores at work"},
+    )
+
+
+def halfway(one: Machine, other: Machine) -> Machine:
+    """The machine between two calibrations of it: the mean of each number."""
+
+    def rates(first: Rates, second: Rates) -> Rates:
+        return tuple(
+            (size, (rate + again) / 2) for (size, rate), (_, again) in zip(first, second, strict=True)
+        )
+
+    return replace(
+        one,
+        gemm={name: rates(one.gemm[name], other.gemm[name]) for name in one.gemm},
+        copy=rates(one.copy, other.copy),
+        inside=replace(one.inside, latency=(one.inside.latency + other.inside.latency) / 2),
+        **{
+            name: (getattr(one, name) + getattr(other, name)) / 2
+            for name in ("operation", "turn", "byte", "message")
+        },
     )
 
 
@@ -214,13 +235,14 @@ def sample_gloo(rank: int) -> list[RankSample]:
     """Collectives of several kinds and sizes over all ranks. All of them must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
-    swept = torch.ones(COLD // 32)
+    swept = torch.ones(COLD // 16 // dist.get_world_size())
     return [_sample(world, kind, size, swept) for kind in KINDS for size in SENT]
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
-    """Some rounds of a collective. Each comes when other data has swept the caches, as in a step."""
-    request = _request(kind, world.at, size)
+    """Some rounds of a collective. Each comes when other data has swept the caches, as in a step: as much of
+    it on all ranks together, however many they are."""
+    request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
         swept.add_(1)
@@ -236,7 +258,7 @@ def _once(request: Collective) -> Walk:
     yield request
 
 
-def _request(kind: Kind, at: Coordinate, size: int) -> Collective:
+def gloo_request(kind: Kind, at: Coordinate, size: int) -> Collective:
     """A collective that moves about ``size`` bytes of fp32: as the engine asks for it."""
     parts, here, each = at.size("dp"), at.position("dp"), size // 4 // at.size("dp")
     whole, label = each * parts, Label(kind)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from muon_tutorial import STRATEGIES, Grid, Matrix, Plan, Shard
+from muon_tutorial.engine.collective import Collective
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
@@ -117,6 +118,29 @@ def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int
     held = WIRE * ELEMENTS * (2 * dp - 1) // dp if strategy == "owner" else WIRE * ELEMENTS
     for rank in range(dp):
         assert held <= peak(plan, rank) <= held + one
+
+
+@pytest.mark.parametrize("grid", [Grid.of(dp=4), Grid.of(dp=2, tp=2)], ids=str)
+def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
+    """Of a bucket, owners send all that others need and nothing to themselves, there and back."""
+    cuts = (("tp", Shard(0)),) if grid.size("tp") > 1 else ()
+    plan = STRATEGIES["owner"]([replace(matrix, cuts=cuts) for matrix in UNCUT], grid)
+    sent = 0
+    for rank in grid.ranks:
+        at, seen = grid.at(rank), list[Collective]()
+        step = step_over_ones(plan, at, META)
+        step.present = frozenset(range(len(step.parameters)))
+        walk_alone(step.step(), seen.append)
+        for request in (one for one in seen if one.kind == "all_to_all"):
+            here = at.position(*request.axes)
+            assert request.sends is not None
+            assert request.receives is not None
+            assert (request.sends[here], request.receives[here]) == (0, 0)
+            assert request.send is not None
+            assert request.send.numel() == sum(request.sends)
+            sent += request.send.numel()
+    others = ELEMENTS * 3  # of an update, what three ranks, or their shards of it, do not have
+    assert sent == (others if grid.size("tp") == 1 else ELEMENTS // 2 + others // 2)
 
 
 @pytest.mark.parametrize("dp", [2, 4])

@@ -96,6 +96,21 @@ def test_sending_takes_a_core_where_no_card_does_it() -> None:
     assert run(overlapped, replace(shared, cores=4)).seconds == pytest.approx(2)
 
 
+def two_at_once(rank: int) -> Walk:
+    first, second = (yield Start(asked())), (yield Start(asked()))
+    yield Wait(first)
+    yield Wait(second)
+
+
+def test_a_rank_wakes_up_once_for_all_flights_at_once_and_copies_each() -> None:
+    """All_reduces of two ranks have four messages each; their bytes, 1,000 a rank, are copied one by one."""
+    fast = replace(TOY, cores=1, algorithm="gloo", inside=Link(1e12, 0.0))
+    waking, copying = replace(fast, message=0.25), replace(fast, byte=1e-3)
+    assert run(in_turn, waking).seconds == pytest.approx(2 + 4)
+    assert run(two_at_once, waking).seconds == pytest.approx(2)
+    assert run(two_at_once, copying).seconds == pytest.approx(4)
+
+
 def in_columns(rank: int) -> Walk:
     yield asked(axis="dp")
 
