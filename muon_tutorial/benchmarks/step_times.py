@@ -176,8 +176,8 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
     ]
     notes = (
         "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: "
-        "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited loopback is a bus of that "
-        "bandwidth which all ranks share.",
+        "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited "
+        "loopback is a bus of that bandwidth which all ranks share.",
     )
     return Table(TITLE, tuple(rows), command, notes)
 
