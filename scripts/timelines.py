@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from muon_tutorial.errors import TutorialError
-from muon_tutorial.timing.calibrate import calibrate
+from muon_tutorial.timing.calibrate import calibrate, halfway
 from muon_tutorial.timing.machine import Machine, read_machine
 from muon_tutorial.timing.timeline import (
     RecordedStep,
@@ -65,25 +65,30 @@ def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | N
         return recorded
 
 
-def run(task: TimelineTask, rate: str, machine: Machine) -> list[tuple[RecordedStep, StepTimeline]]:
-    """The median step of each case on both links: recorded, and as it is predicted."""
-    shared = machine.on_bus(bytes_of(rate))
-    links: list[tuple[str, float | None, Machine, list[list[StepTimeline]]]] = [
-        (LOOPBACK, None, machine, record_cases(task))
-    ]
+def run(
+    task: TimelineTask, rate: str, given: Machine | None
+) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
+    """The median step of each case on both links: recorded, and as it is predicted.
+
+    By the machine that is given, or by the mean of a calibration before and one after.
+    """
+    before = given or calibrate()
+    links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]
     shaped = record_shaped(task, rate)
     if shaped is None:
         print("This machine cannot limit its loopback: only the bare one is measured.", file=sys.stderr)
     else:
-        links.append((rate, bytes_of(rate), shared, shaped))
-    return [
+        links.append((rate, bytes_of(rate), shaped))
+    machine = given or halfway(before, calibrate())
+    such = {None: machine, bytes_of(rate): machine.on_bus(bytes_of(rate))}
+    return machine, [
         (
             RecordedStep(
                 strategy, window, link, limit, tuple(round(s.seconds, 5) for s in steps), middle(steps)
             ),
-            predict_case(task, such, strategy, window),
+            predict_case(task, such[limit], strategy, window),
         )
-        for link, limit, such, found in links
+        for link, limit, found in links
         for (strategy, window), steps in zip(CASES, found, strict=True)
     ]
 
@@ -164,8 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
             chosen.inside.write_bytes(pickle.dumps(record_cases(task)))
             return 0
         bytes_of(chosen.rate)
-        machine = read_machine(chosen.machine) if chosen.machine else calibrate()
-        found = run(task, chosen.rate, machine)
+        machine, found = run(task, chosen.rate, read_machine(chosen.machine) if chosen.machine else None)
     except TutorialError as error:
         print(error, file=sys.stderr)
         return 2
