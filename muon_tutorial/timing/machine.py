@@ -47,7 +47,8 @@ class Machine:
     operation costs before it does anything; a GPU is given its work ahead, and pays that only where the work
     takes less. ``turn`` is what a request costs, in seconds. ``algorithm`` says how collectives run: as
     rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for each that it sends:
-    none where a network card works alone. ``memory`` is what a rank has, in bytes.
+    none where a network card works alone. A rank wakes up for a message of every collective under way at
+    once. ``memory`` is what a rank has, in bytes.
     ``sources`` say where the numbers come from.
     """
 
