@@ -45,6 +45,7 @@ from muon_tutorial.timing.timeline_cases import (
     record_cases,
 )
 from muon_tutorial.timing.timeline_picture import TimelinePair, draw_pairs
+from scripts.result_files import command_line
 from scripts.shaped import run_shaped
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,7 +112,7 @@ def table(found: Sequence[tuple[RecordedStep, StepTimeline]]) -> str:
     return "\n".join(lines)
 
 
-def about(task: TimelineTask, machine: Machine, rate: str) -> dict[str, str]:
+def about(task: TimelineTask, machine: Machine, rate: str, command: str) -> dict[str, str]:
     """What a recording is of."""
     return {
         "machine": f"{platform.machine()}, {machine.cores} cores, {task.dp} ranks, one thread each",
@@ -120,7 +121,7 @@ def about(task: TimelineTask, machine: Machine, rate: str) -> dict[str, str]:
         "torch": torch.__version__,
         "link": f"Gloo over the loopback: as it is, and as a bus of {rate} that all ranks share",
         "step": f"{task.count} matrices of {task.side} × {task.side}, the median of {task.steps} steps",
-        "command": "python scripts/timelines.py --write",
+        "command": command,
     }
 
 
@@ -174,7 +175,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     steps = tuple(step for step, _ in found)
-    recording = Recording(about(task, machine, chosen.rate), asdict(task), asdict(machine), steps)
+    recording = Recording(
+        about(task, machine, chosen.rate, command_line("timelines.py", arguments)),
+        asdict(task),
+        asdict(machine),
+        steps,
+    )
     print(table(found))
     if chosen.folder:
         write(chosen.folder, recording, found)
