@@ -2,10 +2,11 @@
 
     python scripts/step_times.py
 
-calibrates this machine, predicts and measures more than sixty configurations, sends gradients during and
-after backward, and writes results/step_times.md, step_times.json and step_times.svg. It takes some minutes,
-and nothing else should run. A limited loopback needs Linux, network namespaces and tc (scripts/shaped.sh);
-without them those rows are left out.
+measures more than sixty configurations, predicts them by a machine that is calibrated before and after each
+link's, sends gradients during and after backward, and writes results/step_times.md, step_times.json and
+step_times.svg. It takes ten minutes, and nothing else should run. With --again it predicts anew what the kept
+results have measured, and runs nothing. A limited loopback needs Linux, network namespaces and tc
+(scripts/shaped.sh); without them those rows are left out.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from muon_tutorial.benchmarks import overlap, step_times  # noqa: E402
 from muon_tutorial.benchmarks.overlap import OverlapCase, OverlapSeconds  # noqa: E402
 from muon_tutorial.benchmarks.step_times import Measured  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.timing.calibrate import calibrate, halfway  # noqa: E402
-from muon_tutorial.timing.machine import Machine, read_machine  # noqa: E402
+from muon_tutorial.timing.calibrate import average_machines, calibrate  # noqa: E402
+from muon_tutorial.timing.machine import Machine, machine_from, read_machine  # noqa: E402
 from scripts.files import made  # noqa: E402
 from scripts.result_files import command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 from scripts.shaped import run_shaped  # noqa: E402
@@ -44,16 +45,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, predict, compare, write."""
     parser = result_parser(__doc__)
     parser.add_argument("--machine", type=Path, help="a calibrated machine's file; else it is calibrated now")
+    parser.add_argument(
+        "--again", action="store_true", help="predict anew what the kept results have measured"
+    )
     parser.add_argument("--measure", nargs=2, metavar=("MBIT", "FILE"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.measure:
         mbit, file = asked.measure
         Path(file).write_text(json.dumps(measure(int(mbit))))
         return 0
-    command = command_line("step_times.py", arguments)
     out = made(asked.out)
+    if asked.again:
+        predict_again(ROOT / "results" / "step_times.json", out)
+        return 0
+    command = command_line("step_times.py", arguments)
     machines: dict[str, Machine] = {}
-    said: list[float] = []
     steps: list[Measured] = []
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
     for mbit in ROUNDS:
@@ -62,23 +68,50 @@ def main(arguments: list[str] | None = None) -> int:
         before = read_machine(asked.machine) if asked.machine else calibrate()
         say(f"{link}: measuring")
         found = measure(mbit) if mbit is None else measure_shaped(mbit)
-        machine = before if asked.machine else halfway(before, calibrate())
-        if found is not None:
-            machines[link] = machine
-            steps += zip(step_times.cases(mbit), found["steps"], strict=True)
-            said += [step_times.predict_step(case, machine).seconds for case in step_times.cases(mbit)]
-            its = (OverlapSeconds(**one) for one in found["overlaps"])
-            overlaps += zip(overlap_cases(mbit), its, strict=True)
+        if found is None:
+            continue
+        machines[link] = before if asked.machine else average_machines(before, calibrate())
+        steps += zip(step_times.cases(mbit), found["steps"], strict=True)
+        its = (OverlapSeconds(**one) for one in found["overlaps"])
+        overlaps += zip(overlap_cases(mbit), its, strict=True)
+    write_all(out, facts(command), machines, steps, overlap.overlap_table(overlaps, command))
+    return 0
+
+
+def predict_again(kept: Path, out: Path) -> None:
+    """Write everything anew from what was measured and calibrated before."""
+    held = json.loads(kept.read_text(encoding="utf-8"))
+    tables = {one["title"]: one for one in held["tables"]}
+    cases = {(step_times.named(case)): case for mbit in ROUNDS for case in step_times.cases(mbit)}
+    steps = [
+        (cases[tuple(row[name] for name in step_times.NAMES)], row["measured ms"] / 1000)
+        for row in tables[step_times.TITLE]["rows"]
+    ]
+    reduced = tables[overlap.TITLE]
+    reductions = Table(reduced["title"], tuple(reduced["rows"]), reduced["command"], tuple(reduced["notes"]))
+    machines = {link: machine_from(machine) for link, machine in held["machines"].items()}
+    write_all(out, held["facts"], machines, steps, reductions)
+
+
+def write_all(
+    out: Path,
+    about: dict[str, Any],
+    machines: Mapping[str, Machine],
+    steps: list[Measured],
+    reductions: Table,
+) -> None:
+    """Predict all steps, and write tables and plot."""
+    said = [step_times.predict_step(case, machines[case.link]).seconds for case, _ in steps]
+    command = about["command"]
     tables = [
         step_times.accuracy_table(steps, said, command),
-        overlap.overlap_table(overlaps, command),
+        reductions,
         step_times.windows_table(steps, said, command),
         step_times.steps_table(steps, said, command),
     ]
-    write(out, tables, facts(command), machines)
+    write(out, tables, about, machines)
     scatter(out / "step_times.svg", steps, said)
     print("\n".join(table.markdown() for table in tables[:2]))
-    return 0
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:

@@ -1,11 +1,12 @@
 """Timelines of real steps beside the timed world's: when each phase begins and ends, in one run.
 
-python scripts/timelines.py                       # three minutes; prints a table
-python scripts/timelines.py --write               # also results/timelines*, and the lessons' recording
+python scripts/timelines.py                       # some minutes; prints a table
+python scripts/timelines.py --write --side 768    # also results/timelines*, and the lessons' recording
+python scripts/timelines.py --again               # results/timelines* once more, from that recording
 
-Calibrates this machine, records steps of zero1 and owner with windows 1 and 3 on the loopback and, where the
-machine can limit it (scripts/shaped.sh), on a bus of --rate, and compares each phase of each rank with what
-the timed world says for the same plan. Nothing else should run meanwhile.
+Calibrates this machine before and after, records steps of zero1 and owner with windows 1 and 3 on the
+loopback and, where the machine can limit it (scripts/shaped.sh), on a bus of --rate, and compares each phase
+of each rank with what the timed world says for the same plan. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from muon_tutorial.errors import TutorialError
-from muon_tutorial.timing.calibrate import calibrate, halfway
+from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
+from muon_tutorial.timing.calibrate import average_machines, calibrate
 from muon_tutorial.timing.machine import Machine, read_machine
 from muon_tutorial.timing.timeline import (
     RecordedStep,
@@ -80,18 +82,25 @@ def run(
         print("This machine cannot limit its loopback: only the bare one is measured.", file=sys.stderr)
     else:
         links.append((rate, bytes_of(rate), shaped))
-    machine = given or halfway(before, calibrate())
-    such = {None: machine, bytes_of(rate): machine.on_bus(bytes_of(rate))}
+    machine = given or average_machines(before, calibrate())
+    machines = {None: machine, bytes_of(rate): machine.on_bus(bytes_of(rate))}
     return machine, [
         (
             RecordedStep(
                 strategy, window, link, limit, tuple(round(s.seconds, 5) for s in steps), middle(steps)
             ),
-            predict_case(task, such[limit], strategy, window),
+            predict_case(task, machines[limit], strategy, window),
         )
         for link, limit, found in links
         for (strategy, window), steps in zip(CASES, found, strict=True)
     ]
+
+
+def predict_again() -> tuple[Recording, list[tuple[RecordedStep, StepTimeline]]]:
+    """The lessons' recording, and what the timed world says today of its steps."""
+    recording = recorded()
+    said = predict_recorded(recording)
+    return recording, [(step, said[step.strategy, step.window, step.link]) for step in recording.steps]
 
 
 def pair_of(step: RecordedStep, predicted: StepTimeline) -> TimelinePair:
@@ -157,6 +166,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--machine", type=Path, help="a file that calibrate wrote (else it is measured now)")
     parser.add_argument("--folder", type=Path, help="write table, pictures and traces here")
     parser.add_argument("--write", action="store_true", help="into results/, with the lessons' recording")
+    parser.add_argument(
+        "--again", action="store_true", help="predict the lessons' recording anew; nothing runs"
+    )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -168,6 +180,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if chosen.inside:
             chosen.inside.write_bytes(pickle.dumps(record_cases(task)))
+            return 0
+        if chosen.again:
+            recording, found = predict_again()
+            print(table(found))
+            write(ROOT / "results", recording, found)
             return 0
         bytes_of(chosen.rate)
         machine, found = run(task, chosen.rate, read_machine(chosen.machine) if chosen.machine else None)

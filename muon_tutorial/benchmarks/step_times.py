@@ -157,17 +157,21 @@ def predict_step(case: StepCase, machine: Machine) -> TimedRun:
     return TimedWorld(grid, on_link(machine, case.mbit)).run(walks)
 
 
+NAMES = ("strategy", "grid", "bucket bytes", "window", "link", "width", "layers")
+"""What a table calls the parts of a case."""
+
+
+def named(case: StepCase) -> tuple[str | int, ...]:
+    """A case as the table of steps has it: what ``NAMES`` say, in their order."""
+    grid, link = str(case.grid), case.link
+    return case.strategy, grid, case.bucket_bytes, case.window, link, case.width, case.layers
+
+
 def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
     """A row a case, with how far the prediction is off."""
     rows: list[TableRow] = [
         {
-            "strategy": case.strategy,
-            "grid": str(case.grid),
-            "bucket bytes": case.bucket_bytes,
-            "window": case.window,
-            "link": case.link,
-            "width": case.width,
-            "layers": case.layers,
+            **dict(zip(NAMES, named(case), strict=True)),
             "measured ms": round(1000 * measured, 2),
             "predicted ms": round(1000 * predicted, 2),
             "off by": round(predicted / measured - 1, 4),
@@ -177,7 +181,8 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
     notes = (
         "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: "
         "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited "
-        "loopback is a bus of that bandwidth which all ranks share.",
+        "loopback is a bus of that bandwidth which all ranks share, and which saves up what its token bucket "
+        "holds.",
     )
     return Table(TITLE, tuple(rows), command, notes)
 

@@ -237,7 +237,10 @@ def ratios(found: Sequence[RankSteps]) -> dict[str, str]:
                 "its speed on 2 ranks is {:.2f} of the two halves'",
                 ratio(RankCase(APART, 2), two),
             ),
-            f"{name}: eight": ("8 ranks take {:.2f} times as long as 2", ratio(RankCase(name, 8), two)),
+            f"{name}: eight": (
+                f"`{name}` on 8 ranks takes {{:.2f}} times as long as on 2",
+                ratio(RankCase(name, 8), two),
+            ),
         }
     return {name: text.format(value) for name, (text, value) in asked.items() if value is not None}
 

@@ -153,7 +153,7 @@ class WholeMatrices:
         return sum(self.box(entry, at).numel for entry in entries)
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """The owner sends to all; a holder, to itself alone."""
+        """The owner sends to all; a holder keeps what it has."""
         return self.workers == "owner" or at == to
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
@@ -176,7 +176,7 @@ Layout = VirtualBuffer | SlicedBuffer | LocalShards | WholeMatrices
 
 Index = tuple[slice, ...]
 Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
-"""Slices of a rank's own buffer and, of each, the part that travels: as an index into it, and its shape."""
+"""Slices of a rank's own buffer and, of each, the part that moves or stays: an index into it, its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Exchange:
         return isinstance(self.src, LocalShards) and not cut
 
     def parcels(self, at: Coordinate) -> Parcels:
-        """What one rank sends and receives; worked out the first time, for the few ranks of one process."""
+        """What one rank sends, receives and keeps; worked out once, for the few ranks of one process."""
         if at not in self._known:
             if len(self._known) == FEW_RANKS:
                 self._known.clear()

@@ -1,8 +1,9 @@
 """Measures this machine in some seconds: products, copies, what an operation costs, and what Gloo does.
 
-A process on every core computes, all at once; then a few ranks send each other tensors of several sizes over
-the loopback. What sending costs is fitted to those, in relative terms, as seconds a byte, a message, a round
-and a request. All of it begins with cold caches, as whatever a step does follows something else.
+A process a core computes, up to eight, all at once; then a few ranks send each other tensors of several sizes
+over the loopback. What sending costs is fitted to those, in relative terms, as seconds a byte, a message, a
+round and a request. Copies, operations and collectives begin with cold caches, as whatever a step does
+follows something else.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from .work import Work
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 COLD = 256_000_000
-"""Bytes that are more than caches hold."""
+"""Bytes of tensors that take turns in being added, on all cores together: more than caches hold."""
+SWEPT = 64_000_000
+"""Bytes that are written before an operation or a collective begins, on all ranks together."""
+MOST_PAIRS = 10_000
 SENT = (256, 65_536, 1_048_576, 8_388_608)
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
@@ -89,7 +93,8 @@ def calibrate(
 ) -> Machine:
     """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    rates = together(launch(compute_rates, min(cores, MOST_RANKS), args=(tuple(dtypes),)))
+    computing = min(cores, MOST_RANKS)
+    rates = median_over_cores(launch(compute_rates, computing, args=(tuple(dtypes),)))
     # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
     counts = sorted({2, *(min(MOST_RANKS, most * cores) for most in (2, 4))})
     samples = [
@@ -110,11 +115,11 @@ def calibrate(
         algorithm="gloo",
         byte=byte,
         message=message,
-        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, all cores at work"},
+        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, {computing} at work"},
     )
 
 
-def halfway(one: Machine, other: Machine) -> Machine:
+def average_machines(one: Machine, other: Machine) -> Machine:
     """The machine between two calibrations of it: the mean of each number."""
 
     def rates(first: Rates, second: Rates) -> Rates:
@@ -151,12 +156,12 @@ def compute_rates(rank: int, dtypes: Sequence[torch.dtype]) -> ComputeRates:
         dist.barrier()
         gemm[str(dtype).removeprefix("torch.")] = measure_products(dtype)
     dist.barrier()
-    copy = measure_copies()
+    copy = measure_copies(cold=COLD // dist.get_world_size())
     dist.barrier()
     return ComputeRates(gemm, copy, measure_operation(gemm, copy))
 
 
-def together(by_core: Sequence[ComputeRates]) -> ComputeRates:
+def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
     """The median of the cores, number by number."""
 
     def middle(tables: Iterable[Rates]) -> Rates:
@@ -190,18 +195,19 @@ def _newton_schulz_products(matrices: Iterator[Tensor]) -> Tensor:
     return torch.addmm(X, B, X, beta=3.4)
 
 
-def measure_copies(sizes: Sequence[int] = BYTES) -> Rates:
+def measure_copies(sizes: Sequence[int] = BYTES, cold: int = COLD) -> Rates:
     """Bytes read and written a second by adding one tensor to another, by the bytes of an operation.
 
-    The tensors of a size take turns, more than caches hold: a step meets its gradients, momentum and
+    The tensors of a size take turns, up to ``cold`` bytes of them: a step meets its gradients, momentum and
     parameters where the steps and the backward before have left them.
     """
-    there, added = torch.ones(2, COLD // 8).unbind()
+    there, added = torch.ones(2, max(cold // 8, max(sizes) // 12)).unbind()
     rates: list[tuple[float, float]] = []
     for size in sizes:
-        pairs = cycle(zip(there.split(size // 12), added.split(size // 12), strict=True))
-        seconds = _seconds(partial(_add_next, pairs))
-        rates.append((float(size), 12 * (size // 12) / seconds))
+        each = size // 12
+        starts = range(0, there.numel() - each + 1, each)[:MOST_PAIRS]
+        pairs = cycle([(there[start : start + each], added[start : start + each]) for start in starts])
+        rates.append((float(size), 12 * each / _seconds(partial(_add_next, pairs))))
     return tuple(rates)
 
 
@@ -219,7 +225,7 @@ def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
     plan, at = replicated([Matrix(0, "m", (16, 16))], Grid.of(dp=1)), Grid.of(dp=1).at(0)
     work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
     meta, real = (step_over_ones(plan, at, torch.device(device)) for device in ("meta", "cpu"))
-    swept, seconds = torch.ones(COLD // 16), []
+    swept, seconds = torch.ones(SWEPT // 4), []
     with torch.no_grad():
         with work:
             LocalWorld(plan.grid).run([meta.step()])
@@ -235,13 +241,13 @@ def sample_gloo(rank: int) -> list[RankSample]:
     """Collectives of several kinds and sizes over all ranks. All of them must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
-    swept = torch.ones(COLD // 16 // dist.get_world_size())
+    swept = torch.ones(SWEPT // 4 // dist.get_world_size())
     return [_sample(world, kind, size, swept) for kind in KINDS for size in SENT]
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
     """Some rounds of a collective. Each comes when other data has swept the caches, as in a step: as much of
-    it on all ranks together, however many they are."""
+    it on all ranks together, however many they are. A barrier before each would leave ranks apart, too."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -277,7 +283,7 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, f
     """Seconds a byte, a message, a round and a request, by relative least squares, none below zero.
 
     Ranks share the cores: what the processor does takes as long as all of it on all cores, and no less than
-    the busiest rank's part.
+    the busiest rank's part. Where there were never more ranks than cores, a message's seconds are a round's.
     """
 
     def shared(work: Sequence[int]) -> float:
@@ -288,7 +294,10 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, f
         data, messages = [one.data for one in sample.busy], [one.messages_out for one in sample.busy]
         costs = shared(data), shared(messages), max(messages), shared([1] * len(sample.busy))
         rows.append([cost / sample.seconds for cost in costs])
-    byte, message, latency, turn = _fit_above_zero(torch.tensor(rows, dtype=torch.float64))
+    table = torch.tensor(rows, dtype=torch.float64)
+    if all(len(sample.busy) <= cores for sample in samples):
+        table[:, 1] = 0.0
+    byte, message, latency, turn = _fit_above_zero(table)
     return byte, message, latency, turn
 
 
@@ -296,9 +305,10 @@ def _fit_above_zero(rows: Tensor) -> list[float]:
     """What the columns must be taken times for sums of 1: the best of all fits that leave some columns out
     and whose others are not below zero."""
     due, columns = torch.ones(len(rows), dtype=rows.dtype), range(rows.shape[1])
+    filled = [column for column in columns if bool(rows[:, column].any())]
     best, least = [0.0 for _ in columns], float("inf")
-    for count in range(1, len(columns) + 1):
-        for kept in combinations(columns, count):
+    for count in range(1, len(filled) + 1):
+        for kept in combinations(filled, count):
             found = torch.linalg.lstsq(rows[:, list(kept)], due[:, None]).solution[:, 0]
             error = float((rows[:, list(kept)] @ found - due).square().sum())
             if bool((found >= 0).all()) and error < least:

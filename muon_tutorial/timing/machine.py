@@ -25,16 +25,22 @@ Rates = tuple[tuple[float, float], ...]
 """Pairs (size, rate), by rising size."""
 
 
+SHAPED_BURST = 131_072.0
+"""Bytes that the token bucket of ``scripts/shaped.sh`` holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """What ranks send over. ``bandwidth`` in bytes a second, ``latency`` in seconds a message.
 
-    ``shared``: one bus that all ranks share, as a namespace's loopback is; else every rank has its own.
+    ``shared``: one bus that all ranks share, as a namespace's loopback is; else every rank has its own. While
+    nobody sends, a bus saves up to ``burst`` bytes, which then travel at once: a token bucket's size.
     """
 
     bandwidth: float
     latency: float
     shared: bool = False
+    burst: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,8 @@ class Machine:
     operation costs before it does anything; a GPU is given its work ahead, and pays that only where the work
     takes less. ``turn`` is what a request costs, in seconds. ``algorithm`` says how collectives run: as
     rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for each that it sends:
-    none where a network card works alone. A rank wakes up for a message of every collective under way at
-    once. ``memory`` is what a rank has, in bytes.
+    none where a network card works alone. A rank with several collectives under way pays ``message`` once for
+    all of them. ``memory`` is what a rank has, in bytes.
     ``sources`` say where the numbers come from.
     """
 
@@ -81,8 +87,8 @@ class Machine:
         return moved / _at(self.copy, moved) if moved else 0.0
 
     def on_bus(self, bytes_a_second: float) -> Machine:
-        """The machine, whose ranks share a loopback that carries so much."""
-        return replace(self, inside=Link(bytes_a_second, self.inside.latency, shared=True))
+        """The machine, whose ranks share a loopback that ``scripts/shaped.sh`` limits to so much."""
+        return replace(self, inside=Link(bytes_a_second, self.inside.latency, True, SHAPED_BURST))
 
     def node(self, rank: int) -> int:
         """The node on which a rank stands."""
@@ -172,6 +178,7 @@ def _check(machine: Machine) -> None:
         "byte": machine.byte,
         "message": machine.message,
         **{f"{name}.latency": link.latency for name, link in links.items() if link},
+        **{f"{name}.burst": link.burst for name, link in links.items() if link},
     }
     positive: dict[str, Any] = {
         "ranks_per_node": machine.ranks_per_node,

@@ -193,6 +193,11 @@ class _Clockwork:
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: list[_Moving] = field(default_factory=list)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
+    saved: dict[Link, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        links = [link for link in (self.machine.inside, self.machine.between) if link is not None]
+        self.saved = {link: 0.0 for link in links if link.shared}  # the step before has spent all
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
@@ -222,6 +227,10 @@ class _Clockwork:
         for job, rate in zip(jobs, rates, strict=True):
             job.left = max(0.0, job.left - passed * rate)
         self.now += passed
+        carrying = {job.link for job in jobs}
+        for bus, saved in self.saved.items():
+            if ("bus", bus) not in carrying:
+                self.saved[bus] = min(self._burst(bus), saved + passed * bus.bandwidth)
 
     def _rates(self, jobs: Sequence[_Job]) -> list[float]:
         """What each job gets of what it shares: at most one core; its part of its link."""
@@ -393,10 +402,21 @@ class _Clockwork:
         first = _Job(waking, node, once=rank, then=copying) if waking else copying
         jobs = [] if first is None else [first]
         if travelling := travels(flight.sent[rank] if link.shared else busy, self.machine):  # once, on a bus
-            on = ("bus", link) if link.shared else (rank, link)
+            on = ("bus" if link.shared else rank, link)
             others = self.beside if link.shared else 0
-            jobs.append(_Job(float(travelling), node, on, link.bandwidth / (1 + others)))
+            at_once = self._take_saved(link, travelling) if link.shared else 0.0
+            jobs.append(_Job(travelling - at_once, node, on, link.bandwidth / (1 + others)))
         return jobs
+
+    def _take_saved(self, bus: Link, travelling: float) -> float:
+        """What of these bytes travels at once, since the bus was idle before."""
+        taken = min(self.saved[bus], travelling)
+        self.saved[bus] -= taken
+        return taken
+
+    def _burst(self, link: Link) -> float:
+        """A rank's part of what a bus saves up: of all, if the others are walked too."""
+        return link.burst / (1 + self.beside)
 
     def _latency(self, flight: TimedFlight) -> float:
         """Rounds, one after the other. Where rings would have many, NCCL takes trees: two ways of one."""

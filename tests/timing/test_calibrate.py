@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
 
-from muon_tutorial.engine.collective import Kind
+from muon_tutorial.engine.collective import Collective, Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.timing.calibrate import (
@@ -15,14 +12,16 @@ from muon_tutorial.timing.calibrate import (
     ComputeRates,
     GlooSample,
     RankSample,
+    average_machines,
     fit_gloo,
     gloo_request,
-    halfway,
     measure_copies,
-    together,
+    median_over_cores,
 )
 from muon_tutorial.timing.machine import Link, Machine
+from muon_tutorial.worlds.local import LocalWorld
 
+SIZES = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))
 BYTE, MESSAGE, LATENCY, TURN = 1e-9, 2e-5, 1e-4, 3e-5
 
 
@@ -34,9 +33,13 @@ def sampled(ranks: int, data: int, messages: int, cores: int) -> GlooSample:
 
 
 def test_numbers_are_found_again_that_made_the_samples() -> None:
-    sizes = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))
-    samples = [sampled(ranks, data, messages, 2) for ranks in (2, 4) for data, messages in sizes]
+    samples = [sampled(ranks, data, messages, 2) for ranks in (2, 4) for data, messages in SIZES]
     assert fit_gloo(samples, 2) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN))
+
+
+def test_where_ranks_never_share_a_core_a_messages_work_is_a_rounds_delay() -> None:
+    samples = [sampled(ranks, data, messages, 8) for ranks in (2, 8) for data, messages in SIZES]
+    assert fit_gloo(samples, 8) == pytest.approx((BYTE, 0.0, LATENCY + MESSAGE, TURN))
 
 
 def test_a_collective_takes_from_the_last_question_to_the_last_answer() -> None:
@@ -50,34 +53,37 @@ def test_rates_are_the_median_of_the_cores() -> None:
         ComputeRates({"float32": ((16.0, rate),)}, ((4096.0, 10 * rate),), rate / 100)
         for rate in (1.0, 2.0, 9.0)
     ]
-    assert together(cores) == ComputeRates({"float32": ((16.0, 2.0),)}, ((4096.0, 20.0),), 0.02)
+    assert median_over_cores(cores) == ComputeRates({"float32": ((16.0, 2.0),)}, ((4096.0, 20.0),), 0.02)
 
 
-def test_halfway_is_the_mean_of_each_number() -> None:
-    link, rates = Link(1e12, 2e-5), {"float32": ((16.0, 2.0),), "bfloat16": ((16.0, 4.0),)}
-    one = Machine("m", rates, ((4096.0, 10.0),), 1e-6, 2e-6, link, cores=2, byte=1e-9, message=1e-5)
-    twice = {name: ((16.0, 2 * its[0][1]),) for name, its in rates.items()}
-    other = replace(one, gemm=twice, operation=3e-6, byte=2e-9, inside=replace(link, latency=4e-5))
-    between = halfway(one, other)
-    assert between.gemm == {"float32": ((16.0, 3.0),), "bfloat16": ((16.0, 6.0),)}
-    found = between.operation, between.turn, between.byte, between.inside.latency
-    assert found == pytest.approx((2e-6, 2e-6, 1.5e-9, 3e-5))
+def test_two_machines_are_averaged_number_by_number() -> None:
+    one, other = machine(1.0), machine(3.0)
+    assert average_machines(one, other) == machine(2.0)
 
 
-def test_copies_are_measured_at_the_sizes_asked_for() -> None:
-    (small, rate), (large, _) = measure_copies((4096, 1_048_576))
-    assert (small, large) == (4096, 1_048_576)
-    assert rate > 0
+def machine(unit: float) -> Machine:
+    rates = {"float32": ((16.0, 2 * unit),), "bfloat16": ((16.0, 4 * unit),)}
+    numbers = 1e-6 * unit, 2e-6 * unit, Link(1e12, 2e-5 * unit)
+    byte, message = 3e-9 * unit, 1e-5 * unit
+    return Machine("m", rates, ((4096.0, 10 * unit),), *numbers, cores=2, byte=byte, message=message)
+
+
+def test_tensors_take_turns_in_being_copied() -> None:
+    ((size, rate),) = measure_copies((1200,), cold=8 * 1000)
+    assert size == 1200
+    assert 0 < rate < 1e13
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rank", [0, 2])
-def test_collectives_are_asked_for_as_the_engine_does(kind: Kind, rank: int) -> None:
-    request = gloo_request(kind, Grid.of(dp=4).at(rank), 4096)
-    assert (request.kind, request.dtype) == (kind, torch.float32)
+def test_collectives_are_such_as_ranks_can_ask_for(kind: Kind) -> None:
+    """``LocalWorld`` refuses those whose sizes do not fit."""
+    grid = Grid.of(dp=4)
+    requests = [gloo_request(kind, grid.at(rank), 4096) for rank in grid.ranks]
+    answers = LocalWorld(grid).run([ask(request) for request in requests])
+    assert [answer.numel() for answer in answers] == [request.receive for request in requests]
     if kind == "all_to_all":
-        assert request.sends == tuple(0 if place == rank else 256 for place in range(4))
-    if kind == "broadcast":
-        assert (request.send is None) == (rank != 0)
-    if kind == "reduce":
-        assert request.receive == (0 if rank else 1024)
+        assert all(request.sends and request.sends[rank] == 0 for rank, request in enumerate(requests))
+
+
+def ask(request: Collective) -> Walk:
+    return (yield request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.timing.machine import Link, Machine, read_machine
+from muon_tutorial.timing.machine import SHAPED_BURST, Link, Machine, read_machine
 
+ROOT = Path(__file__).resolve().parents[2]
 MACHINE = Machine(
     name="some",
     gemm={"float32": ((64.0, 1e9), (256.0, 4e9)), "bfloat16": ((64.0, 2e9),)},
@@ -98,3 +100,10 @@ def test_what_is_no_machine_is_refused(text: str, says: str, tmp_path: Path) -> 
         read_machine(path)
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_machine(tmp_path / "none.json")
+
+
+def test_the_limited_loopbacks_burst_is_that_of_its_script() -> None:
+    script = (ROOT / "scripts" / "shaped.sh").read_text(encoding="utf-8")
+    found = re.search(r"burst (\d+)kb ", script)
+    assert found is not None
+    assert 1024 * int(found[1]) == SHAPED_BURST

@@ -109,6 +109,7 @@ def test_a_rank_wakes_up_once_for_all_flights_at_once_and_copies_each() -> None:
     assert run(in_turn, waking).seconds == pytest.approx(2 + 4)
     assert run(two_at_once, waking).seconds == pytest.approx(2)
     assert run(two_at_once, copying).seconds == pytest.approx(4)
+    assert run(two_at_once, replace(waking, byte=1e-3)).seconds == pytest.approx(2 + 4)  # one after the other
 
 
 def in_columns(rank: int) -> Walk:
@@ -120,6 +121,20 @@ def test_groups_share_a_bus_and_nothing_else() -> None:
     bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
     assert run(in_columns, TOY, grid).seconds == pytest.approx(1)
     assert run(in_columns, bus, grid).seconds == pytest.approx(4)  # all four send on it
+
+
+def test_an_idle_bus_saves_up_a_burst() -> None:
+    """Empty at the start. Two ranks' 2,000 bytes take two seconds; two of computing fill it for the next."""
+    bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True, burst=500.0))
+
+    def twice(rank: int) -> Walk:
+        yield asked()
+        compute()
+        yield asked()
+        yield asked()
+
+    assert run(in_turn, bus).seconds == pytest.approx(2 + 2)
+    assert run(twice, bus).seconds == pytest.approx(2 + 2 + (2 - 0.5) + 2)
 
 
 def to_one_owner(rank: int) -> Walk:

@@ -17,7 +17,7 @@ from muon_tutorial.errors import TraceError, UsageError
 from muon_tutorial.evidence.traces.profiler_trace import parse_trace
 from muon_tutorial.evidence.traces.time_split import split
 from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Link, machine_from
+from muon_tutorial.timing.machine import SHAPED_BURST, Link, machine_from
 from muon_tutorial.timing.step_recorder import (
     NotedRequest,
     RankNotes,
@@ -271,7 +271,9 @@ def test_a_recorder_notes_whole_steps_and_lets_go_of_its_world() -> None:
 
 @pytest.mark.parametrize(("rate", "per_second"), [("200mbit", 2.5e7), ("1gbit", 1.25e8), ("1.5kbit", 187.5)])
 def test_a_rate_is_as_tc_writes_it(rate: str, per_second: float) -> None:
-    assert LAPTOP.on_bus(bytes_of(rate)).inside == Link(per_second, LAPTOP.inside.latency, shared=True)
+    assert LAPTOP.on_bus(bytes_of(rate)).inside == Link(
+        per_second, LAPTOP.inside.latency, shared=True, burst=SHAPED_BURST
+    )
 
 
 def test_a_wrong_rate_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
