@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -33,7 +34,8 @@ class Collective:
 
     ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer
     holds, which may be none. ``root`` is a position along the axis. ``sends`` and ``receives`` are the
-    elements exchanged with each position (``all_to_all`` alone).
+    elements exchanged with each position (``all_to_all`` alone); each position's begin in ``send`` at
+    ``starts``, where several may get the same, or, left out, one after the other.
 
     Raises:
         RequestError: ``send`` is not flat, or not of ``dtype`` (a backend would cast it silently, or abort);
@@ -49,6 +51,7 @@ class Collective:
     root: int | None = None
     sends: tuple[int, ...] | None = None
     receives: tuple[int, ...] | None = None
+    starts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.axes, tuple):
@@ -58,6 +61,18 @@ class Collective:
                 f"{self}: what is sent must be flat and {self.dtype}; "
                 f"got shape {tuple(self.send.shape)} and {self.send.dtype}"
             )
+
+    @property
+    def parcels(self) -> list[slice]:
+        """The part of ``send`` that each position gets (``all_to_all`` alone)."""
+        assert self.sends is not None
+        starts = (0, *accumulate(self.sends[:-1])) if self.starts is None else self.starts
+        return [slice(start, start + n) for start, n in zip(starts, self.sends, strict=True)]
+
+    @property
+    def packed(self) -> int:
+        """How many elements ``send`` must hold for these parcels."""
+        return max(parcel.stop for parcel in self.parcels)
 
     def __str__(self) -> str:
         sent = self.sends or (0 if self.send is None else self.send.numel())

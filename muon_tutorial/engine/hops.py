@@ -46,8 +46,8 @@ def _exchange(
     if isinstance(x, Pieces):
         if not asks:
             return x
-        kept = x.keep(parcels.kept)
-        answer = yield _all_to_all(x.pack(parcels.leaving), exchange, parcels, dtype, label)
+        packed, kept = x.pack(parcels)
+        answer = yield _all_to_all(packed, exchange, parcels, dtype, label)
         return Pieces.unpack(answer, parcels.coming, zip(kept, parcels.kept_as, strict=True))
     if not asks:
         return _keep_parts(x, parcels)
@@ -67,8 +67,17 @@ def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
 def _all_to_all(
     packed: Tensor, exchange: Exchange, parcels: Parcels, dtype: torch.dtype, label: Label
 ) -> Collective:
-    sends, receives = parcels.sends, parcels.receives
-    return Collective("all_to_all", exchange.axes, dtype, packed, sum(receives), label, None, sends, receives)
+    return Collective(
+        "all_to_all",
+        exchange.axes,
+        dtype,
+        packed,
+        sum(parcels.receives),
+        label,
+        sends=parcels.sends,
+        receives=parcels.receives,
+        starts=parcels.starts,
+    )
 
 
 def _pack(x: Tensor, cargo: Cargo) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..plan.exchange import BufferSlice, Cargo, Index
+from ..plan.exchange import BufferSlice, Cargo, Index, Parcels
 
 Shape = tuple[int, ...]
 
@@ -62,40 +62,45 @@ class Pieces:
         box = self._boxes.pop(held.entry.matrix.index)
         return box.box() if isinstance(box, InParts) else box
 
-    def keep(self, cargo: Cargo) -> list[Tensor]:
-        """The parts of boxes that do not travel, laid out in order, as what arrives is.
+    def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:
+        """Give up all boxes; returns the parts of them that leave, flat, one after the other, and those that
+        stay, each laid out in order, as what arrives is.
 
-        What is left of their boxes is not kept with them.
+        A part that stays and leaves is held once, among those that leave; a box that stays whole is not
+        copied; of others, what is left is not kept with the part.
         """
-        kept = []
-        for held, index, shape in cargo:
-            box = self._boxes[held.entry.matrix.index]
-            assert isinstance(box, Tensor)
-            kept.append(
-                box.contiguous()
-                if box.shape == shape
-                else box[index].clone(memory_format=torch.contiguous_format)
-            )
-        return kept
-
-    def pack(self, cargo: Cargo) -> Tensor:
-        """Give up all boxes; returns the parts of them that leave, flat, one after the other."""
-        numel = sum(math.prod(shape) for *_, shape in cargo)
+        numel = sum(math.prod(shape) for *_, shape in parcels.leaving)
         packed = torch.empty(numel, dtype=self.dtype, device=self.device)
         start = 0
-        for held, index, shape in () if packed.is_meta else cargo:
-            box, stop = self._boxes[held.entry.matrix.index], start + math.prod(shape)
-            assert isinstance(box, Tensor)
-            packed[start:stop].view(shape).copy_(box[index])
+        for held, index, shape in () if packed.is_meta else parcels.leaving:
+            stop = start + math.prod(shape)
+            packed[start:stop].view(shape).copy_(self._box(held)[index])
             start = stop
+        stays = [
+            self._part(*part) if begin is None else packed[begin : begin + math.prod(part[2])].view(part[2])
+            for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
+        ]
         self._boxes.clear()
-        return packed.copy_(packed) if packed.is_meta else packed  # one copy stands for all
+        return packed.copy_(packed) if packed.is_meta else packed, stays  # one copy stands for all
+
+    def _part(self, held: BufferSlice, index: Index, shape: Shape) -> Tensor:
+        box = self._box(held)
+        return (
+            box.contiguous()
+            if box.shape == shape
+            else box[index].clone(memory_format=torch.contiguous_format)
+        )
+
+    def _box(self, held: BufferSlice) -> Tensor:
+        box = self._boxes[held.entry.matrix.index]
+        assert isinstance(box, Tensor)
+        return box
 
     @classmethod
     def unpack(
         cls, arrived: Tensor, cargo: Cargo, kept: Iterable[tuple[Tensor, tuple[BufferSlice, Index, Shape]]]
     ) -> Pieces:
-        """The opposite of ``pack`` and ``keep``: the boxes in what arrived, and in what was kept."""
+        """The opposite of ``pack``: the boxes in what arrived, and in what stayed."""
         sizes = [math.prod(shape) for *_, shape in cargo]
         came = [*zip(arrived.split(sizes), cargo, strict=True), *kept]
         parts: dict[int, list[tuple[Tensor, Index]]] = {}

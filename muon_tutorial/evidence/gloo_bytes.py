@@ -1,11 +1,11 @@
 """Predicts what Gloo really sends for a collective: bytes of data, messages, and bytes of TCP.
 
 Knows sizes and positions alone. Gloo's bytes are not those of a ring (``ring_bytes``): its reduce_scatter is
-an all_reduce whose answer is cut, and its broadcast a tree in which the root sends log₂ P times. The formulas
-follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``alltoallv.cc``, ``gather.cc``,
-``scatter.cc``, ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and
-a notice of 48 from either side), and equal the kernel's own TCP counters to the byte
-(``evidence/kernel_counters.py``).
+an all_reduce whose answer is cut, and its broadcast a tree in which the root sends log₂ P times. An
+all_to_all is a message for each position that gets anything, as the live world asks for it. The formulas
+follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``, ``scatter.cc``,
+``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
+from either side), and equal the kernel's own TCP counters to the byte (``evidence/kernel_counters.py``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
         blocks = 2 * (parts - 1) if sent else 0
         return GlooTraffic((parts - 1) * sent * size, blocks, blocks)
     if request.kind == "all_to_all":
-        return GlooTraffic(ring_bytes(request, at), parts - 1, parts - 1)
+        others = [position for position in range(parts) if position != here]
+        out, into = (
+            sum(1 for p in others if row[p]) for row in (request.sends or (), request.receives or ())
+        )
+        return GlooTraffic(ring_bytes(request, at), out, into)
     assert request.root is not None
     if request.kind == "broadcast":
         return _tree(request.receive * size, (here - request.root) % parts, parts)

@@ -13,6 +13,7 @@ import torch
 _TORCH = os.path.dirname(torch.__file__)
 _LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, os.path.dirname(__file__))
 _COMMUNICATION = os.path.join(_TORCH, "distributed")
+_LIVE_WORLD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worlds", "live.py")
 
 
 def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
@@ -30,5 +31,9 @@ def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def is_communicating(stack: Iterable[tuple[FrameType, int]]) -> bool:
-    """Return whether a stack leads through torch.distributed."""
-    return any(frame.f_code.co_filename.startswith(_COMMUNICATION) for frame, _ in stack)
+    """Return whether a stack leads through torch.distributed, or waits for what a live world asked it for."""
+    return any(
+        code.co_filename.startswith(_COMMUNICATION)
+        or (code.co_filename == _LIVE_WORLD and code.co_name == "wait")
+        for code in (frame.f_code for frame, _ in stack)
+    )

@@ -23,6 +23,7 @@ from .spawn import SpawnedRanks
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed
 _DYING = 1.0  # more seconds for the end of a rank whose connections are gone: they close first
+_REVIVING = 5.0  # more seconds for a stopped rank than the others wait: one of them may set it going again
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to be there: torch may have to come from a slow disk
@@ -64,8 +65,8 @@ class WatchedRank:
         return self.exit_code is not None and (self.returned is None or self.exit_code != 0)
 
     def has_failed(self, now: float, timeout: float) -> bool:
-        """Whether it raised, died, or has been stopped for longer than `timeout` seconds."""
-        stopped = self.stopped_at is not None and now - self.stopped_at > timeout
+        """Whether it raised, died, or has been stopped for longer than others wait, `timeout` seconds."""
+        stopped = self.stopped_at is not None and now - self.stopped_at > timeout + _REVIVING
         return self.raised is not None or self.has_died or stopped
 
 

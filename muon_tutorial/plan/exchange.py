@@ -8,10 +8,9 @@ all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from operator import itemgetter
 from typing import Literal
 
 from .grid import Coordinate
@@ -183,8 +182,10 @@ Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
 class Parcels:
     """What one rank sends to others and receives from them, in order of the position in the group.
 
-    What it keeps for itself does not travel: ``kept`` of its buffer is ``kept_as`` of the one afterwards,
-    part by part. ``sends`` and ``receives`` are the elements for each position, none for its own; ``length``
+    ``leaving`` is packed once, whoever gets it: position p gets the ``sends[p]`` elements from ``starts[p]``
+    on, and several may get the same. ``receives`` are the elements from each position. What a rank keeps for
+    itself does not travel: ``kept`` of its buffer is ``kept_as`` of the one afterwards, part by part;
+    ``kept_at`` is where such a part begins in what is packed, or None where nobody else gets it. ``length``
     is how many elements the rank's buffer holds afterwards.
     """
 
@@ -192,7 +193,9 @@ class Parcels:
     coming: Cargo
     kept: Cargo
     kept_as: Cargo
+    kept_at: tuple[int | None, ...]
     sends: tuple[int, ...]
+    starts: tuple[int, ...]
     receives: tuple[int, ...]
     length: int
 
@@ -232,10 +235,21 @@ class Exchange:
         return {}
 
     def _parcels(self, at: Coordinate) -> Parcels:
-        leaving, kept, sends = self._by_position(at, self._leaving(at))
-        coming, kept_as, receives = self._by_position(at, self._coming(at))
-        length = self.dst.length(self.entries, at)
-        return Parcels(leaving, coming, kept, kept_as, sends, receives, length)
+        positions, own = at.size(*self.axes), at.position(*self.axes)
+        out, into = self._by_position(at, self._leaving(at)), self._by_position(at, self._coming(at))
+        kept, kept_as = out.pop(own, []), into.pop(own, [])
+        leaving, starts, known = _packed_once(out)
+        return Parcels(
+            leaving=leaving,
+            coming=tuple(part.cargo for parts in into.values() for part in parts),
+            kept=tuple(part.cargo for part in kept),
+            kept_as=tuple(part.cargo for part in kept_as),
+            kept_at=tuple(known.get(part.key) for part in kept),
+            sends=tuple(_elements(out.get(position, ())) for position in range(positions)),
+            starts=tuple(starts.get(position, 0) for position in range(positions)),
+            receives=tuple(_elements(into.get(position, ())) for position in range(positions)),
+            length=self.dst.length(self.entries, at),
+        )
 
     def _leaving(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
         for held in self._slices(self.src, at):
@@ -259,24 +273,64 @@ class Exchange:
 
     def _by_position(
         self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
-    ) -> tuple[Cargo, Cargo, tuple[int, ...]]:
-        """What this rank shares with others, in order of their positions; with itself; elements for each."""
-        shared = [(position, held, _shared(held.box, theirs)) for position, held, theirs in pairs]
-        shared = sorted((one for one in shared if one[2][2]), key=itemgetter(0))
-        own = at.position(*self.axes)
-        kept = tuple((held, *what[:2]) for position, held, what in shared if position == own)
-        travels = [one for one in shared if one[0] != own]
-        elements = [0] * at.size(*self.axes)
-        for position, _, (_, _, numel) in travels:
-            elements[position] += numel
-        return tuple((held, *what[:2]) for _, held, what in travels), kept, tuple(elements)
+    ) -> dict[int, list[_Part]]:
+        """What this rank shares with each position, itself among them, in their order."""
+        found: dict[int, list[_Part]] = {}
+        for position, held, theirs in pairs:
+            part = _Part(held, *_shared(held.box, theirs))
+            if part.numel:
+                found.setdefault(position, []).append(part)
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What two ranks have in common of a matrix: where the one holds it, and which box of it that is."""
+
+    held: BufferSlice
+    box: Box
+    index: Index
+    numel: int
+
+    @property
+    def cargo(self) -> tuple[BufferSlice, Index, tuple[int, ...]]:
+        return self.held, self.index, self.box.shape
+
+    @property
+    def key(self) -> tuple[int, Box]:
+        """Equal where the same elements of the same matrix are meant."""
+        return self.held.entry.matrix.index, self.box
+
+
+def _packed_once(
+    parts: Mapping[int, Sequence[_Part]],
+) -> tuple[Cargo, dict[int, int], dict[tuple[int, Box], int]]:
+    """What is packed for all positions, equal parcels once; where each one's begins; where each part does."""
+    cargo: list[_Part] = []
+    starts: dict[int, int] = {}
+    begins: dict[tuple[int, Box], int] = {}
+    packed: dict[tuple[tuple[int, Box], ...], int] = {}
+    length = 0
+    for position, own in parts.items():
+        key = tuple(part.key for part in own)
+        starts[position] = packed.setdefault(key, length)
+        if starts[position] == length:
+            for part in own:
+                begins[part.key] = length
+                length += part.numel
+            cargo += own
+    return tuple(part.cargo for part in cargo), starts, begins
+
+
+def _elements(parts: Iterable[_Part]) -> int:
+    return sum(part.numel for part in parts)
 
 
 @lru_cache(maxsize=4096)  # of thousands of ranks, most hold the same few boxes
-def _shared(mine: Box, theirs: Box) -> tuple[Index, tuple[int, ...], int]:
-    """What two boxes have in common: its index in the first, its shape, and its elements."""
+def _shared(mine: Box, theirs: Box) -> tuple[Box, Index, int]:
+    """What two boxes have in common: that box, its index in the first, and its elements."""
     box = mine.overlap(theirs)
-    return box.seen_from(mine).slices, box.shape, box.numel
+    return box, box.seen_from(mine).slices, box.numel
 
 
 def _in_line(boxes: Iterable[tuple[BucketEntry, Box]]) -> Iterator[BufferSlice]:

@@ -8,7 +8,7 @@ requests; nothing here knows a strategy.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -50,6 +50,7 @@ class Span:
 class TimedFlight:
     """A collective on its way: when its members issued it, when it began, and when it was answered.
 
+    It is ``done`` for a rank, and the rank can go on, when its own part is; and at its ``end`` for all.
     ``asked`` says what each member asked for, in words; ``sent``, what it sends, all of it over a shared bus;
     ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives;
     ``payload``, the bytes that it hands over; ``ring``, those it would send on a ring; ``answered``, when it
@@ -62,6 +63,7 @@ class TimedFlight:
     label: Label
     link: Link
     issued: dict[int, float] = field(default_factory=dict)
+    done: dict[int, float] = field(default_factory=dict)
     answered: dict[int, float] = field(default_factory=dict)
     payload: dict[int, int] = field(default_factory=dict)
     ring: dict[int, int] = field(default_factory=dict)
@@ -91,7 +93,8 @@ class TimedRun:
 class _Job:
     """What takes ``left`` of something shared, seconds of a core or bytes of a link, and what comes after it.
 
-    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them.
+    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them;
+    those of one ``thread`` share what one would get.
     """
 
     left: float
@@ -99,6 +102,7 @@ class _Job:
     link: Any = None
     bandwidth: float = 0.0
     once: Any = None
+    thread: Any = None
     then: _Job | None = None
 
     def going_on(self) -> list[_Job]:
@@ -130,11 +134,16 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Moving:
-    """A flight whose members all have issued it, and what of it is still to be done."""
+    """A flight, or some ``ranks``' part of it, that can go on: from when, and what is still to be done.
+
+    Of two ranks' messages, which are a ``pair``, one goes after the other.
+    """
 
     flight: TimedFlight
+    ranks: tuple[int, ...]
     jobs: list[_Job]
     after: float
+    pair: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -192,6 +201,8 @@ class _Clockwork:
     flights: list[TimedFlight] = field(default_factory=list)
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: list[_Moving] = field(default_factory=list)
+    behind: dict[tuple[int, int], list[_Moving]] = field(default_factory=dict)
+    parts: dict[int, Counter[int]] = field(default_factory=dict)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
     saved: dict[Link, float] = field(init=False)
 
@@ -236,18 +247,23 @@ class _Clockwork:
         """What each job gets of what it shares: at most one core; its part of its link."""
         cores: dict[int, int] = defaultdict(lambda: self.beside)
         links: dict[Any, int] = defaultdict(int)
+        threads: dict[Any, int] = defaultdict(int)
         counted: set[Any] = set()
         for job in jobs:
-            if job.link is None:
+            if job.link is not None:
+                links[job.link] += 1
+            elif job.thread is not None:
+                cores[job.node] += not threads[job.thread]
+                threads[job.thread] += 1
+            else:
                 cores[job.node] += job.once not in counted
                 counted |= set() if job.once is None else {job.once}
-            else:
-                links[job.link] += 1
 
         def rate(job: _Job) -> float:
             if job.link is not None:
                 return job.bandwidth / links[job.link]
-            return 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / cores[job.node])
+            share = 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / cores[job.node])
+            return share / threads.get(job.thread, 1)
 
         return [rate(job) for job in jobs]
 
@@ -258,14 +274,13 @@ class _Clockwork:
                 moving.jobs = [following for job in moving.jobs for following in job.going_on()]
                 if not moving.jobs:
                     self.moving.remove(moving)
-                    moving.flight.end = self.now
-                    self._begin_next(moving.flight.group)
+                    self._finish(moving)
         for rank in self.ranks:
             if rank.job is not None and rank.job.left <= _least(rank.job):
                 self._note(rank, rank.doing)
                 rank.job = None
                 self._go_on(rank, work)
-            elif rank.waiting is not None and rank.waiting.flight.end is not None:
+            elif rank.waiting is not None and rank.at.rank in rank.waiting.flight.done:
                 self._note(rank, "wait")
                 rank.waiting.flight.answered[rank.at.rank] = self.now
                 rank.answer, rank.waiting = rank.waiting.answer, None
@@ -343,7 +358,7 @@ class _Clockwork:
         return self._wait(rank, ticket)
 
     def _wait(self, rank: _Rank, ticket: _Ticket) -> bool:
-        if ticket.flight.end is not None:
+        if rank.at.rank in ticket.flight.done:
             ticket.flight.answered[rank.at.rank] = self.now
             rank.answer = ticket.answer
             return False
@@ -359,31 +374,104 @@ class _Clockwork:
             link = self.machine.link(group, request.kind)
             flight = TimedFlight(group, request.kind, request.label, link)
             self.queues[group].append(flight)
+            self.flights.append(flight)
         flight.issued[number], flight.asked[number] = self.now, str(request)
         flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         flight.ring[number] = ring_bytes(request, rank.at)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
         flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
         self.asked.setdefault(id(flight), {})[number] = request
-        self._begin_next(group)
+        if self._in_messages(flight):
+            self._exchange(flight, number)
+        else:
+            self._begin_next(group)
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
         """Begin a group's next flight: a group carries them in order, one at a time or as Gloo does."""
-        moving = sum(1 for one in self.moving if one.flight.group == group)
-        if not self.queues[group] or moving >= self._at_once(self.queues[group][0]):
+        queue = [one for one in self.queues[group] if not self._in_messages(one)]
+        going = [moving.flight for moving in self.moving if moving.flight.group == group]
+        moving = sum(1 for one in going if not self._in_messages(one))
+        if not queue or moving >= self._at_once(queue[0]):
             return
-        flight = self.queues[group][0]
+        flight = queue[0]
         if len(flight.issued) < (1 if self.is_alone else len(group)):
             return
-        self.queues[group].pop(0)
+        self._begin(flight)
+        jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
+        self.parts[id(flight)] = Counter(flight.issued.keys())
+        self.moving.append(_Moving(flight, tuple(flight.issued), jobs, self.now + flight.latency))
+
+    def _begin(self, flight: TimedFlight) -> None:
+        """All members have asked for it, alike."""
+        self.queues[flight.group].remove(flight)
         requests = self.asked.pop(id(flight))  # what is sent is not kept longer than a backend would
         if not self.is_alone:
-            check_alike({rank: requests[rank] for rank in group})
+            check_alike({rank: requests[rank] for rank in flight.group})
         flight.begin, flight.latency = self.now, self._latency(flight)
-        self.flights.append(flight)
-        jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
-        self.moving.append(_Moving(flight, jobs, self.now + flight.latency))
+
+    def _finish(self, moving: _Moving) -> None:
+        """A rank goes on when all its parts are done, a group when all its ranks' are."""
+        flight, parts = moving.flight, self.parts[id(moving.flight)]
+        parts.subtract(moving.ranks)
+        flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
+        if moving.pair is not None:
+            following = self.behind[moving.pair]
+            following.remove(moving)
+            self.moving += following[:1]
+        if len(flight.done) == (1 if self.is_alone else len(flight.group)):
+            del self.parts[id(flight)]
+            flight.end = self.now
+            self._begin_next(flight.group)
+
+    # Exchanges on Gloo: messages between two ranks, which go as soon as both have asked.
+
+    def _in_messages(self, flight: TimedFlight) -> bool:
+        return flight.kind == "all_to_all" and self.machine.algorithm == "gloo" and not self.is_alone
+
+    def _exchange(self, flight: TimedFlight, rank: int) -> None:
+        """What can go, now that this rank has asked, too."""
+        group, requests = flight.group, self.asked[id(flight)]
+        mine, here = requests[rank], group.index(rank)
+        gives, gets = mine.sends or (0,) * len(group), mine.receives or (0,) * len(group)
+        parts = self.parts.setdefault(id(flight), Counter())
+        messages = [n for row in (gives, gets) for place, n in enumerate(row) if n and place != here]
+        parts[rank] += 1 + len(messages)
+        for place, other in enumerate(group):
+            if other != rank and other in flight.issued:
+                for elements, pair in ((gives[place], (rank, other)), (gets[place], (other, rank))):
+                    if elements:
+                        self._send(flight, pair, elements * mine.dtype.itemsize)
+        for other in flight.issued:
+            partners = _partners(requests[other], group)
+            if rank in (other, *partners) and flight.issued.keys() >= partners:
+                self._wake_up(flight, other)
+        if len(flight.issued) == len(group):
+            self._begin(flight)
+
+    def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
+        """A message takes half of its bytes' work of either rank, and its place on the link behind others."""
+        link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
+        jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]
+        travelling = GlooTraffic(data, 1, 0).tcp
+        if link.shared:
+            left = travelling - self._take_saved(link, travelling)
+            jobs.append(_Job(left, ends[0][1], ("bus", link), link.bandwidth))
+        else:
+            jobs += [
+                _Job(travelling, node, (way, rank, link), link.bandwidth)
+                for way, (rank, node) in zip(("out", "in"), ends, strict=True)
+            ]
+        moving, before = _Moving(flight, pair, jobs, self.now, pair), self.behind.setdefault(pair, [])
+        before.append(moving)
+        if len(before) == 1:
+            self.moving.append(moving)
+
+    def _wake_up(self, flight: TimedFlight, rank: int) -> None:
+        """What a rank's messages take beside their bytes, once all of its partners have asked."""
+        messages = flight.busy[rank].messages_out
+        jobs = [_Job(messages * self.machine.message, self.machine.node(rank), once=rank)]
+        self.moving.append(_Moving(flight, (rank,), jobs, self.now + messages * flight.link.latency))
 
     def _at_once(self, flight: TimedFlight) -> int:
         """How many of its group may be on their way with a flight. Gloo's rings take turns on a link, round
@@ -455,6 +543,12 @@ def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: b
         messages = (at.size(*request.axes) - 1).bit_length()
         data = messages * request.receive * request.dtype.itemsize
     return GlooTraffic(data, messages, sent.messages_in)
+
+
+def _partners(request: Collective, group: tuple[int, ...]) -> set[int]:
+    """The ranks that an exchange gives anything to, or gets anything from."""
+    splits = request.sends or (), request.receives or ()
+    return {group[place] for row in splits for place, elements in enumerate(row) if elements}
 
 
 def _least(job: _Job) -> float:

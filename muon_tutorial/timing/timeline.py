@@ -173,7 +173,7 @@ def predicted_timeline(run: TimedRun) -> StepTimeline:
     for flight in run.flights:
         turns[flight.group] = turn = turns.get(flight.group, -1) + 1
         for rank, issued in sorted(flight.issued.items()):
-            end = flight.begin if flight.end is None else flight.end
+            end = flight.done.get(rank, flight.begin)
             about = (rank, flight.kind, flight.label.phase, flight.label.subject, flight.group, turn)
             times = (issued, flight.begin, end, flight.answered.get(rank, end))
             flights.append(RankFlight(*about, *times, flight.payload[rank], flight.ring[rank]))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -31,6 +33,8 @@ Moment = Literal["issued", "done", "waiting", "answered"]
 Follow = Callable[[Moment], None]
 Observer = Callable[[Collective, Coordinate], Follow | None]
 
+LAST_TAG = 1 << 30
+"""Tags of messages begin anew here."""
 LONG_WAIT = 600.0
 """Seconds above which the timeout of a group is worth a warning; torch gives Gloo 1,800, NCCL 600."""
 
@@ -157,7 +161,7 @@ def count_processes() -> int:
 class _Ticket:
     request: Collective
     received: Tensor
-    work: dist.Work | None
+    work: dist.Work | _Messages | None
     followers: list[Follow]
 
     def tell(self, moment: Moment) -> None:
@@ -188,6 +192,7 @@ class LiveWorld:
     observers: list[Observer] = field(default_factory=list)
     at: Coordinate = field(init=False)
     _groups: dict[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict)
+    _exchanges: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         names = self.mesh.mesh_dim_names
@@ -244,7 +249,7 @@ class LiveWorld:
         followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
         device = self.mesh.device_type if request.send is None else request.send.device
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
-        work = _call_backend(request, received, group, async_op)
+        work = _call_backend(request, received, group, async_op, self._next_tag(request))
         ticket = _Ticket(request, received, work, followers)
         if followers:
             ticket.tell("issued")
@@ -253,6 +258,11 @@ class LiveWorld:
             else:
                 _when_done(work, lambda: ticket.tell("done"))
         return ticket
+
+    def _next_tag(self, request: Collective) -> int:
+        """How many exchanges the group has had: messages of two are never taken for each other's."""
+        self._exchanges[request.axes] += request.kind == "all_to_all"
+        return self._exchanges[request.axes] % LAST_TAG
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """The process group over one axis or several; one over several is made when first asked for.
@@ -276,8 +286,35 @@ class LiveWorld:
         return self._groups.setdefault(axes, group)
 
 
-def _when_done(work: dist.Work, tell: Callable[[], None]) -> None:
+@dataclass(slots=True, eq=False)
+class _Messages:
+    """The messages of one exchange, waited for together."""
+
+    works: list[dist.Work]
+    _waiter: Future[None] | None = None
+
+    def wait(self) -> None:
+        """Until all have left and arrived."""
+        if self._waiter is not None:
+            self._waiter.result()
+            return
+        for work in self.works:
+            work.wait()
+
+    def tell_when_done(self, tell: Callable[[], None]) -> None:
+        """Gloo says so to nobody but who waits: so a thread does."""
+        pool = ThreadPoolExecutor(1)
+        waiter = pool.submit(_Messages(self.works).wait)
+        waiter.add_done_callback(lambda _: tell())
+        pool.shutdown(wait=False)
+        self._waiter = waiter
+
+
+def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
     """Have ``tell`` called when the backend is done; never, where it cannot say (Gloo's reduce_scatter)."""
+    if isinstance(work, _Messages):
+        work.tell_when_done(tell)
+        return
     try:
         future = work.get_future()
     except RuntimeError:
@@ -319,8 +356,8 @@ def refuse(request: Collective, async_op: bool) -> _Ticket:
 
 
 def _call_backend(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool, tag: int
+) -> dist.Work | _Messages | None:
     """Hand a request to torch.distributed, which writes the answer to ``received``."""
     send, root = request.send, request.root
     how: dict[str, Any] = {"group": group, "async_op": async_op}
@@ -347,5 +384,37 @@ def _call_backend(
             pieces = None if send is None else list(send.chunk(group.size()))
             return dist.scatter(received, pieces, group_src=root, **how)
         case "all_to_all":
-            sizes = list(request.receives or ()), list(request.sends or ())
-            return dist.all_to_all_single(received, send, *sizes, **how)
+            if send is None or request.packed != send.numel():
+                raise RequestError(f"{request}: what is sent does not end where the last parcel does")
+            leaving = [send[parcel] for parcel in request.parcels]
+            coming = list(received.split(request.receives or (0,) * len(leaving)))
+            if received.device.type != "cpu":
+                return dist.all_to_all(coming, leaving, **how)
+            if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # compares collectives, not messages
+                sizes = list(request.receives or ()), list(request.sends or ())
+                return dist.all_to_all_single(received, torch.cat(leaving), *sizes, **how)
+            messages = _send_and_receive(leaving, coming, group, tag)
+            if async_op:
+                return messages
+            messages.wait()
+            return None
+
+
+def _send_and_receive(
+    leaving: Sequence[Tensor], coming: Sequence[Tensor], group: dist.ProcessGroup, tag: int
+) -> _Messages:
+    """Gloo's all_to_all of parts that lie anywhere: a message for each position that gives or gets anything.
+
+    Gloo knows ``all_to_all_single`` alone, which wants each position's elements apart: what all get would
+    have to be packed for each of them.
+    """
+    here, ranks = group.rank(), group.size()
+    coming[here].copy_(leaving[here])
+    others = [position % ranks for position in range(here + 1, here + ranks)]  # not all to the first at once
+    asked = [
+        dist.P2POp(way, parts[peer], group=group, tag=tag, group_peer=peer)
+        for way, parts in ((dist.irecv, coming), (dist.isend, leaving))
+        for peer in others
+        if parts[peer].numel()
+    ]
+    return _Messages(dist.batch_isend_irecv(asked) if asked else [])

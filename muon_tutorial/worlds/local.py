@@ -289,7 +289,11 @@ def _splits_agree(requests: list[Collective]) -> bool:
     if any(len(split) != len(requests) for split in (*sends, *receives)):
         return False
     due = [list(column) for column in zip(*sends, strict=True)]
-    return receives == due and _sizes(requests) == ([*map(sum, sends)], [*map(sum, receives)])
+    sizes: tuple[list[int | None], list[int]] = (
+        [request.packed for request in requests],
+        [sum(row) for row in receives],
+    )
+    return receives == due and _sizes(requests) == sizes
 
 
 def _answers(requests: list[Collective]) -> list[Tensor]:
@@ -315,5 +319,5 @@ def _answers(requests: list[Collective]) -> list[Tensor]:
         case "scatter":
             return [piece.clone() for piece in sent[0].view(parts, -1)]
         case "all_to_all":
-            pieces = [send.split(request.sends) for send, request in zip(sent, requests, strict=True)]
-            return [torch.cat([row[position] for row in pieces]) for position in range(parts)]
+            rows = [(send, request.parcels) for send, request in zip(sent, requests, strict=True)]
+            return [torch.cat([send[row[position]] for send, row in rows]) for position in range(parts)]
