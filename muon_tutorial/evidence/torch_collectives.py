@@ -88,6 +88,19 @@ def _all_to_all(
     return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
 
 
+def _message(
+    log: TorchCollectives, tensors: Sequence[Tensor], group: Any, to: int | None, source: int | None
+) -> list[Collective]:
+    """A message to or from one rank: an exchange in which nobody else gives or gets anything."""
+    places = range(_process_group(group).size())
+    asked = []
+    for each in tensors:
+        sends, receives = (tuple(each.numel() * (place == peer) for place in places) for peer in (to, source))
+        mine = each if to is not None else each.new_empty(0, device="meta")
+        asked.append(log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives))
+    return asked
+
+
 def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: int) -> list[Collective]:
     """All ranks send, and one receives."""
     receives = _process_group(group).rank() == root
@@ -119,6 +132,8 @@ _READ: dict[str, Callable[..., list[Collective]]] = {
         log.ask("broadcast", group, each, each.numel(), root) for each in tensors
     ],
     "reduce_": lambda log, tensors, group, _, root, *__: _reduce(log, tensors, group, root),
+    "send": lambda log, tensors, group, to, *_: _message(log, tensors, group, to, None),
+    "recv_": lambda log, tensors, group, source, *_: _message(log, tensors, group, None, source),
     "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
         log, group, mine, out.numel(), sends, receives
     ),
