@@ -31,7 +31,7 @@ from ..plan.strategies import replicated
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.local import LocalWorld
 from .machine import Link, Machine, Rates
-from .timed_world import busy_with
+from .timed_world import busy_with, moved_by
 from .work import Work
 
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
@@ -52,7 +52,9 @@ KINDS: tuple[Kind, ...] = (
 )
 MOST_RANKS = 8
 WARM, ROUNDS, SWEEPS = 2, 12, 60
-ENDLESS = 1e12  # bytes a second: what a loopback costs is the processor's
+ENDLESS = 1e12  # bytes a second
+BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # of a rank on a loopback, to 2e8
+REFITS, NO_BETTER = 8, 1e-6
 _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
@@ -62,21 +64,25 @@ _GLOO = Machine(
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """One collective as one rank saw it: what kept it busy, and when it asked and was answered each time.
+    """One collective as one rank saw it: what kept it busy, the bytes that it moved both ways, and when it
+    asked and was answered each time.
 
     Seconds on the machine's clock, which its processes share.
     """
 
     busy: GlooTraffic
+    moved: int
     asked: tuple[float, ...]
     answered: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GlooSample:
-    """One collective on all its ranks: what kept each busy, and the seconds that it took."""
+    """One collective on all its ranks: what kept each busy, the most bytes that one moved both ways, and the
+    seconds that it took."""
 
     busy: tuple[GlooTraffic, ...]
+    moved: int
     seconds: float
 
     @classmethod
@@ -85,7 +91,8 @@ class GlooSample:
         asked = map(max, zip(*(one.asked for one in by_rank), strict=True))
         answered = map(max, zip(*(one.answered for one in by_rank), strict=True))
         took = [end - begin for begin, end in zip(asked, answered, strict=True)]
-        return cls(tuple(one.busy for one in by_rank), statistics.median(took))
+        busy, moved = tuple(one.busy for one in by_rank), max(one.moved for one in by_rank)
+        return cls(busy, moved, statistics.median(took))
 
 
 def calibrate(
@@ -102,25 +109,25 @@ def calibrate(
         for ranks in counts
         for by_rank in zip(*launch(sample_gloo, ranks), strict=True)
     ]
-    byte, message, latency, turn = fit_gloo(samples, cores)
+    costs = fit_gloo(samples, cores)
     return Machine(
         name=name or f"{platform.machine()}, {cores} cores",
         gemm=rates.gemm,
         copy=rates.copy,
         operation=rates.operation,
-        turn=turn,
-        inside=Link(ENDLESS, latency),
+        turn=costs.turn,
+        inside=Link(costs.bandwidth, costs.latency, duplex=False),
         ranks_per_node=2**20,
         cores=cores,
         algorithm="gloo",
-        byte=byte,
-        message=message,
+        byte=costs.byte,
+        message=costs.message,
         sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, {computing} at work"},
     )
 
 
 def average_machines(one: Machine, other: Machine) -> Machine:
-    """The machine between two calibrations of it: the mean of each number."""
+    """The machine between two calibrations of it: the mean of each number; of links, of a byte's seconds."""
 
     def rates(first: Rates, second: Rates) -> Rates:
         return tuple(
@@ -131,7 +138,11 @@ def average_machines(one: Machine, other: Machine) -> Machine:
         one,
         gemm={name: rates(one.gemm[name], other.gemm[name]) for name in one.gemm},
         copy=rates(one.copy, other.copy),
-        inside=replace(one.inside, latency=(one.inside.latency + other.inside.latency) / 2),
+        inside=replace(
+            one.inside,
+            latency=(one.inside.latency + other.inside.latency) / 2,
+            bandwidth=2 / (1 / one.inside.bandwidth + 1 / other.inside.bandwidth),
+        ),
         **{
             name: (getattr(one, name) + getattr(other, name)) / 2
             for name in ("operation", "turn", "byte", "message")
@@ -257,7 +268,8 @@ def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSampl
         if number >= WARM:
             asked.append(begin)
             answered.append(time.perf_counter())
-    return RankSample(busy_with(request, world.at, _GLOO), tuple(asked), tuple(answered))
+    moved = moved_by(request, world.at, _GLOO).data
+    return RankSample(busy_with(request, world.at, _GLOO), moved, tuple(asked), tuple(answered))
 
 
 def _once(request: Collective) -> Walk:
@@ -279,11 +291,24 @@ def gloo_request(kind: Kind, at: Coordinate, size: int) -> Collective:
     return Collective(kind, ("dp",), send.dtype, send if sends else None, receive, label, root)
 
 
-def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, float, float]:
-    """Seconds a byte, a message, a round and a request, by relative least squares, none below zero.
+@dataclass(frozen=True, slots=True)
+class GlooCosts:
+    """What a collective's parts take: seconds a ``byte``, a ``message``, a round (``latency``) and a request
+    (``turn``), and the bytes a second that one rank moves at most, both ways (``bandwidth``)."""
+
+    byte: float
+    message: float
+    latency: float
+    turn: float
+    bandwidth: float
+
+
+def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
+    """By least squares over the collectives' own seconds, none below zero: long ones count for more.
 
     Ranks share the cores: what the processor does takes as long as all of it on all cores, and no less than
-    the busiest rank's part. Where there were never more ranks than cores, a message's seconds are a round's.
+    the busiest rank's part; and a rank's bytes, no less than its link. Where there were never more ranks than
+    cores, a message's seconds are a round's.
     """
 
     def shared(work: Sequence[int]) -> float:
@@ -292,19 +317,47 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> tuple[float, float, f
     rows = []
     for sample in samples:
         data, messages = [one.data for one in sample.busy], [one.messages_out for one in sample.busy]
-        costs = shared(data), shared(messages), max(messages), shared([1] * len(sample.busy))
-        rows.append([cost / sample.seconds for cost in costs])
+        rows.append([shared(data), shared(messages), max(messages), shared([1] * len(sample.busy))])
     table = torch.tensor(rows, dtype=torch.float64)
     if all(len(sample.busy) <= cores for sample in samples):
         table[:, 1] = 0.0
-    byte, message, latency, turn = _fit_above_zero(table)
-    return byte, message, latency, turn
+    moved = torch.tensor([sample.moved for sample in samples], dtype=torch.float64)
+    seconds = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
+    found, least = GlooCosts(0.0, 0.0, 0.0, 0.0, ENDLESS), float("inf")
+    for bandwidth in BANDWIDTHS:
+        costs = _fit_beside_link(table, moved / bandwidth, seconds)
+        off = _takes(table, moved / bandwidth, costs) - seconds
+        error = float((off.square() / seconds).sum() / seconds.sum())
+        if error < least - NO_BETTER:
+            byte, message, latency, turn = costs.tolist()
+            found, least = GlooCosts(byte, message, latency, turn, bandwidth), error
+    return found
 
 
-def _fit_above_zero(rows: Tensor) -> list[float]:
-    """What the columns must be taken times for sums of 1: the best of all fits that leave some columns out
-    and whose others are not below zero."""
-    due, columns = torch.ones(len(rows), dtype=rows.dtype), range(rows.shape[1])
+def _takes(table: Tensor, link: Tensor, costs: Tensor) -> Tensor:
+    """Seconds of each sample: its rounds and requests, and the longer of what processors and link take."""
+    return table[:, 2:] @ costs[2:] + torch.maximum(table[:, :2] @ costs[:2], link)
+
+
+def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
+    """The costs, where it is known what the link takes: who waits for it says nothing of processors."""
+    waits = torch.zeros(len(table), dtype=torch.bool)
+    costs = torch.zeros(table.shape[1], dtype=table.dtype)
+    for _ in range(REFITS):
+        columns, due, weight = table.clone(), seconds.clone(), seconds.sqrt()
+        columns[waits, :2] = 0.0
+        due[waits] -= link[waits]
+        costs = torch.tensor(_fit_above_zero(columns / weight[:, None], due / weight), dtype=table.dtype)
+        before, waits = waits, link > table[:, :2] @ costs[:2]
+        if bool((waits == before).all()):
+            break
+    return costs
+
+
+def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
+    """What the columns must be taken times for the sums that are due: the best of all fits that leave some
+    columns out and whose others are not below zero."""
+    columns = range(rows.shape[1])
     filled = [column for column in columns if bool(rows[:, column].any())]
     best, least = [0.0 for _ in columns], float("inf")
     for count in range(1, len(filled) + 1):

@@ -34,13 +34,16 @@ class Link:
     """What ranks send over. ``bandwidth`` in bytes a second, ``latency`` in seconds a message.
 
     ``shared``: one bus that all ranks share, as a namespace's loopback is; else every rank has its own. While
-    nobody sends, a bus saves up to ``burst`` bytes, which then travel at once: a token bucket's size.
+    nobody sends, a bus saves up to ``burst`` bytes, which then travel at once: a token bucket's size. A
+    ``duplex`` link carries so much each way, others both ways together: on a loopback one thread of a rank
+    sends and receives.
     """
 
     bandwidth: float
     latency: float
     shared: bool = False
     burst: float = 0.0
+    duplex: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +200,9 @@ def _check(machine: Machine) -> None:
     if machine.algorithm not in ("ring", "gloo"):
         raise UsageError(f"algorithm is 'ring' or 'gloo'; got {machine.algorithm!r}")
     for name, link in links.items():
-        if link and not isinstance(link.shared, bool):
-            raise UsageError(f"{name}.shared is true or false; got {link.shared!r}")
+        for flag, said in {"shared": link.shared, "duplex": link.duplex}.items() if link else ():
+            if not isinstance(said, bool):
+                raise UsageError(f"{name}.{flag} is true or false; got {said!r}")
     for name, whole in (("ranks_per_node", machine.ranks_per_node), ("cores", machine.cores)):
         if whole is not None and not isinstance(whole, int):
             raise UsageError(f"{name} is a whole number; got {whole!r}")

@@ -29,6 +29,8 @@ Doing = Literal["product", "copy", "wait", "transfer"]
 """What a rank does; a transfer goes on beside the others, on its link."""
 GLOO_THREADS = 2
 """How many collectives of one group Gloo carries at once: torch gives each group so many threads."""
+IN_ROUNDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce")
+"""What Gloo runs as a ring, round by round."""
 _INSTANT = 1e-12
 
 
@@ -53,6 +55,7 @@ class TimedFlight:
     It is ``done`` for a rank, and the rank can go on, when its own part is; and at its ``end`` for all.
     ``asked`` says what each member asked for, in words; ``sent``, what it sends, all of it over a shared bus;
     ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives;
+    ``moved``, both together;
     ``payload``, the bytes that it hands over; ``ring``, those it would send on a ring; ``answered``, when it
     went on with the answer in hand. These and ``issued`` hold the ranks that are walked: all members, or one
     alone. ``link`` is what they send over, and ``latency`` the seconds that no bandwidth shortens.
@@ -70,6 +73,7 @@ class TimedFlight:
     asked: dict[int, str] = field(default_factory=dict)
     sent: dict[int, GlooTraffic] = field(default_factory=dict)
     busy: dict[int, GlooTraffic] = field(default_factory=dict)
+    moved: dict[int, GlooTraffic] = field(default_factory=dict)
     latency: float = 0.0
     begin: float = 0.0
     end: float | None = None
@@ -136,14 +140,14 @@ class _Rank:
 class _Moving:
     """A flight, or some ``ranks``' part of it, that can go on: from when, and what is still to be done.
 
-    Of two ranks' messages, which are a ``pair``, one goes after the other.
+    Those that stand in one ``line`` go one after the other.
     """
 
     flight: TimedFlight
     ranks: tuple[int, ...]
     jobs: list[_Job]
     after: float
-    pair: tuple[int, int] | None = None
+    line: Any = None
 
 
 @dataclass(eq=False)
@@ -201,7 +205,7 @@ class _Clockwork:
     flights: list[TimedFlight] = field(default_factory=list)
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: list[_Moving] = field(default_factory=list)
-    behind: dict[tuple[int, int], list[_Moving]] = field(default_factory=dict)
+    behind: dict[Any, list[_Moving]] = field(default_factory=dict)
     parts: dict[int, Counter[int]] = field(default_factory=dict)
     asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
     saved: dict[Link, float] = field(init=False)
@@ -379,6 +383,7 @@ class _Clockwork:
         flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         flight.ring[number] = ring_bytes(request, rank.at)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
+        flight.moved[number] = moved_by(request, rank.at, self.machine)
         flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
         self.asked.setdefault(id(flight), {})[number] = request
         if self._in_messages(flight):
@@ -415,8 +420,8 @@ class _Clockwork:
         flight, parts = moving.flight, self.parts[id(moving.flight)]
         parts.subtract(moving.ranks)
         flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
-        if moving.pair is not None:
-            following = self.behind[moving.pair]
+        if moving.line is not None:
+            following = self.behind[moving.line]
             following.remove(moving)
             self.moving += following[:1]
         if len(flight.done) == (1 if self.is_alone else len(flight.group)):
@@ -450,7 +455,8 @@ class _Clockwork:
             self._begin(flight)
 
     def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
-        """A message takes half of its bytes' work of either rank, and its place on the link behind others."""
+        """A message takes half of its bytes' work of either rank, and its place on the link: behind those of
+        the same two ranks, or on a bus behind all, since a socket takes it whole."""
         link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
         jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]
         travelling = GlooTraffic(data, 1, 0).tcp
@@ -458,11 +464,14 @@ class _Clockwork:
             left = travelling - self._take_saved(link, travelling)
             jobs.append(_Job(left, ends[0][1], ("bus", link), link.bandwidth))
         else:
+            ways = ("out", "in") if link.duplex else ("both", "both")
             jobs += [
                 _Job(travelling, node, (way, rank, link), link.bandwidth)
-                for way, (rank, node) in zip(("out", "in"), ends, strict=True)
+                for way, (rank, node) in zip(ways, ends, strict=True)
             ]
-        moving, before = _Moving(flight, pair, jobs, self.now, pair), self.behind.setdefault(pair, [])
+        line = link if link.shared else pair
+        moving = _Moving(flight, pair, jobs, self.now, line)
+        before = self.behind.setdefault(line, [])
         before.append(moving)
         if len(before) == 1:
             self.moving.append(moving)
@@ -476,8 +485,8 @@ class _Clockwork:
     def _at_once(self, flight: TimedFlight) -> int:
         """How many of its group may be on their way with a flight. Gloo's rings take turns on a link, round
         by round; what is sent in one go stands in a queue behind what was sent before."""
-        in_rounds = flight.kind in ("all_reduce", "reduce_scatter", "all_gather", "reduce")
-        return GLOO_THREADS if self.machine.algorithm == "gloo" and in_rounds else 1
+        in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
+        return GLOO_THREADS if in_rounds else 1
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         """What a rank's part in a flight takes: first of its core, where Gloo wakes up for a message of each
@@ -489,7 +498,8 @@ class _Clockwork:
         waking = busy.messages_out * self.machine.message
         first = _Job(waking, node, once=rank, then=copying) if waking else copying
         jobs = [] if first is None else [first]
-        if travelling := travels(flight.sent[rank] if link.shared else busy, self.machine):  # once, on a bus
+        own = busy if link.duplex else flight.moved[rank]
+        if travelling := travels(flight.sent[rank] if link.shared else own, self.machine):  # once, on a bus
             on = ("bus" if link.shared else rank, link)
             others = self.beside if link.shared else 0
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
@@ -543,6 +553,13 @@ def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: b
         messages = (at.size(*request.axes) - 1).bit_length()
         data = messages * request.receive * request.dtype.itemsize
     return GlooTraffic(data, messages, sent.messages_in)
+
+
+def moved_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:
+    """What a rank sends and receives, together; of a ring's rounds, it receives as much as it sends."""
+    sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
+    data = sent.data + max(received, sent.data if request.kind in IN_ROUNDS else 0)
+    return GlooTraffic(data, sent.messages_out, sent.messages_in)
 
 
 def _partners(request: Collective, group: tuple[int, ...]) -> set[int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
+
 import pytest
 
 from muon_tutorial.engine.collective import Collective, Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.timing.calibrate import (
+    BANDWIDTHS,
+    ENDLESS,
     KINDS,
     ComputeRates,
     GlooSample,
@@ -25,27 +29,39 @@ SIZES = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))
 BYTE, MESSAGE, LATENCY, TURN = 1e-9, 2e-5, 1e-4, 3e-5
 
 
-def sampled(ranks: int, data: int, messages: int, cores: int) -> GlooSample:
+def sampled(ranks: int, data: int, messages: int, cores: int, bandwidth: float = ENDLESS) -> GlooSample:
     """A collective that takes what the numbers above say."""
     share = max(1.0, ranks / cores)
-    worked = share * (data * BYTE + messages * MESSAGE + TURN)
-    return GlooSample((GlooTraffic(data, messages, messages),) * ranks, worked + messages * LATENCY)
+    worked = max(share * (data * BYTE + messages * MESSAGE), data / bandwidth)
+    seconds = worked + share * TURN + messages * LATENCY
+    return GlooSample((GlooTraffic(data, messages, messages),) * ranks, data, seconds)
 
 
 def test_numbers_are_found_again_that_made_the_samples() -> None:
     samples = [sampled(ranks, data, messages, 2) for ranks in (2, 4) for data, messages in SIZES]
-    assert fit_gloo(samples, 2) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN))
+    assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, ENDLESS))
+
+
+def test_what_one_rank_moves_at_most_is_found_where_processors_are_not_the_limit() -> None:
+    """Half a gigabyte a second: two ranks on two cores wait for it, four share the cores and do not."""
+    most = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
+    samples = [sampled(ranks, data, messages, 2, most) for ranks in (2, 4) for data, messages in SIZES]
+    assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, most))
 
 
 def test_where_ranks_never_share_a_core_a_messages_work_is_a_rounds_delay() -> None:
     samples = [sampled(ranks, data, messages, 8) for ranks in (2, 8) for data, messages in SIZES]
-    assert fit_gloo(samples, 8) == pytest.approx((BYTE, 0.0, LATENCY + MESSAGE, TURN))
+    found = BYTE, 0.0, LATENCY + MESSAGE, TURN, ENDLESS
+    assert astuple(fit_gloo(samples, 8)) == pytest.approx(found)
 
 
 def test_a_collective_takes_from_the_last_question_to_the_last_answer() -> None:
     busy = GlooTraffic(100, 1, 1)
-    early, late = RankSample(busy, (0.0, 10.0), (4.0, 13.0)), RankSample(busy, (2.0, 10.5), (3.0, 14.5))
-    assert GlooSample.of((early, late)) == GlooSample((busy, busy), 3.0)
+    early, late = (
+        RankSample(busy, 200, (0.0, 10.0), (4.0, 13.0)),
+        RankSample(busy, 100, (2.0, 10.5), (3.0, 14.5)),
+    )
+    assert GlooSample.of((early, late)) == GlooSample((busy, busy), 200, 3.0)
 
 
 def test_rates_are_the_median_of_the_cores() -> None:
@@ -59,6 +75,8 @@ def test_rates_are_the_median_of_the_cores() -> None:
 def test_two_machines_are_averaged_number_by_number() -> None:
     one, other = machine(1.0), machine(3.0)
     assert average_machines(one, other) == machine(2.0)
+    slow, fast = (replace(one, inside=Link(bandwidth, 2e-5)) for bandwidth in (1e9, 3e9))
+    assert average_machines(slow, fast).inside.bandwidth == pytest.approx(1.5e9)
 
 
 def machine(unit: float) -> Machine:
