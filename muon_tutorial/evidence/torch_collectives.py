@@ -29,12 +29,14 @@ class TorchCollectives(TorchDispatchMode):
     """Keeps in order what happens while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
     ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Threads other than
-    the one that entered are not seen. ``phase`` is what requests are filed under.
+    the one that entered are not seen. ``phase`` is what requests are filed under. Messages between two ranks
+    that follow each other in one group and have one tag are one exchange.
     """
 
     at: Coordinate
     phase: str = "step"
     requests: list[Collective] = field(default_factory=list)
+    _exchange: tuple[tuple[str, ...], int] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -48,9 +50,13 @@ class TorchCollectives(TorchDispatchMode):
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # let DTensor turn it into what its ranks do, and see that
         if func.namespace in _NAMESPACES and func._opname not in _QUIET:
-            if func._opname not in _READ:
+            if func._opname not in (*_READ, *_MESSAGES):
                 raise RequestError(f"{func} moves data, and TorchCollectives does not know how to count it")
-            self.requests += _READ[func._opname](self, *args)
+            if func._opname in _MESSAGES:
+                self._add_message(func._opname == "send", *args)
+            else:
+                self._exchange = None
+                self.requests += _READ[func._opname](self, *args)
         return func(*args, **(kwargs or {}))
 
     def ask(
@@ -63,6 +69,22 @@ class TorchCollectives(TorchDispatchMode):
         axes = self._axes(found)
         return Collective(kind, axes, tensor.dtype, flat, receive, Label(self.phase, kind), root, **splits)
 
+    def _add_message(self, sends: bool, tensors: Sequence[Tensor], group: Any, peer: int, tag: int) -> None:
+        """A message to or from one rank: of the exchange under way, or the first of another."""
+        found, elements = _process_group(group), sum(each.numel() for each in tensors)
+        key, known = (self._axes(found), tag), [0] * found.size()
+        rows = [list(known), list(known)]
+        if self._exchange == key:
+            last = self.requests.pop()
+            rows = [list(last.sends or known), list(last.receives or known)]
+            if rows[not sends][peer]:  # a second one of the same two ranks
+                self.requests.append(last)
+                rows = [list(known), list(known)]
+        rows[not sends][peer] = elements
+        self._exchange, (out, into) = key, map(tuple, rows)
+        mine = tensors[0].new_empty(sum(out), device="meta")
+        self.requests.append(self.ask("all_to_all", group, mine, sum(into), sends=out, receives=into))
+
     def _axes(self, group: dist.ProcessGroup) -> tuple[str, ...]:
         ranks, axes = tuple(dist.get_process_group_ranks(group)), self.at.grid.axes
         spans = [span for n in range(1, len(axes) + 1) for span in combinations(axes, n)]
@@ -70,6 +92,7 @@ class TorchCollectives(TorchDispatchMode):
 
 
 _NAMESPACES = ("c10d", "_c10d_functional")
+_MESSAGES = ("send", "recv_")
 _QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
 
 
@@ -86,19 +109,6 @@ def _all_to_all(
     elements = tuple(n * row for n in sends) if sends else (mine.numel() // parts,) * parts
     coming = tuple(n * row for n in receives) if receives else (receive // parts,) * parts
     return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
-
-
-def _message(
-    log: TorchCollectives, tensors: Sequence[Tensor], group: Any, to: int | None, source: int | None
-) -> list[Collective]:
-    """A message to or from one rank: an exchange in which nobody else gives or gets anything."""
-    places = range(_process_group(group).size())
-    asked = []
-    for each in tensors:
-        sends, receives = (tuple(each.numel() * (place == peer) for place in places) for peer in (to, source))
-        mine = each if to is not None else each.new_empty(0, device="meta")
-        asked.append(log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives))
-    return asked
 
 
 def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: int) -> list[Collective]:
@@ -132,8 +142,6 @@ _READ: dict[str, Callable[..., list[Collective]]] = {
         log.ask("broadcast", group, each, each.numel(), root) for each in tensors
     ],
     "reduce_": lambda log, tensors, group, _, root, *__: _reduce(log, tensors, group, root),
-    "send": lambda log, tensors, group, to, *_: _message(log, tensors, group, to, None),
-    "recv_": lambda log, tensors, group, source, *_: _message(log, tensors, group, None, source),
     "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
         log, group, mine, out.numel(), sends, receives
     ),

@@ -49,7 +49,8 @@ def launch(
 
     In each rank torch.distributed is initialised over loopback; its default group, and any that `fn` makes
     without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too. Other users of this
-    machine can reach Gloo's ports on loopback, and time a launch out; in a network namespace they cannot.
+    machine can reach Gloo's ports on loopback, and time a launch out; in a network namespace they cannot. On
+    Linux a rank keeps up to 256 MiB of what it freed (``keep_freed_memory``).
 
     Args:
         fn: importable, or from a cell, a script or a prompt; there it takes the globals it uses along.

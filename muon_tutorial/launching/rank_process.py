@@ -25,6 +25,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from .allocator import keep_freed_memory
 from .echo import is_echo
 from .location import is_communicating, own_line
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
@@ -58,6 +59,7 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
 
 def _run(rank: int, files: RunFiles) -> bytes:
     """Return the function's pickled value."""
+    keep_freed_memory()
     take_slot(files.phases, rank)
     report_phase("starting up")
     with open(files.spec, "rb") as file:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
+from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.launching.phase import report_phase
 from muon_tutorial.launching.timeouts import group_timeout
-from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 FAULTY = 2  # the rank that breaks
 
@@ -83,6 +84,25 @@ _FAULTS = {
 def return_early(rank: int) -> float:
     """Do one all_reduce, and on all ranks but one another."""
     return total(rank) if rank == FAULTY else total(rank) + total(rank)
+
+
+def exchange(rank: int, in_background: bool) -> None:
+    """Send a number to every rank and get one from each; one rank spins instead."""
+    world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
+    if rank == FAULTY:
+        _spin()
+    world.run(_exchange(dist.get_world_size(), in_background))
+
+
+def _exchange(ranks: int, in_background: bool) -> Walk:
+    each, mine = (1,) * ranks, torch.ones(ranks)
+    request = Collective(
+        "all_to_all", ("dp",), mine.dtype, mine, ranks, Label("swap"), sends=each, receives=each
+    )
+    if in_background:
+        yield Wait((yield Start(request)))
+    else:
+        yield request
 
 
 def ask_differently(rank: int, how: str) -> None:

@@ -73,6 +73,20 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:
         assert re.search(r"It was at File .*launch_ranks.py\", line \d+, in _spin: time.sleep", str(error))
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_ranks_that_wait_for_messages_are_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages then
+    with nothing_is_left(), pytest.raises(RankFailedError) as caught:
+        launch(ranks.exchange, 3, args=(in_background,), timeout=1.0, output="quiet")
+    first, *rest = str(caught.value).splitlines()
+    assert re.match(r"rank 2 of 3 did not answer the others within 1 s", first)
+    others = [line for line in rest if line.startswith("  rank ")]
+    assert len(others) == 2
+    assert all("[in phase: swap]" in line for line in others)
+
+
 def test_a_rank_that_returned_while_the_others_waited_is_named() -> None:
     with nothing_is_left(), pytest.raises(RankFailedError) as caught:
         launch(ranks.return_early, 4, timeout=1.0)

@@ -28,19 +28,32 @@ SPLITS = {
     "all empty": ((0, 0, 0), (0, 0, 0), (0, 0, 0)),
 }
 """What each position sends to each, for ``all_to_all``."""
+STARTS = {
+    "the same to all": (((0, 3, 3), (2, 0, 2), (4, 4, 4)), ((0, 0, 0), (0, 0, 0), (0, 0, 0))),
+    "the same to two": (((2, 2, 2), (2, 2, 2), (2, 2, 2)), ((0, 0, 2), (0, 2, 2), (2, 0, 2))),
+}
+"""The same, and where each position's begin in what is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request as a function of the position: the kind, the elements of a piece, and the dtype."""
+    """A request as a function of the position: the kind, the elements of a piece, and the dtype.
+
+    Splits are what each position sends to each, and where in what it sends that begins.
+    """
 
     kind: Kind
     size: int
     dtype: torch.dtype = torch.float32
     splits: tuple[tuple[int, ...], ...] = SPLITS["even"]
+    starts: tuple[tuple[int, ...], ...] | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.size} {self.dtype}, splits {self.splits}"
+        return f"{self.kind} of {self.size} {self.dtype}, splits {self.splits} from {self.starts}"
+
+    def begin(self, position: int, to: int) -> int:
+        """Where in what a position sends another's part begins."""
+        return sum(self.splits[position][:to]) if self.starts is None else self.starts[position][to]
 
     def request(self, position: int) -> Collective:
         """What the rank at ``position`` of three asks over dp."""
@@ -54,7 +67,7 @@ class Ask:
             "gather": (size, parts * size if at_root else 0),
             "scatter": (parts * size if at_root else None, size),
             "reduce": (size, size if at_root else 0),
-            "all_to_all": (sum(sends), sum(receives)),
+            "all_to_all": (max(self.begin(position, to) + sends[to] for to in range(PARTS)), sum(receives)),
         }[self.kind]
         rooted, split = self.kind in ("broadcast", "gather", "scatter", "reduce"), self.kind == "all_to_all"
         return Collective(
@@ -67,6 +80,7 @@ class Ask:
             root=ROOT if rooted else None,
             sends=sends if split else None,
             receives=receives if split else None,
+            starts=None if self.starts is None else self.starts[position],
         )
 
     def answer(self, position: int) -> Tensor:
@@ -74,8 +88,9 @@ class Ask:
         asked = [self.request(other) for other in range(PARTS)]
         sent = [request.send for request in asked if request.send is not None]
         if self.kind == "all_to_all":
-            rows = [whole.split(splits) for whole, splits in zip(sent, self.splits, strict=True)]
-            return torch.cat([row[position] for row in rows])
+            begins = [self.begin(other, position) for other in range(PARTS)]
+            rows = zip(sent, begins, self.splits, strict=True)
+            return torch.cat([whole[begin : begin + splits[position]] for whole, begin, splits in rows])
         if self.kind in ("all_gather", "gather"):
             return torch.cat(sent)[: asked[position].receive]
         if self.kind in ("all_reduce", "reduce_scatter"):
@@ -94,7 +109,8 @@ def numbers(position: int, count: int, dtype: torch.dtype) -> Tensor:
 def asks(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> list[Ask]:
     """All eight kinds, with pieces of several elements and of none, in each dtype."""
     made = [Ask(kind, size, dtype) for dtype in dtypes for kind in KINDS[:-1] for size in (4, 1, 0)]
-    return made + [Ask("all_to_all", 0, dtype, splits) for dtype in dtypes for splits in SPLITS.values()]
+    split = [(splits, None) for splits in SPLITS.values()] + list(STARTS.values())
+    return made + [Ask("all_to_all", 0, dtype, *one) for dtype in dtypes for one in split]
 
 
 def one_by_one(position: int, asked: list[Ask]) -> Walk:

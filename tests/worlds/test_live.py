@@ -98,8 +98,13 @@ def gather_ranks(rank: int, axes: tuple[str, ...]) -> Collective:
     )
 
 
-def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike() -> None:
-    """To the bit. On the ranks: the timeouts of all groups, the places, and which meshes are refused."""
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
+    debug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with torch's checks and without. On the ranks: the timeouts of all groups, the places, and
+    which meshes are refused."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
     asked, found = asks(), launch(on_one_of_three, PARTS, timeout=ASKED_OF_LAUNCH)
     for name, program in PROGRAMS.items():
         local = LocalWorld(DP3).run([program(rank, asked) for rank in DP3.ranks])

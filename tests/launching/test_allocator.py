@@ -1,0 +1,37 @@
+"""Ranks make their buffers in memory that they have, step after step."""
+
+from __future__ import annotations
+
+import platform
+import resource
+
+import pytest
+import torch
+
+from muon_tutorial import launch
+
+BUFFERS, ELEMENTS = 8, 1 << 20  # of 4 MiB each
+PAGES = BUFFERS * ELEMENTS * 4 // resource.getpagesize()
+
+
+def new_pages(rank: int) -> list[int]:
+    """How many pages each of three steps makes the system bring, of a few large buffers."""
+    found = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        buffers = [torch.ones(ELEMENTS) for _ in range(BUFFERS)]
+        del buffers
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return found
+
+
+@pytest.mark.live
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told so")
+def test_a_rank_keeps_what_it_freed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    ((_, _, third),) = launch(new_pages, 1)
+    assert third < PAGES / 10
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
+    ((_, second, third),) = launch(new_pages, 1, method="spawn")
+    assert min(second, third) > PAGES / 10
