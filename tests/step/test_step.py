@@ -581,7 +581,7 @@ def drawn_parameters(draw: st.DrawFn, tp: int) -> Drawn:
     window=st.integers(1, 3),
     nesterov=st.booleans(),
 )
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=5)
 def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     variant: str,
     data: st.DataObject,
