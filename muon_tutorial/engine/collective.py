@@ -72,7 +72,7 @@ class Collective:
     @property
     def packed(self) -> int:
         """How many elements ``send`` must hold for these parcels."""
-        return max(parcel.stop for parcel in self.parcels)
+        return max((parcel.stop for parcel in self.parcels), default=0)
 
     def __str__(self) -> str:
         sent = self.sends or (0 if self.send is None else self.send.numel())

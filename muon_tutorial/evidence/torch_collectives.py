@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..engine.collective import Collective, Kind, Label
 from ..errors import RequestError
 from ..plan.grid import Coordinate
+from ..worlds.live import EVERYWHERE, Follow, Moment
 from .ledger import Ledger, entry_of
 
 
@@ -29,17 +30,37 @@ class TorchCollectives(TorchDispatchMode):
     """Keeps in order what happens while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
     ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Threads other than
-    the one that entered are not seen. ``phase`` is what requests are filed under. Messages between two ranks
-    that follow each other in one group and have one tag are one exchange.
+    the one that entered are not seen. ``phase`` is what requests are filed under. What a live world is asked
+    for is one request, however it goes.
     """
 
     at: Coordinate
     phase: str = "step"
     requests: list[Collective] = field(default_factory=list)
-    _exchange: tuple[tuple[str, ...], int] | None = None
+    _is_worlds: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
+
+    def __enter__(self) -> TorchCollectives:
+        EVERYWHERE.append(self._see)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        EVERYWHERE.remove(self._see)
+        super().__exit__(*error)
+
+    def _see(self, request: Collective, at: Coordinate) -> Follow:
+        """Take down what a world is asked for, and leave out what it asks of the backend for that."""
+        send = None if request.send is None else request.send.new_empty(request.send.shape, device="meta")
+        self.requests.append(replace(request, send=send, label=Label(self.phase, request.kind)))
+        self._is_worlds = True
+
+        def follow(moment: Moment) -> None:
+            self._is_worlds = self._is_worlds and moment != "issued"
+
+        return follow
 
     @property
     def ledger(self) -> Ledger:
@@ -49,14 +70,10 @@ class TorchCollectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # let DTensor turn it into what its ranks do, and see that
-        if func.namespace in _NAMESPACES and func._opname not in _QUIET:
-            if func._opname not in (*_READ, *_MESSAGES):
+        if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
+            if func._opname not in _READ:
                 raise RequestError(f"{func} moves data, and TorchCollectives does not know how to count it")
-            if func._opname in _MESSAGES:
-                self._add_message(func._opname == "send", *args)
-            else:
-                self._exchange = None
-                self.requests += _READ[func._opname](self, *args)
+            self.requests += _READ[func._opname](self, *args)
         return func(*args, **(kwargs or {}))
 
     def ask(
@@ -69,22 +86,6 @@ class TorchCollectives(TorchDispatchMode):
         axes = self._axes(found)
         return Collective(kind, axes, tensor.dtype, flat, receive, Label(self.phase, kind), root, **splits)
 
-    def _add_message(self, sends: bool, tensors: Sequence[Tensor], group: Any, peer: int, tag: int) -> None:
-        """A message to or from one rank: of the exchange under way, or the first of another."""
-        found, elements = _process_group(group), sum(each.numel() for each in tensors)
-        key, known = (self._axes(found), tag), [0] * found.size()
-        rows = [list(known), list(known)]
-        if self._exchange == key:
-            last = self.requests.pop()
-            rows = [list(last.sends or known), list(last.receives or known)]
-            if rows[not sends][peer]:  # a second one of the same two ranks
-                self.requests.append(last)
-                rows = [list(known), list(known)]
-        rows[not sends][peer] = elements
-        self._exchange, (out, into) = key, map(tuple, rows)
-        mine = tensors[0].new_empty(sum(out), device="meta")
-        self.requests.append(self.ask("all_to_all", group, mine, sum(into), sends=out, receives=into))
-
     def _axes(self, group: dist.ProcessGroup) -> tuple[str, ...]:
         ranks, axes = tuple(dist.get_process_group_ranks(group)), self.at.grid.axes
         spans = [span for n in range(1, len(axes) + 1) for span in combinations(axes, n)]
@@ -92,7 +93,6 @@ class TorchCollectives(TorchDispatchMode):
 
 
 _NAMESPACES = ("c10d", "_c10d_functional")
-_MESSAGES = ("send", "recv_")
 _QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
 
 
@@ -109,6 +109,28 @@ def _all_to_all(
     elements = tuple(n * row for n in sends) if sends else (mine.numel() // parts,) * parts
     coming = tuple(n * row for n in receives) if receives else (receive // parts,) * parts
     return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
+
+
+def _message(
+    log: TorchCollectives, tensors: Sequence[Tensor], group: Any, to: int | None, source: int | None
+) -> list[Collective]:
+    """A message to or from one rank: an exchange in which nobody else gives or gets anything."""
+    places = range(_process_group(group).size())
+    asked = []
+    for each in tensors:
+        sends, receives = (tuple(each.numel() * (place == peer) for place in places) for peer in (to, source))
+        mine = each.new_empty(sum(sends), device="meta")
+        asked.append(log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives))
+    return asked
+
+
+def _lists(
+    log: TorchCollectives, outs: Sequence[Tensor], tensors: Sequence[Tensor], group: Any
+) -> list[Collective]:
+    """An all_to_all of a tensor for each rank."""
+    sends, receives = (tuple(each.numel() for each in row) for row in (tensors, outs))
+    mine = tensors[0].new_empty(sum(sends), device="meta")
+    return [log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives)]
 
 
 def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: int) -> list[Collective]:
@@ -142,6 +164,9 @@ _READ: dict[str, Callable[..., list[Collective]]] = {
         log.ask("broadcast", group, each, each.numel(), root) for each in tensors
     ],
     "reduce_": lambda log, tensors, group, _, root, *__: _reduce(log, tensors, group, root),
+    "send": lambda log, tensors, group, to, *_: _message(log, tensors, group, to, None),
+    "recv_": lambda log, tensors, group, source, *_: _message(log, tensors, group, None, source),
+    "alltoall_": lambda log, outs, tensors, group, *_: _lists(log, outs, tensors, group),
     "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
         log, group, mine, out.numel(), sends, receives
     ),

@@ -183,10 +183,10 @@ class Parcels:
     """What one rank sends to others and receives from them, in order of the position in the group.
 
     ``leaving`` is packed once, whoever gets it: position p gets the ``sends[p]`` elements from ``starts[p]``
-    on, and several may get the same. ``receives`` are the elements from each position. What a rank keeps for
-    itself does not travel: ``kept`` of its buffer is ``kept_as`` of the one afterwards, part by part;
-    ``kept_at`` is where such a part begins in what is packed, or None where nobody else gets it. ``length``
-    is how many elements the rank's buffer holds afterwards.
+    on, and those that get the same parts get the same elements. ``receives`` are the elements from each
+    position. What a rank keeps for itself does not travel: ``kept`` of its buffer is ``kept_as`` of the one
+    afterwards, part by part; ``kept_at`` is where such a part begins in what is packed, or None where nobody
+    else gets it. ``length`` is how many elements the rank's buffer holds afterwards.
     """
 
     leaving: Cargo

@@ -304,7 +304,7 @@ class GlooCosts:
 
 
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
-    """By least squares over the collectives' own seconds, none below zero: long ones count for more.
+    """By least squares, each weighed by one over its seconds, none below zero: long ones count for more.
 
     Ranks share the cores: what the processor does takes as long as all of it on all cores, and no less than
     the busiest rank's part; and a rank's bytes, no less than its link. Where there were never more ranks than

@@ -131,8 +131,9 @@ def change_at(factor: float, flights: Flights, machine: Machine) -> float:
 
 def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -> float:
     """A collective of a rank walked alone, were its link ``factor`` times as fast and its own."""
-    (busy,) = flight.busy.values()
-    moving = travels(busy, machine) / (flight.link.bandwidth * factor)
+    (busy,), (moved,) = flight.busy.values(), flight.moved.values()
+    carried = travels(busy if flight.link.duplex else moved, machine)
+    moving = carried / (flight.link.bandwidth * factor)
     sending = busy.data * machine.byte + busy.messages_out * machine.message
     return flight.latency + max(moving, sending)
 

@@ -222,6 +222,8 @@ class _Clockwork:
             while not all(rank.ended is not None for rank in self.ranks):
                 self._pass_time()
                 self._settle(work)
+        if any(self.queues.values()):
+            raise DeadlockError("ranks have ended, and:\n" + "\n".join(self._unanswered()))
         ends = tuple(rank.ended or 0.0 for rank in self.ranks)
         return TimedRun(max(ends), ends, tuple(self.spans), tuple(self.flights))
 
@@ -437,6 +439,8 @@ class _Clockwork:
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
         """What can go, now that this rank has asked, too."""
         group, requests = flight.group, self.asked[id(flight)]
+        if any(len(row or group) != len(group) for row in (requests[rank].sends, requests[rank].receives)):
+            check_alike(requests)
         mine, here = requests[rank], group.index(rank)
         gives, gets = mine.sends or (0,) * len(group), mine.receives or (0,) * len(group)
         parts = self.parts.setdefault(id(flight), Counter())
@@ -464,10 +468,9 @@ class _Clockwork:
             left = travelling - self._take_saved(link, travelling)
             jobs.append(_Job(left, ends[0][1], ("bus", link), link.bandwidth))
         else:
-            ways = ("out", "in") if link.duplex else ("both", "both")
             jobs += [
-                _Job(travelling, node, (way, rank, link), link.bandwidth)
-                for way, (rank, node) in zip(ways, ends, strict=True)
+                _Job(travelling, node, _way(link, way, rank), link.bandwidth)
+                for way, (rank, node) in zip(("out", "in"), ends, strict=True)
             ]
         line = link if link.shared else pair
         moving = _Moving(flight, pair, jobs, self.now, line)
@@ -500,7 +503,7 @@ class _Clockwork:
         jobs = [] if first is None else [first]
         own = busy if link.duplex else flight.moved[rank]
         if travelling := travels(flight.sent[rank] if link.shared else own, self.machine):  # once, on a bus
-            on = ("bus" if link.shared else rank, link)
+            on = ("bus", link) if link.shared else _way(link, "out", rank)
             others = self.beside if link.shared else 0
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
             jobs.append(_Job(travelling - at_once, node, on, link.bandwidth / (1 + others)))
@@ -521,6 +524,15 @@ class _Clockwork:
         rounds = max(busy.messages_out for busy in flight.busy.values())
         steps = 2 * max(1, (len(flight.group) - 1).bit_length())
         return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
+
+    def _unanswered(self) -> list[str]:
+        """What some members of a group asked for, and the others did not."""
+        return [
+            f"  rank {rank} asked {words}, and others of its group did not"
+            for flights in self.queues.values()
+            for flight in flights
+            for rank, words in flight.asked.items()
+        ]
 
     def _describe(self, rank: _Rank) -> str:
         doing = "has ended" if rank.ended is not None else f"waits in {rank.label}"
@@ -560,6 +572,11 @@ def moved_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraff
     sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
     data = sent.data + max(received, sent.data if request.kind in IN_ROUNDS else 0)
     return GlooTraffic(data, sent.messages_out, sent.messages_in)
+
+
+def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
+    """What of a rank's own link bytes take: one way, or the whole of it."""
+    return way if link.duplex else "both", rank, link
 
 
 def _partners(request: Collective, group: tuple[int, ...]) -> set[int]:

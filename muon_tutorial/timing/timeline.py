@@ -31,7 +31,8 @@ class RankFlight:
     """A collective as one rank lived it. Seconds since the start of all ranks, and bytes.
 
     The rank ``issued`` it and went on; when the last member of ``group`` had, it was on its way, from
-    ``begin`` to ``end``; the rank ``answered`` when it went on with the answer in hand. ``turn`` counts the
+    ``begin`` to ``end`` (who exchanges messages with others alone may have ended before: then both are one);
+    the rank ``answered`` when it went on with the answer in hand. ``turn`` counts the
     group's collectives. ``payload`` is what the rank handed over, ``ring`` what it would send on a ring.
     """
 
@@ -175,7 +176,8 @@ def predicted_timeline(run: TimedRun) -> StepTimeline:
         for rank, issued in sorted(flight.issued.items()):
             end = flight.done.get(rank, flight.begin)
             about = (rank, flight.kind, flight.label.phase, flight.label.subject, flight.group, turn)
-            times = (issued, flight.begin, end, flight.answered.get(rank, end))
+            begin = min(flight.begin, end)  # messages may be done before the last member asks
+            times = (issued, begin, end, flight.answered.get(rank, end))
             flights.append(RankFlight(*about, *times, flight.payload[rank], flight.ring[rank]))
     return StepTimeline("predicted", (*run.spans, *transfers(flights)), tuple(flights))
 

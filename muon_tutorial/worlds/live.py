@@ -6,13 +6,14 @@ The only place where data moves between processes, and the only one that knows h
 from __future__ import annotations
 
 import os
+import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,10 @@ Moment = Literal["issued", "done", "waiting", "answered"]
 Follow = Callable[[Moment], None]
 Observer = Callable[[Collective, Coordinate], Follow | None]
 
-LAST_TAG = 1 << 30
-"""Tags of messages begin anew here."""
+EVERYWHERE: list[Observer] = []
+"""Observers of all live worlds of this process."""
+FIRST_TAG = 1 << 30
+"""Of an exchange's messages: users of the same groups count theirs from zero."""
 LONG_WAIT = 600.0
 """Seconds above which the timeout of a group is worth a warning; torch gives Gloo 1,800, NCCL 600."""
 
@@ -192,7 +195,6 @@ class LiveWorld:
     observers: list[Observer] = field(default_factory=list)
     at: Coordinate = field(init=False)
     _groups: dict[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict)
-    _exchanges: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         names = self.mesh.mesh_dim_names
@@ -246,10 +248,11 @@ class LiveWorld:
     def _issue(self, request: Collective, async_op: bool) -> _Ticket:
         report_phase(str(request.label))
         group = self.group(request.axes)
-        followers = [f for f in [observer(request, self.at) for observer in self.observers] if f is not None]
+        observers = *self.observers, *EVERYWHERE
+        followers = [f for f in [observer(request, self.at) for observer in observers] if f is not None]
         device = self.mesh.device_type if request.send is None else request.send.device
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
-        work = _call_backend(request, received, group, async_op, self._next_tag(request))
+        work = _call_backend(request, received, group, async_op)
         ticket = _Ticket(request, received, work, followers)
         if followers:
             ticket.tell("issued")
@@ -258,11 +261,6 @@ class LiveWorld:
             else:
                 _when_done(work, lambda: ticket.tell("done"))
         return ticket
-
-    def _next_tag(self, request: Collective) -> int:
-        """How many exchanges the group has had: messages of two are never taken for each other's."""
-        self._exchanges[request.axes] += request.kind == "all_to_all"
-        return self._exchanges[request.axes] % LAST_TAG
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """The process group over one axis or several; one over several is made when first asked for.
@@ -295,19 +293,30 @@ class _Messages:
 
     def wait(self) -> None:
         """Until all have left and arrived."""
-        if self._waiter is not None:
+        if self._waiter is None:
+            self._wait_for_all()
+        else:
             self._waiter.result()
-            return
-        for work in self.works:
-            work.wait()
 
     def tell_when_done(self, tell: Callable[[], None]) -> None:
-        """Gloo says so to nobody but who waits: so a thread does."""
-        pool = ThreadPoolExecutor(1)
-        waiter = pool.submit(_Messages(self.works).wait)
-        waiter.add_done_callback(lambda _: tell())
-        pool.shutdown(wait=False)
+        """Gloo says so to nobody but who waits: so a thread does, which no process waits for at its end."""
+        waiter: Future[None] = Future()
         self._waiter = waiter
+
+        def wait() -> None:
+            try:
+                self._wait_for_all()
+            except BaseException as error:
+                waiter.set_exception(error)
+            else:
+                tell()
+                waiter.set_result(None)
+
+        threading.Thread(target=wait, name="exchange", daemon=True).start()
+
+    def _wait_for_all(self) -> None:
+        for work in self.works:
+            work.wait()
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
@@ -356,7 +365,7 @@ def refuse(request: Collective, async_op: bool) -> _Ticket:
 
 
 def _call_backend(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool, tag: int
+    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
 ) -> dist.Work | _Messages | None:
     """Hand a request to torch.distributed, which writes the answer to ``received``."""
     send, root = request.send, request.root
@@ -388,26 +397,33 @@ def _call_backend(
                 raise RequestError(f"{request}: what is sent does not end where the last parcel does")
             leaving = [send[parcel] for parcel in request.parcels]
             coming = list(received.split(request.receives or (0,) * len(leaving)))
-            if received.device.type != "cpu":
+            backend = group._get_backend(received.device).name()
+            if backend in ("nccl", "xccl"):
                 return dist.all_to_all(coming, leaving, **how)
-            if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # compares collectives, not messages
+            # Under DETAIL torch compares what ranks ask for: collectives, not messages.
+            if backend != "gloo" or dist.get_debug_level() == dist.DebugLevel.DETAIL:
                 sizes = list(request.receives or ()), list(request.sends or ())
                 return dist.all_to_all_single(received, torch.cat(leaving), *sizes, **how)
-            messages = _send_and_receive(leaving, coming, group, tag)
+            messages = _send_and_receive(leaving, coming, group)
             if async_op:
                 return messages
             messages.wait()
             return None
 
 
+_exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""How many exchanges each group has had: messages of two are never taken for each other's."""
+
+
 def _send_and_receive(
-    leaving: Sequence[Tensor], coming: Sequence[Tensor], group: dist.ProcessGroup, tag: int
+    leaving: Sequence[Tensor], coming: Sequence[Tensor], group: dist.ProcessGroup
 ) -> _Messages:
     """Gloo's all_to_all of parts that lie anywhere: a message for each position that gives or gets anything.
 
-    Gloo knows ``all_to_all_single`` alone, which wants each position's elements apart: what all get would
-    have to be packed for each of them.
+    Its own wants them of one size, or each position's apart: what all get would have to be packed for each.
     """
+    _exchanges[group] = number = _exchanges.get(group, -1) + 1
+    tag = FIRST_TAG + number % FIRST_TAG
     here, ranks = group.rank(), group.size()
     coming[here].copy_(leaving[here])
     others = [position % ranks for position in range(here + 1, here + ranks)]  # not all to the first at once

@@ -121,6 +121,17 @@ def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str)
         assert found.seconds_at(factor) == pytest.approx(other.seconds, rel=1e-6)
 
 
+@pytest.mark.parametrize("duplex", [True, False])
+@for_all
+def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex: bool) -> None:
+    """One rank's thread may send and receive at once, or not."""
+    grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
+    machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
+    half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))
+    found, other = (estimate(name, STRATEGIES[name], given, grid, one, beside=0) for one in (machine, half))
+    assert found.seconds_at(0.5) == pytest.approx(other.seconds, rel=1e-3)
+
+
 def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> None:
     grid, slow = Grid.of(dp=4), replace(H100, inside=Link(1e6, 0.0))
     due = float(formulas.zero1_adamw(4, 4 * 10**6, 4, 2)) / 1e6

@@ -18,6 +18,7 @@ from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.timing.timeline import predicted_timeline
 from muon_tutorial.timing.work import Work
 from muon_tutorial.worlds.shadow import requests_of
 
@@ -209,11 +210,64 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
     gloo = replace(TOY, algorithm="gloo", inside=Link(1000.0, 0.0))
     ran = run(program, gloo, Grid.of(dp=3))
     (flight,) = ran.flights
+    lived = predicted_timeline(ran).flights
+    assert all(each.begin <= each.end <= each.answered for each in lived)
     assert flight.begin == 4.0
     assert flight.done[2] == pytest.approx(4, abs=1)
     assert flight.done[0] == flight.done[1] == flight.end == pytest.approx(ran.seconds)
     alone = run(program, replace(gloo, algorithm="ring"), Grid.of(dp=3))
     assert ran.seconds < alone.seconds - 3.5  # nearly all of it is over when rank 2 comes
+
+
+def test_a_ring_and_messages_share_what_a_rank_sends() -> None:
+    def both(rank: int) -> Walk:
+        tickets = [(yield Start(asked(elements=2500))), (yield Start(exchanged("swap")))]
+        for ticket in tickets:
+            yield Wait(ticket)
+
+    def ring(rank: int) -> Walk:
+        yield asked(elements=2500)
+
+    def swap(rank: int) -> Walk:
+        yield exchanged("swap")
+
+    gloo = replace(TOY, algorithm="gloo")
+    assert run(both, gloo).seconds == pytest.approx(run(ring, gloo).seconds + run(swap, gloo).seconds)
+
+
+def test_a_link_that_is_not_duplex_carries_both_ways_together() -> None:
+    def swap(rank: int) -> Walk:
+        yield exchanged("swap")
+
+    gloo = replace(TOY, algorithm="gloo")
+    both = replace(gloo, inside=replace(TOY.inside, duplex=False))
+    assert run(swap, both).seconds == pytest.approx(2 * run(swap, gloo).seconds)
+
+
+def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
+    """Though it would neither give nor get anything."""
+
+    def program(rank: int) -> Walk:
+        if rank < 2:
+            sends = (0, 1, 0) if rank == 0 else (1, 0, 0)
+            mine = torch.empty(1, device=META)
+            splits: dict[str, Any] = {"sends": sends, "receives": sends}
+            yield Collective("all_to_all", ("dp",), mine.dtype, mine, 1, Label("swap"), **splits)
+        yield IDLE
+
+    with pytest.raises(DeadlockError, match=r"rank 0 asked all_to_all .*, and others of its group did not"):
+        run(program, replace(TOY, algorithm="gloo"), Grid.of(dp=3))
+
+
+def test_splits_of_another_length_are_a_mismatch() -> None:
+    def program(rank: int) -> Walk:
+        each = (1,) * (2 + rank)
+        mine = torch.empty(sum(each), device=META)
+        splits: dict[str, Any] = {"sends": each, "receives": each}
+        yield Collective("all_to_all", ("dp",), mine.dtype, mine, sum(each), Label("swap"), **splits)
+
+    with pytest.raises(MismatchError):
+        run(program, replace(TOY, algorithm="gloo"))
 
 
 def test_links_between_nodes_and_latency() -> None:

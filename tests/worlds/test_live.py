@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, build_mesh, launch
-from muon_tutorial.engine.collective import Collective, Label, Walk
+from muon_tutorial.engine.collective import Collective, Label, Start, Walk
 from muon_tutorial.errors import GridError, RequestError, UsageError
 from muon_tutorial.launching.timeouts import group_timeout
 
@@ -115,6 +116,59 @@ def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
     first, *others = (stepped for _, stepped in found)
     assert not torch.equal(first[0], torch.eye(3, 4))
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
+    """A tagged message of the user's, on its way while worlds on one mesh exchange; both worlds' answers."""
+    mesh = build_mesh({"dp": 2, "tp": 1})
+    worlds, group = (LiveWorld(mesh), LiveWorld(mesh)), mesh.get_group("dp")
+    own = torch.full((3,), -1.0)
+    sent = dist.isend(own, group_dst=1, group=group, tag=1) if rank == 0 else None
+    answers = [
+        worlds[0].run(one(exchange(rank, ("dp",), 10.0))),
+        worlds[1].run(one(exchange(rank, ("dp", "tp"), 20.0))),
+    ]
+    if rank == 1:
+        dist.recv(own := torch.zeros(3), group_src=0, group=group, tag=1)
+    elif sent is not None:
+        sent.wait()
+    return own[0].item(), answers[0].tolist(), answers[1].tolist()
+
+
+def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
+    """The other rank's number, three times."""
+    to_other = (0, 3) if rank == 0 else (3, 0)
+    mine = torch.full((3,), base + rank)
+    return Collective(
+        "all_to_all", axes, mine.dtype, mine, 3, Label("swap"), sends=to_other, receives=to_other
+    )
+
+
+def test_exchanges_leave_a_users_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages then
+    first, second = launch(messages_of_ones_own, 2)
+    assert first == (-1.0, [11.0] * 3, [21.0] * 3)
+    assert second == (-1.0, [10.0] * 3, [20.0] * 3)
+
+
+def threads_beside_a_followed_exchange(rank: int) -> tuple[list[str], list[str]]:
+    """The moments that a follower was told of, and the threads that the process would wait for at its end."""
+    told: list[str] = []
+    world = LiveWorld(build_mesh({"dp": 2}), [lambda request, at: told.append])
+    ticket = world.run(one(Start(exchange(rank, ("dp",), 0.0))))
+    waited_for = [each.name for each in threading.enumerate() if not each.daemon]
+    ticket.wait()
+    return told, waited_for
+
+
+def test_a_followed_exchange_tells_when_it_is_done_and_keeps_no_process_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    for told, waited_for in launch(threads_beside_a_followed_exchange, 2):
+        assert sorted(told) == ["answered", "done", "issued", "waiting"]
+        assert told[-1] == "answered"
+        assert waited_for == ["MainThread"]
 
 
 def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> None:

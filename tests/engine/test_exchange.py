@@ -1,0 +1,107 @@
+"""Exchanges of many matrices between pieces and owners: whole, back, and each box in memory of its own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from muon_tutorial import Grid, Matrix, Shard, owner
+from muon_tutorial.engine.collective import Label, Walk
+from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.pieces import Pieces
+from muon_tutorial.plan.exchange import Exchange, LocalShards, WholeMatrices
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.worlds.local import LocalWorld
+
+CPU, HERE = torch.device("cpu"), Label("test")
+GRIDS = ({"dp": 3}, {"dp": 4}, {"dp": 2, "tp": 3}, {"dp": 2, "tp": 2, "ep": 2})
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Grid, list[Matrix], list[int]]:
+    """Matrices of any shapes, cut along any axes, and an owner of each."""
+    grid = Grid.of(**draw(st.sampled_from(GRIDS)))
+    sides, dims = st.integers(1, 7), st.sampled_from((None, 0, 1))
+    made = []
+    for index in range(draw(st.integers(1, 5))):
+        cuts = [(axis, Shard(dim)) for axis in grid.axes if (dim := draw(dims)) is not None]
+        made.append(Matrix(index, f"m{index}", (draw(sides), draw(sides)), tuple(cuts)))
+    owners = [draw(st.integers(0, grid.world_size - 1)) for _ in made]
+    return grid, made, owners
+
+
+def there_and_back(exchange: Exchange, at: Coordinate, whole: list[Tensor]) -> Walk:
+    """Own pieces to owners, doubled there, and back; returns this rank's boxes, by matrix."""
+    assert isinstance(exchange.src, LocalShards)
+    assert isinstance(exchange.dst, WholeMatrices)
+    pieces = Pieces(torch.float32, CPU)
+    for held in exchange.src.buffer_slices(exchange.entries, at):
+        pieces.put(held.entry.matrix.index, whole[held.entry.matrix.index][held.box.slices].clone())
+    owned = yield from take(pieces, exchange, torch.float32, at, HERE)
+    updates = Pieces(torch.float32, CPU)
+    for held in exchange.dst.buffer_slices(exchange.entries, at):
+        if held.box.numel:
+            box = owned.take(held)
+            assert torch.equal(box, whole[held.entry.matrix.index])
+            updates.put(held.entry.matrix.index, 2 * box)
+    back = yield from take(updates, exchange.inverse, torch.float32, at, HERE)
+    found = exchange.src.buffer_slices(exchange.entries, at)
+    return {held.entry.matrix.index: back.take(held) for held in found if held.box.numel}
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_what_comes_back_is_right_and_no_two_boxes_share_memory(
+    case: tuple[Grid, list[Matrix], list[int]],
+) -> None:
+    grid, matrices, owners = case
+    whole = [torch.randn(matrix.shape) for matrix in matrices]
+    (bucket,) = owner(matrices, grid, assign=owners).buckets
+    (exchange,) = bucket.compute.hops
+    assert isinstance(exchange, Exchange)
+    walks = [there_and_back(exchange, at, whole) for at in map(grid.at, grid.ranks)]
+    for at, boxes in zip(map(grid.at, grid.ranks), LocalWorld(grid).run(walks), strict=True):
+        for index, box in boxes.items():
+            assert torch.equal(box, 2 * whole[index][matrices[index].box(at).slices])
+            before = {other: held.clone() for other, held in boxes.items() if other != index}
+            box.zero_()
+            assert all(torch.equal(boxes[other], held) for other, held in before.items())
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_what_a_rank_packs_for_each_is_what_that_one_expects(
+    case: tuple[Grid, list[Matrix], list[int]],
+) -> None:
+    """Never more than all parcels, each as long as its receiver expects; nothing for oneself."""
+    grid, matrices, owners = case
+    (bucket,) = owner(matrices, grid, assign=owners).buckets
+    (out,) = bucket.compute.hops
+    assert isinstance(out, Exchange)
+    for exchange in (out, out.inverse):
+        parcels = [exchange.parcels(grid.at(rank)) for rank in grid.ranks]
+        for rank, mine in enumerate(parcels):
+            packed = sum(math.prod(shape) for *_, shape in mine.leaving)
+            ends = [start + n for start, n in zip(mine.starts, mine.sends, strict=True)]
+            assert max(ends) == packed <= sum(mine.sends)
+            assert mine.sends == tuple(other.receives[rank] for other in parcels)
+            assert mine.sends[rank] == 0
+            assert len(mine.kept) == len(mine.kept_as) == len(mine.kept_at)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_what_all_get_is_packed_once(ranks: int) -> None:
+    grid = Grid.of(dp=ranks)
+    (bucket,) = owner([Matrix(0, "m", (4, 6))], grid, assign=[0]).buckets
+    (out,) = bucket.compute.hops
+    assert isinstance(out, Exchange)
+    mine = out.inverse.parcels(grid.at(0))
+    assert mine.sends == (0,) + (24,) * (ranks - 1)
+    assert mine.starts == (0,) * ranks
+    assert [shape for *_, shape in mine.leaving] == [(4, 6)]
+    assert mine.kept_at == (0,)
