@@ -20,15 +20,6 @@ TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """What a plan and a momentum are made for: dtype, device, shape."""
 
 
-GradientVersion: TypeAlias = tuple[int, int] | None
-"""Which tensor a gradient is, and how often it was written to; None without one."""
-
-
-def gradient_version(param: Tensor) -> GradientVersion:
-    """What changes when anybody writes to a parameter's gradient, or replaces it."""
-    return None if param.grad is None else (id(param.grad), param.grad._version)
-
-
 def tensor_kind(param: Tensor) -> TensorKind:
     """What a plan and a momentum for this parameter must fit."""
     return param.dtype, param.device, tuple(param.shape)

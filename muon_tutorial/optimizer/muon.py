@@ -40,12 +40,11 @@ from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .auto_recipes import Source, choose_recipes
+from .changed_gradients import SeenGradients
 from .changed_parameters import (
-    GradientVersion,
     TensorKind,
     drop_replaced,
     follow_changes,
-    gradient_version,
     tensor_kind,
     widened,
 )
@@ -191,7 +190,7 @@ class Muon(torch.optim.Optimizer):
         }
         _check_hyperparameters(defaults)
         self._gradients_ready = False
-        self._readied: list[tuple[Tensor, GradientVersion]] = []
+        self._readied = SeenGradients()
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(mark_slices)
         self.agree_on_values()
@@ -275,7 +274,7 @@ class Muon(torch.optim.Optimizer):
     def gradients_changed(self) -> None:
         """Say that gradients were written to since they were readied: the next step readies them again."""
         self._gradients_ready = False
-        self._readied = []
+        self._readied = SeenGradients()
         if self._early is not None:
             self._early.drop()
         for mesh in self._made_steps or ():
@@ -378,7 +377,7 @@ class Muon(torch.optim.Optimizer):
 
     def _complaint(self) -> TutorialError | None:
         """What keeps this rank from stepping, whatever the others hold."""
-        if any(gradient_version(param) != readied for param, readied in self._readied):
+        if self._readied.have_changed():
             return GradientError(
                 "gradients have changed since ready_gradients(), and would step otherwise than they were "
                 "averaged and clipped: call it once a step, after the last backward()"
@@ -458,7 +457,7 @@ class Muon(torch.optim.Optimizer):
     def _readying(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
         norm = yield from self.plan_step.ready(rest, max_norm, stamp)
         self._gradients_ready = True
-        self._readied = [(param, gradient_version(param)) for param in (*self._params(), *rest)]
+        self._readied = SeenGradients.of([*self._params(), *rest])
         return norm
 
     @torch.no_grad()
@@ -673,7 +672,7 @@ class Muon(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.setdefault("_gradients_ready", False)
-        self.__dict__.setdefault("_readied", [])
+        self.__dict__.setdefault("_readied", SeenGradients())
         self.__dict__.setdefault("_make_steps", alone)
         self.__dict__.setdefault("calibration", None)
         self.__dict__.setdefault("_made_steps", None)
