@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,6 +21,7 @@ _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # where the first fac
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
 _MARKS = "profiler::"  # labels in a trace
 _NO_DATA = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
+_RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 
 
 @dataclass(eq=False)
@@ -45,8 +47,8 @@ class Work(TorchDispatchMode):
         return taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        result = _result(name, func, args, kwargs or {})
         self.operations += 1
         executes, works = 0.0, True
         if name in _PRODUCTS:
@@ -74,6 +76,29 @@ class Work(TorchDispatchMode):
         if self.machine.cores is not None:
             return self.machine.operation
         return max(0.0, self.machine.operation - executes) if works else 0.0
+
+
+def _result(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation returns. On the meta device PyTorch takes a millisecond to say so of a product, and
+    as long to write nothing to a tensor that is there: of these it is not asked."""
+    written = _written(func, args, kwargs)
+    if written is not None and written.is_meta:
+        return written
+    if name in _PRODUCTS and written is None and args[0].is_meta and "dtype" not in kwargs:
+        left, right = args[_PRODUCTS[name]], args[_PRODUCTS[name] + 1]
+        return left.new_empty((*left.shape[:-1], right.shape[-1]))
+    return func(*args, **kwargs)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor that an operation does nothing but write to, and returns: its first argument, or ``out``."""
+    returns = func._schema.returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    if alias is None or not alias.is_write or torch.Tag.inplace_view in func.tags:
+        return None
+    out = kwargs.get("out", args[0] if args else None)
+    is_filled = isinstance(out, Tensor) and out.numel() > 0  # an empty one is resized
+    return out if is_filled and func._schema.name not in _RESIZES else None
 
 
 def _is_view(func: Any) -> bool:
