@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
-from scripts.files import FOLDER, ROOT, answered, made, read_notebook, write_all
+from scripts.files import FOLDER, ROOT, answered, made, write_all
+from scripts.read_notebook import read_notebook
 
 OUT = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack

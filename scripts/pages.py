@@ -40,7 +40,8 @@ from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts import reference
-from scripts.files import FOLDER, POLICY, ROOT, answered, made, read_notebook, write_all
+from scripts.files import FOLDER, POLICY, ROOT, answered, made, write_all
+from scripts.read_notebook import read_notebook
 from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"

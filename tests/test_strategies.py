@@ -30,7 +30,7 @@ from .oracle import (
     single_process,
     whole_gradients,
 )
-from .plan import cases
+from .plan import variants
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
 SMALL_BUCKETS = 400
@@ -42,7 +42,7 @@ def all_on_the_last_rank(matrices: Sequence[Matrix], grid: Grid, **options: Any)
 
 
 VARIANTS: dict[str, Builder] = {
-    **{name: cases.VARIANTS[name] for name in cases.BITWISE},
+    **{name: variants.VARIANTS[name] for name in variants.BITWISE},
     "throwaway": all_on_the_last_rank,
 }
 

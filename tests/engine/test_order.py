@@ -21,7 +21,8 @@ from muon_tutorial.step.step import PlanStep
 from muon_tutorial.worlds.local import LocalWorld
 from muon_tutorial.worlds.shadow import requests_of
 
-from ..plan.cases import VARIANTS, Case, cases
+from ..plan.cases import Case, cases
+from ..plan.variants import VARIANTS
 
 plans = st.builds(lambda case, builder: case.plan(builder), cases(), st.sampled_from(list(VARIANTS.values())))
 

@@ -35,6 +35,7 @@ from muon_tutorial.plan.strategies import Builder, gram
 
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..plan import cases as drawn
+from ..plan import variants
 from ..test_strategies import SMALL_BUCKETS, VARIANTS
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -60,7 +61,7 @@ def of_rank(ledger: Ledger, rank: int) -> list:
 
 
 PLANNED = st.one_of(
-    st.tuples(drawn.cases(), st.sampled_from(sorted(drawn.VARIANTS))),
+    st.tuples(drawn.cases(), st.sampled_from(sorted(variants.VARIANTS))),
     st.tuples(drawn.cases(drawn.any_cuts), st.sampled_from(("owner, longest first", "owner, in turn"))),
 )
 
@@ -71,7 +72,7 @@ def test_predicted_is_counted_for_every_strategy_dtype_grid_shape_and_sharding(
     planned: tuple[drawn.Case, str], window: int
 ) -> None:
     case, name = planned
-    plan = case.plan(drawn.VARIANTS[name])
+    plan = case.plan(variants.VARIANTS[name])
     counted = count(plan, window)
     for at in case.places:
         assert predict(plan, at, window=window).entries == of_rank(counted, at.rank)

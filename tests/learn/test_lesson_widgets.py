@@ -26,8 +26,8 @@ from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
 from ..exhaustive import every_other
+from .drive_widget import drive_shell
 from .test_collectives import all_reduce, pretended_runs
-from .test_every_widget import drive_shell
 from .test_first_look import pretended as pretended_step
 from .test_first_muon import pretended
 

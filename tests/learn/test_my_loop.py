@@ -34,7 +34,7 @@ from muon_tutorial.learn.widgets.shell import Shell
 
 from . import ports
 from .answers import assert_quiz, assert_wrong, message_of_wrong
-from .test_every_widget import drive_shell
+from .drive_widget import drive_shell
 
 JOB = Job(6)
 LOSSES = {step: 3.9 - step / 10 for step in range(6)}

@@ -14,7 +14,7 @@ from muon_tutorial.learn import the_mirror
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.recording import Tile
 
-from .test_every_widget import drive_shell
+from .drive_widget import drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
 

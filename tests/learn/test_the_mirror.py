@@ -23,7 +23,7 @@ from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
 from muon_tutorial.learn.the_mirror.pictures import HOPS, asks_for
 
 from .answers import assert_quiz, assert_wrong
-from .test_every_widget import drive_shell
+from .drive_widget import drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 

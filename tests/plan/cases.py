@@ -1,11 +1,10 @@
-"""What plans are tried on: random matrices on random grids, and every way to plan them."""
+"""What plans are tried on: random matrices on random grids."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -17,39 +16,11 @@ from muon_tutorial import (
     Matrix,
     Plan,
     Shard,
-    gram,
-    layerwise,
-    owner,
-    owner_per_replica,
-    replicated,
-    round_robin,
-    zero1,
 )
 from muon_tutorial.plan.bucket import StoredShard, matrix_boxes
 from muon_tutorial.plan.matrix import Cut, split_parts
 from muon_tutorial.plan.strategies import Builder
 
-VARIANTS: dict[str, Builder] = {
-    "replicated": replicated,
-    "round_robin, all_reduce": partial(round_robin, back="all_reduce"),
-    "round_robin, all_gather": partial(round_robin, back="all_gather"),
-    "zero1, all": partial(zero1, gather="all"),
-    "zero1, boundary": partial(zero1, gather="boundary"),
-    "zero1, tp by the bucket": partial(zero1, tp_gather="bucket"),
-    "zero1, boundary, tp by the bucket": partial(zero1, gather="boundary", tp_gather="bucket"),
-    "replicated, tp by the bucket": partial(replicated, tp_gather="bucket"),
-    "round_robin, tp by the bucket": partial(round_robin, tp_gather="bucket"),
-    "layerwise": layerwise,
-    "layerwise, tp by the bucket": partial(layerwise, tp_gather="bucket"),
-    "gram": gram,
-    "owner, longest first": partial(owner, assign="longest_first"),
-    "owner, in turn": partial(owner, assign="in_turn"),
-    "owner, per replica": owner_per_replica,
-}
-EVEN_SLICES = tuple(name for name in VARIANTS if name.startswith("zero1"))
-SLICED = tuple(name for name in VARIANTS if name.startswith(("zero1", "layerwise", "gram")))
-BITWISE = tuple(name for name in VARIANTS if name != "gram")
-"""All but one give the single process's bits; ``tests/step/test_gram.py`` holds that one to its bound."""
 CAPS = (1, 64, 400, 25_000_000)
 CutDrawer = Callable[[tuple[int, int], Grid], st.SearchStrategy[tuple[Cut, ...]]]
 DTYPES = (torch.float32, torch.bfloat16)

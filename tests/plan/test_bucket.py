@@ -14,7 +14,8 @@ from muon_tutorial import STRATEGIES, Bucket, Coordinate, DistMeta, Grid, Matrix
 from muon_tutorial.plan.bucket import buffer_key, fill_buckets, padded
 from muon_tutorial.plan.strategies import BUCKET_BYTES
 
-from .cases import EVEN_SLICES, SLICED, VARIANTS, Case, cases, disjoint_in_order, span
+from .cases import Case, cases, disjoint_in_order, span
+from .variants import EVEN_SLICES, SLICED, VARIANTS
 
 sliced = pytest.mark.parametrize("variant", SLICED)
 

@@ -22,8 +22,6 @@ from muon_tutorial.plan.assign import gram_cost, longest_first, newton_schulz_co
 from muon_tutorial.plan.strategies import find_builder, plan_imbalance, work_by_position
 
 from .cases import (
-    SLICED,
-    VARIANTS,
     Case,
     CutDrawer,
     any_cuts,
@@ -33,6 +31,7 @@ from .cases import (
     numbered,
     tp_cuts,
 )
+from .variants import SLICED, VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 under_any_cut = pytest.mark.parametrize(

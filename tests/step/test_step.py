@@ -39,7 +39,8 @@ from ..oracle import (
     whole_gradients,
     whole_matrices,
 )
-from ..plan.cases import BITWISE, VARIANTS, hand_cuts
+from ..plan.cases import hand_cuts
+from ..plan.variants import BITWISE, VARIANTS
 
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (3, 2))]
 DP2, DP2_TP2 = Grid.of(dp=2), Grid.of(dp=2, tp=2)

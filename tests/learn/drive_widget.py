@@ -1,0 +1,87 @@
+"""A widget driven through its positions, each of which must show a sound picture with words of its own."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
+from muon_tutorial.learn.widgets.reveal import Reveal
+from muon_tutorial.learn.widgets.shell import Shell, stops
+
+MOST = 300
+FEW = 48
+LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+def positions(shell: Shell | Reveal, most: int = MOST) -> Iterator[dict[str, Any]]:
+    """All combinations of the controls' values; where they are too many, each control's values alone, with
+    the others at their first and at their last."""
+    values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
+    if math.prod(map(len, values.values())) <= most:
+        yield from (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
+        return
+    for name, end in itertools.product(values, (0, -1)):
+        others = {other: of_one[end] for other, of_one in values.items()}
+        yield from ({**others, name: value} for value in values[name])
+
+
+def move(shell: Shell | Reveal, position: Mapping[str, Any]) -> str:
+    """Set the controls as a reader would; returns what the widget then shows."""
+    for name, value in position.items():
+        shell.controls[name].value = value
+    return shell.canvas.value
+
+
+class Tags(HTMLParser):
+    """All tags of a page with their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def alt_of_sound_picture(page: str) -> str:
+    """The words of the one picture on the page, which brings all that it needs."""
+    assert ERROR_MARK not in page, page
+    tags = Tags(page).found
+    assert {tag for tag, _ in tags} <= {"p", "img"}
+    [attributes] = [attributes for tag, attributes in tags if tag == "img"]
+    kind, _, data = str(attributes["src"]).partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    root = ET.fromstring(base64.b64decode(data))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert all(node.get(LINK, "#").startswith("#") for node in root.iter())
+    assert not re.search(rb"url\((?!#)|@import", base64.b64decode(data))
+    return str(attributes["alt"])
+
+
+def drive_shell(
+    shell: Shell, says: Callable[[Mapping[str, Any]], str] = lambda position: "", most: int = MOST
+) -> None:
+    """Every position says, in its picture's words, what no other says; ``says`` names a part of it."""
+    said: dict[str, dict[str, Any]] = {}
+    for position in positions(shell, most):
+        alt = alt_of_sound_picture(move(shell, position))
+        assert len(alt) > 40
+        assert says(position) in alt
+        assert said.setdefault(alt, position) == position, f"{position} says what {said[alt]} said"
+
+
+def drive_question(question: Reveal) -> None:
+    """No prediction shows the picture before the button is pressed; then, all show the same."""
+    assert {move(question, position) for position in positions(question)} == {""}
+    question.button.click()
+    pages = [move(question, position) for position in positions(question)]
+    assert {alt_of_sound_picture(page) for page in pages} == {question.answer.alt}
+    assert len({page.partition("<img")[0] for page in pages}) > 1
