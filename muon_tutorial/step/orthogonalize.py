@@ -62,7 +62,7 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
             alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
     done: list[int] = []
     for its in alike.values():
-        run = stack_size(its[0].sides, its[0].parameter.group, bucket.device)
+        run = stack_size(its[0].sides, its[0].parameter.group, bucket.device) if len(its) > 1 else 1
         for begin in range(0, len(its) if run > 1 else 0, run):
             _orthogonalize_stack(bucket, boxes, its[begin : begin + run])
             done += [matrix.index for matrix in its[begin : begin + run]]

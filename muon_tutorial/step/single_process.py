@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
@@ -51,10 +52,12 @@ class AloneStep:
         """One optimizer step, matrix by matrix; equal small ones together where bits are the same."""
         for group in self.groups:
             waiting: dict[object, list[_Waiting]] = {}
-            for param in group["params"]:
-                if param.grad is not None:
-                    grad, state = param.grad, self.state[param]
-                    _step_parameter(param.detach(), grad, group, state, self.workspace, waiting)
+            present = [param for param in group["params"] if param.grad is not None]
+            alike = Counter(param.shape for param in present)
+            for param in present:
+                others = waiting if alike[param.shape] > 1 else None
+                grad, state = param.grad, self.state[param]
+                _step_parameter(param.detach(), grad, group, state, self.workspace, others)
             for its in waiting.values():
                 _step_together(its, group, self.workspace)
         return
@@ -82,9 +85,9 @@ def _step_parameter(
     group: Mapping[str, Any],
     state: dict[str, Any],
     workspace: Workspace,
-    waiting: dict[object, list[_Waiting]],
+    waiting: dict[object, list[_Waiting]] | None,
 ) -> None:
-    """Step a parameter, or let it wait with those like it until a stack is full."""
+    """Step a parameter, or let it wait with those like it, if there are any, until a stack is full."""
     if (
         "momentum_buffer" not in state
     ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
@@ -94,7 +97,7 @@ def _step_parameter(
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
         if here is not ...:
             _step_part(param[here], ns_input, group, sides, workspace)
-        elif (size := stack_size(sides, group, ns_input.device)) > 1:
+        elif waiting is not None and (size := stack_size(sides, group, ns_input.device)) > 1:
             its = waiting.setdefault((sides, ns_input.dtype, ns_input.device), [])
             its.append((param, ns_input, sides))
             if len(its) == size:
