@@ -14,7 +14,8 @@ run() {
 
 run ruff check .
 run mypy
-run pytest -n 2 --dist loadfile --durations=10 "$@" # a file at a time in each of two processes
+# A file at a time in each of three processes, for tests often wait; in order, or the files of few long tests would come last.
+run pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 "$@"
 
 [ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }
 echo "test: ruff, mypy and pytest passed"
