@@ -38,8 +38,9 @@ def update_momentum(
     for matrix in bucket.matrices:
         ns_input = None
         if matrix.numel and matrix.param in present:
-            ns_input = _update_one(matrix, stored_gradient(bucket, matrix, gradient, scale))
-        if matrix.contributes:
+            own = stored_gradient(bucket, matrix, gradient, scale)
+            ns_input = _update_one(matrix, own, matrix.index in bucket.contributing)
+        if matrix.index in bucket.contributing:
             _keep(inputs, matrix, ns_input)
     return inputs
 
@@ -52,10 +53,10 @@ def _no_inputs(bucket: RankBucket) -> Tensor | Pieces:
     return torch.zeros(length, dtype=dtype, device=bucket.device)
 
 
-def _update_one(matrix: RankMatrix, gradient: Tensor) -> Tensor:
-    """Move one matrix's momentum; returns the Newton–Schulz input, which nobody may need."""
+def _update_one(matrix: RankMatrix, gradient: Tensor, is_needed: bool) -> Tensor:
+    """Move one matrix's momentum; returns the Newton–Schulz input, if it is needed."""
     group, momentum = matrix.parameter.group, matrix.parameter.momentum[matrix.momentum_index]
-    nesterov = group["nesterov"] and matrix.contributes
+    nesterov = group["nesterov"] and is_needed
     return momentum_update(momentum, gradient.view(momentum.shape), group["momentum"], nesterov)
 
 

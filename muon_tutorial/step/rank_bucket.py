@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -26,8 +27,7 @@ class RankMatrix:
     flat buffer laid out as the model holds it. ``stored`` are the elements of the bucket's buffer that the
     rank stores of the matrix, ``in_piece`` the same elements within the piece, ``shard_range`` the same
     within the whole matrix, and ``momentum_index`` within the parameter's momentum. ``work`` is where the
-    rank orthogonalizes the matrix, or None. ``contributes`` says whether anybody needs this rank's part of
-    the Newton–Schulz input.
+    rank orthogonalizes the matrix, or None.
     """
 
     entry: BucketEntry
@@ -42,7 +42,6 @@ class RankMatrix:
     shard_range: ShardRange
     momentum_index: MomentumIndex
     work: BufferSlice | None
-    contributes: bool
 
     @property
     def index(self) -> int:
@@ -55,7 +54,7 @@ class RankMatrix:
         return self.in_piece.stop - self.in_piece.start
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RankBucket:
     """A bucket of the plan, with its matrices as this rank holds, stores and works on them.
 
@@ -85,6 +84,20 @@ class RankBucket:
         """Whether a step writes parameters where the model holds them: the parameter route is empty."""
         return not self.plan.parameter.hops
 
+    @cached_property
+    def contributing(self) -> frozenset[int]:
+        """The matrices of whose Newton–Schulz input somebody needs this rank's part, by index.
+
+        Found out when first asked: over thousands of ranks that takes long, and predictions walk few buckets.
+        """
+        first = next(iter(self.plan.compute.hops), None)
+        if isinstance(first, Exchange):
+            parcels = first.parcels(self.at)
+            return frozenset(held.entry.matrix.index for held, _, _ in (*parcels.leaving, *parcels.kept))
+        keeps = first is None or first.silent
+        entries = self.plan.entries
+        return frozenset(e.matrix.index for e in entries if not keeps or self.plan.works_on(e, self.at))
+
     @property
     def travels_in_pieces(self) -> bool:
         """Whether the compute route needs no flat buffer: it is one exchange, or empty."""
@@ -103,7 +116,6 @@ class RankBucket:
     ) -> RankBucket:
         """Join a bucket to a rank's parameters; ``momentum_index`` goes by the matrix's index."""
         held = bucket.buffer_slices(bucket.model_layout, at)
-        contributing = _contributing(bucket, at)
         rows = zip(bucket.entries, held, bucket.stored_shards(at), bucket.work_slices(at), strict=True)
         return cls(
             bucket,
@@ -126,19 +138,8 @@ class RankBucket:
                     ),
                     momentum_index=momentum_index[entry.matrix.index],
                     work=work,
-                    contributes=entry.matrix.index in contributing,
                 )
                 for entry, piece, shard, work in rows
             ),
             workspace,
         )
-
-
-def _contributing(bucket: Bucket, at: Coordinate) -> frozenset[int]:
-    """The matrices of whose Newton–Schulz input somebody needs this rank's part, by index."""
-    first = next(iter(bucket.compute.hops), None)
-    if isinstance(first, Exchange):
-        parcels = first.parcels(at)
-        return frozenset(held.entry.matrix.index for held, _, _ in (*parcels.leaving, *parcels.kept))
-    keeps = first is None or first.silent
-    return frozenset(e.matrix.index for e in bucket.entries if not keeps or bucket.works_on(e, at))

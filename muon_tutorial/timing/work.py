@@ -80,13 +80,18 @@ class Work(TorchDispatchMode):
 
 def _result(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation returns. On the meta device PyTorch takes a millisecond to say so of a product, and
-    as long to write nothing to a tensor that is there: of these it is not asked."""
+    as long of a least and a largest element, or to write nothing to what is there: it is not asked."""
     written = _written(func, args, kwargs)
     if written is not None and written.is_meta:
         return written
-    if name in _PRODUCTS and written is None and args[0].is_meta and "dtype" not in kwargs:
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not first.is_meta or written is not None:
+        return func(*args, **kwargs)
+    if name in _PRODUCTS and "dtype" not in kwargs:
         left, right = args[_PRODUCTS[name]], args[_PRODUCTS[name] + 1]
         return left.new_empty((*left.shape[:-1], right.shape[-1]))
+    if name == "aminmax" and not kwargs:
+        return first.new_empty(()), first.new_empty(())
     return func(*args, **kwargs)
 
 

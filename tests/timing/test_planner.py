@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Grid, Matrix, Shard
+from muon_tutorial import Coordinate, Grid, Matrix, Shard
 from muon_tutorial.cli import main
 from muon_tutorial.errors import GridError
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict, step_over_ones
+from muon_tutorial.plan.exchange import Exchange, Parcels
 from muon_tutorial.plan.strategies import Builder, layerwise, owner
 from muon_tutorial.timing import planner
 from muon_tutorial.timing.commands import find_machine, machine_names
@@ -80,6 +81,26 @@ def test_buckets_that_are_alike_are_walked_once_and_cost_the_same(
         assert getattr(short, part) == pytest.approx(getattr(long, part), rel=rel, abs=1e-9)
     least = 0.8 * short.peak if name == "gram" else short.peak  # that memory counts from the first bucket on
     assert least <= long.peak <= 1.15 * short.peak  # a bucket's last answer outlives it by a moment
+
+
+@for_all
+def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over thousands of ranks that takes most of a plan's time and memory."""
+    asked: list[Exchange] = []
+    work_out = Exchange._parcels
+
+    def noted(exchange: Exchange, at: Coordinate) -> Parcels:
+        asked.append(exchange)
+        return work_out(exchange, at)
+
+    monkeypatch.setattr(Exchange, "_parcels", noted)
+    alike = [Matrix(i, f"m{i}", (8, 8)) for i in range(60)]
+    plan = STRATEGIES[name](alike, Grid.of(dp=2), bucket_bytes=600)
+    estimate(name, STRATEGIES[name], alike, plan.grid, H100, bucket_bytes=600)
+    assert len(plan.buckets) == 30
+    assert len(asked) <= 6
 
 
 @for_all
