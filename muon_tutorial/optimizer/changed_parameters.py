@@ -1,11 +1,14 @@
-"""What hosts do to parameters behind an optimizer's back: replaced, moved, given another dtype or shape.
+"""What hosts do behind an optimizer's back: parameters replaced, moved, of another dtype or shape; groups and
+state set anew.
 
 The momentum follows where it can; where it cannot, an error says what happened.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +16,9 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..parameters.describe_matrices import named_params
-from ..step.parameter_state import local_part
+from ..parameters.mesh_parameters import same_tensors
+from ..plan.matrix import Parts
+from ..step.parameter_state import group_parts, local_part
 from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
@@ -25,7 +30,53 @@ def tensor_kind(param: Tensor) -> TensorKind:
     return param.dtype, param.device, tuple(param.shape)
 
 
-def drop_replaced(before: list[Tensor], now: list[Tensor], state: dict[Tensor, Any]) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeFor:
+    """What steps were made for, parameter by parameter: what it is, whose group it lies in, and its state.
+
+    Steps hold on to groups and to entries of the state. Both may be set anew, by ``optimizer.param_groups =``
+    or ``optimizer.state.clear()``, and nobody is told.
+    """
+
+    params: Sequence[Tensor] = ()
+    kinds: Sequence[TensorKind] = ()
+    parts: Sequence[tuple[Parts, bool]] = ()
+    groups: Sequence[Mapping[str, Any]] = ()
+    states: Sequence[Any] = ()
+
+    @classmethod
+    def of(cls, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> MadeFor:
+        """The parameters of these groups as they are now."""
+        pairs = [(param, group) for group in groups for param in group["params"]]
+        entries = [state.get(param) for param, _ in pairs]
+        return cls(
+            [param for param, _ in pairs],
+            [tensor_kind(param) for param, _ in pairs],
+            [group_parts(group) for _, group in pairs],
+            [group for _, group in pairs],
+            [it for entry in entries for it in (entry, (entry or {}).get("momentum_buffer"))],
+        )
+
+    def same_params(self, other: MadeFor) -> bool:
+        """Whether both are of the same tensors."""
+        return same_tensors(self.params, other.params)
+
+    def same_plan(self, other: MadeFor) -> bool:
+        """Whether both are of the same tensors of the same kinds, which hold the same matrices."""
+        return self.same_params(other) and self.kinds == other.kinds and self.parts == other.parts
+
+    def same(self, other: MadeFor) -> bool:
+        """Whether groups and state are the same ones, too."""
+        if not self.same_plan(other) or not self.same_states(other):
+            return False
+        return all(one is its for one, its in zip(self.groups, other.groups, strict=True))
+
+    def same_states(self, other: MadeFor) -> bool:
+        """Whether both have the same entries of the state, and the same momenta in them."""
+        return len(self.states) == len(other.states) and all(map(operator.is_, self.states, other.states))
+
+
+def drop_replaced(before: Sequence[Tensor], now: Sequence[Tensor], state: dict[Tensor, Any]) -> None:
     """Drop the state of parameters that others have replaced.
 
     The others start without momentum: that is right before the first step, and wrong after.
@@ -44,23 +95,24 @@ def drop_replaced(before: list[Tensor], now: list[Tensor], state: dict[Tensor, A
             del state[param]
 
 
-def follow_changes(
-    groups: Sequence[Mapping[str, Any]], before: Sequence[TensorKind], state: dict[Tensor, Any]
-) -> None:
+def follow_changes(groups: Sequence[Mapping[str, Any]], before: MadeFor, state: dict[Tensor, Any]) -> None:
     """Bring each momentum to its parameter's device, and to its dtype where that is wider; drop one of zeros.
 
-    ``before`` are the kinds that the same parameters had, in order.
+    ``before`` is what the same parameters were, in order.
 
     Raises:
         UsageError: a parameter has another shape than its momentum began with.
     """
-    named = [pair for number, group in enumerate(groups) for pair in named_params(group, number)]
-    for (name, param), was in zip(named, before, strict=True):
+    named = [(*pair, group) for number, group in enumerate(groups) for pair in named_params(group, number)]
+    for (name, param, group), was, parts in zip(named, before.kinds, before.parts, strict=True):
         entry = state.get(param, {})
-        if was == tensor_kind(param) or "momentum_buffer" not in entry:
+        is_same = was == tensor_kind(param) and parts == group_parts(group)
+        if is_same or "momentum_buffer" not in entry:
             continue
-        if not has_moved(entry):
-            del state[param]  # made anew, for the parameter as it is
+        if not has_moved(entry):  # made anew, for the parameter as it is; this rank's slice may be empty
+            del state[param]
+            if "steps" in entry:
+                state[param] = {"steps": entry["steps"]}
         elif was[2] == tuple(param.shape):
             entry["momentum_buffer"] = widened(entry["momentum_buffer"], param)
         else:
@@ -68,6 +120,24 @@ def follow_changes(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
                 "construct the optimizer anew, over the parameters as they are"
             )
+
+
+def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
+    """Refuse a loaded momentum that is not shaped as its parameter, where a process keeps whole ones.
+
+    Raises:
+        UsageError: naming it.
+    """
+    for number, group in enumerate(groups):
+        for name, param in named_params(group, number):
+            entry = state.get(param, {})
+            momentum = entry.get("momentum_buffer")
+            if momentum is not None and momentum.shape != param.shape:
+                whose = "one rank's slice, of a strategy" if "kept" in entry else "another parameter's"
+                raise UsageError(
+                    f"{name}: a loaded momentum of shape {tuple(momentum.shape)} does not fit the parameter, "
+                    f"{tuple(param.shape)}: it is {whose}; load_checkpoint() reads what any grid saved"
+                )
 
 
 def check_moments(adamw: torch.optim.AdamW) -> None:

@@ -2,11 +2,13 @@
 
 Ranks that began from different seeds, or loaded different files, would step without a word: with ``zero1``
 towards one model blended from several, elsewhere as models that drift apart. So would ranks of which one has
-lost a bit. Hashes travel, one number and its square a parameter; a tensor does where it is broadcast.
+lost a bit, that name their parameters in another order, or whose gradients nobody averaged. Hashes travel,
+one number and its square a parameter; a tensor does where it is broadcast.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +19,12 @@ from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import travel
-from ..errors import MismatchError
+from ..errors import GradientError, MismatchError
 from ..parameters.describe_matrices import named_params
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..plan.layout import Hop, Owned, Replicate, Route
 from ..step.agreement import HASHES, checksum, differ, say_outliers
+from ..step.momentum import MomentumShard
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, gather_objects, sum_counts
@@ -29,6 +32,8 @@ from ..worlds.local import LocalMesh
 from .make_steps import MeshStep
 
 Axes = frozenset[str]
+Named = Sequence[tuple[str, Tensor]]
+"""Names and parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,19 +57,32 @@ class Replica:
             total = (31 * total.to(part.device) + 1 + checksum(part)) % HASHES
         return total
 
+    @property
+    def name_hash(self) -> Tensor:
+        """One hash of the name that the user gave, [], int64."""
+        return torch.tensor(zlib.crc32(self.name.encode()) % HASHES if self.named else 0)
+
 
 def compare_replicas(
-    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], steps_done: int = 0
+    steps: Sequence[MeshStep],
+    companions: Sequence[torch.optim.Optimizer],
+    steps_done: int = 0,
+    unstepped: Named = (),
+    rest: Named = (),
 ) -> None:
-    """Compare parameters and state on every mesh of real processes, also what other optimizers step.
+    """Compare parameters and state on every mesh of real processes, also what other optimizers step, or none.
 
     Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
-    parameters are taken to be the same along ``dp``. Two tiny sums an axis. All ranks must call.
+    parameters are taken to be the same along ``dp``. ``rest`` are parameters whose gradients are averaged
+    with Muon's, by their place in a list. Two tiny sums an axis. Where a plan expects averaged
+    gradients, they are compared as well. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: something is not the same where it should be.
+        GradientError: on all ranks: gradients are not the same where they should have been averaged.
     """
-    for world, replicas in _meshes(steps, companions, with_state=True):
+    for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
+        _refuse_other_names(world, replicas)
         wrong = _differing(world, replicas)
         if wrong:
             when = f"after {steps_done} steps" if steps_done else "before the first step"
@@ -74,6 +92,28 @@ def compare_replicas(
                 f"{when} {replicas[wrong[0]].name} is not the same on all ranks that should hold the same of "
                 f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
             )
+    for mesh in steps:
+        if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
+            _compare_gradients(mesh.step, mesh.world)
+
+
+def _compare_gradients(step: PlanStep, world: LiveWorld) -> None:
+    """Compare gradients that a plan takes for averaged, over all axes but tensor parallelism's.
+
+    Along that one, ranks compute the gradient of what they all hold whole each on its own.
+    """
+    if step.plan.expects != "averaged" or step.present is None:
+        return
+    held = [_gradient(step, shard) for index, shard in step.momentum_shards.items() if index in step.present]
+    wrong = _differing(world, held)
+    if wrong:
+        others = f", nor are those of {len(wrong) - 1} others" if len(wrong) > 1 else ""
+        raise GradientError(
+            f"the gradient of {held[wrong[0]].name} is not the same on all ranks that should hold the same "
+            f"of it{others}: {_who_differs(world, held[wrong[0]])}; strategy {step.plan.strategy!r} expects "
+            "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
+            "which averages them itself; this step changed nothing"
+        )
 
 
 def compare_in_process(steps: Sequence[MeshStep]) -> None:
@@ -96,13 +136,19 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
                     )
 
 
-def broadcast_parameters(steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer]) -> None:
+def broadcast_parameters(
+    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named = ()
+) -> None:
     """Give all ranks that should hold the same of a parameter the first one's, as DDP does when it is made.
 
-    Only what differs travels. Parameters without values, on the meta device, are left alone, and those
-    without names: nobody can tell which of another rank's they are. All ranks must call.
+    Frozen ones, too. Only what differs travels. Parameters without values, on the meta device, are left
+    alone, and those without names: nobody can tell which of another rank's they are. All ranks must call.
+
+    Raises:
+        MismatchError: on all ranks: they name their parameters in another order; nothing was sent.
     """
-    for world, replicas in _meshes(steps, companions, with_state=False):
+    for world, replicas in _meshes(steps, companions, unstepped, (), with_state=False):
+        _refuse_other_names(world, replicas)
         for index in _differing(world, replicas):
             if replicas[index].named:
                 world.run(_sent_anew(replicas[index], world))
@@ -120,12 +166,29 @@ def _sent_anew(replica: Replica, world: LiveWorld) -> Walk:
 
 
 def _meshes(
-    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], with_state: bool
+    steps: Sequence[MeshStep],
+    companions: Sequence[torch.optim.Optimizer],
+    unstepped: Named,
+    rest: Named,
+    with_state: bool,
 ) -> Iterator[tuple[LiveWorld, list[Replica]]]:
     """What is held on each mesh of real processes, by parameter: its values and, if told to, its state."""
+    plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
+    stepped = {id(it.param) for step in plans for it in step.parameters}
+    stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
+    still, others = (
+        [(name, param) for name, param in some if id(param) not in stepped] for some in (unstepped, rest)
+    )
+    groups = [
+        (named_params(group, number), it.state, "param_names" in group)
+        for it in companions
+        for number, group in enumerate(it.param_groups)
+    ]
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
-            held = [*_planned(mesh.step), *_beside(companions, mesh.world, plain=mesh is steps[0])]
+            all_groups = [*groups, (still, {}, True), (others, {}, False)]
+            beside = _beside(all_groups, mesh.world, plain=mesh is steps[0])
+            held = [*_planned(mesh.step), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
             yield mesh.world, [*known, *(states if with_state else ())]
@@ -134,47 +197,79 @@ def _meshes(
 def _planned(step: PlanStep) -> Iterator[tuple[Replica, Replica]]:
     """Each parameter of a plan, and its momentum, which may be sliced over ``dp``."""
     for shard in step.momentum_shards.values():
-        matrix = shard.shards[0].entry.matrix
-        axes = frozenset(step.at.grid.axes) - {axis for axis, _ in matrix.cuts}
+        matrix, axes = shard.shards[0].entry.matrix, _copied(step, shard)
         sliced = frozenset({"dp"} if shard.flat else ())
         momentum = Replica(f"the momentum of {matrix.name}", (shard.parameter.momentum,), axes - sliced)
         named = "param_names" in shard.parameter.group
         yield Replica(matrix.name, (shard.parameter.data,), axes, named), momentum
 
 
+def _gradient(step: PlanStep, shard: MomentumShard) -> Replica:
+    """A gradient that is there on any rank; nothing where this one has none."""
+    grad = shard.parameter.grad
+    held = shard.parameter.data.new_zeros(0) if grad is None else grad
+    return Replica(shard.shards[0].entry.matrix.name, (held,), _copied(step, shard) - {"tp"})
+
+
+def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
+    """The axes that do not cut a parameter."""
+    return frozenset(step.at.grid.axes) - {axis for axis, _ in shard.shards[0].entry.matrix.cuts}
+
+
 def _beside(
-    companions: Sequence[torch.optim.Optimizer], world: LiveWorld, plain: bool
+    groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool
 ) -> Iterator[tuple[Replica, Replica]]:
-    """Each parameter of other optimizers on this mesh, and its state; plain ones where ``plain``."""
-    for optimizer in companions:
-        for number, group in enumerate(optimizer.param_groups):
-            for name, param in named_params(group, number):
-                if isinstance(param, DTensor) and torch.equal(param.device_mesh.mesh, world.mesh.mesh):
-                    cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
-                    axes = frozenset(world.grid.axes) - cut
-                elif plain and not isinstance(param, DTensor):
-                    axes = frozenset({"dp"})
-                else:
-                    continue
-                state = _state_tensors(optimizer.state.get(param, {}))
-                yield (
-                    Replica(name, (local_part(param.detach()),), axes, "param_names" in group),
-                    Replica(f"the optimizer state of {name}", state, axes),
-                )
+    """Each other parameter on this mesh, and its state; plain ones where ``plain``.
+
+    A group is parameters by name, their state, and whether the user named them.
+    """
+    for params, states, named in groups:
+        for name, param in params:
+            if isinstance(param, DTensor) and torch.equal(param.device_mesh.mesh, world.mesh.mesh):
+                cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
+                axes = frozenset(world.grid.axes) - cut
+            elif plain and not isinstance(param, DTensor):
+                axes = frozenset({"dp"})
+            else:
+                continue
+            state = _state_tensors(states.get(param, {}))
+            yield (
+                Replica(name, (local_part(param.detach()),), axes, named),
+                Replica(f"the optimizer state of {name}", state, axes),
+            )
 
 
 def _state_tensors(state: Mapping[str, Any]) -> tuple[Tensor, ...]:
     return tuple(local_part(state[key]) for key in sorted(state) if isinstance(state[key], Tensor))
 
 
-def _differing(world: LiveWorld, replicas: Sequence[Replica]) -> list[int]:
-    """Which replicas are not the same along one of their axes, the same answer on all ranks of the mesh."""
+def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> None:
+    """Refuse parameters that stand in another order on another rank: one's values would go into another's.
+
+    Raises:
+        MismatchError: on all ranks.
+    """
+    wrong = _differing(world, replicas, [replica.name_hash for replica in replicas])
+    if wrong:
+        raise MismatchError(
+            f"{replicas[wrong[0]].name}, as this rank has it, is another parameter on other ranks: the "
+            "optimizers' parameters must be named alike, in one order, on all of them; nothing was changed"
+        )
+
+
+def _differing(
+    world: LiveWorld, replicas: Sequence[Replica], hashes: Sequence[Tensor] | None = None
+) -> list[int]:
+    """Which replicas are not the same along one of their axes, the same answer on all ranks of the mesh.
+
+    By their bits, unless ``hashes`` of something else are given.
+    """
     axes = [axis for axis in world.grid.axes if world.grid.size(axis) > 1]
     if not axes or not replicas:
         return []
     device = torch.device("cpu") if world.mesh.device_type == "cpu" else replicas[0].parts[0].device
-    hashes = torch.stack([replica.hash.to(device) for replica in replicas]).double()
-    flags = torch.stack([hashes, hashes.square()], dim=1)
+    each = [replica.hash for replica in replicas] if hashes is None else hashes
+    flags = _flags(each, device)
     wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
     for axis in axes:
         sums = sum_counts(flags.clone(), world.group((axis,)))
@@ -197,3 +292,9 @@ def _who_differs(world: LiveWorld, replica: Replica) -> str:
         if len(set(hashes)) > 1:
             return say_outliers(hashes, ranks)
     raise AssertionError("hashes differed in their sums, and do not one by one")
+
+
+def _flags(hashes: Sequence[Tensor], device: torch.device) -> Tensor:
+    """A hash and its square each, [hashes, 2]: summed over ranks they tell whether all are the same."""
+    numbers = torch.stack([it.to(device) for it in hashes]).double()
+    return torch.stack([numbers, numbers.square()], dim=1)

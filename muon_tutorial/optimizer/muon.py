@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,15 @@ from torch.optim.optimizer import ParamsT
 from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import create_dtensor_config
 from ..engine.collective import Walk
-from ..errors import GradientError, NotAMatrixError, NotFiniteError, StrategyError, TutorialError, UsageError
+from ..errors import (
+    GradientError,
+    MismatchError,
+    NotAMatrixError,
+    NotFiniteError,
+    StrategyError,
+    TutorialError,
+    UsageError,
+)
 from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
@@ -41,13 +50,7 @@ from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .auto_recipes import Source, choose_recipes
 from .changed_gradients import SeenGradients
-from .changed_parameters import (
-    TensorKind,
-    drop_replaced,
-    follow_changes,
-    tensor_kind,
-    widened,
-)
+from .changed_parameters import MadeFor, check_momentum, drop_replaced, follow_changes, widened
 from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
 from .early_reduction import EarlyReduction, send_early
 from .grad_scaler import skip_overflow
@@ -164,16 +167,17 @@ class Muon(torch.optim.Optimizer):
         self._make_steps = _make_steps(strategy, self.world, tp_dim, window, distributed_config)
         self.calibration = calibration
         self._made_steps: list[MeshStep] | None = None
-        self._made_for: list[Tensor] = []
-        self._made_of: list[TensorKind] = []
+        self._made_for = MadeFor()
         self._marks: list[Any] = []
+        self._marked: list[bool] | None = None
         self._warned = False
         self._steps_done = 0
         self._zeroed = 0
-        self._rest: int | None = None
+        self._rest: Sequence[Tensor] | None = None
         self._agreed_steps: list[MeshStep] = []
         self._compared = False
         self.companions: tuple[torch.optim.Optimizer, ...] = ()
+        self.unstepped: Sequence[tuple[str, Tensor]] = ()
         self._is_new = True
         defaults = {
             "lr": lr,
@@ -189,16 +193,19 @@ class Muon(torch.optim.Optimizer):
             "transposed": transposed,
         }
         _check_hyperparameters(defaults)
-        self._gradients_ready = False
+        self._gradients_ready = self._not_finite = False
         self._readied = SeenGradients()
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(mark_slices)
+        self._number = 0
         self.agree_on_values()
+        if isinstance(self.world, LiveWorld):
+            self._number = _count_on(self.world.mesh)
 
     def agree_on_values(self) -> None:
         """Give all ranks the first one's values where they should hold the same, unless told to leave them.
 
-        Also of the companions' parameters. All ranks of the mesh must call.
+        Also of the companions' parameters, and of those that nobody steps. All ranks of the mesh must call.
         """
         steps = self._steps()
         for mesh in steps:
@@ -208,10 +215,11 @@ class Muon(torch.optim.Optimizer):
                     "overlap_grad_reduce": str(self.overlap_grad_reduce),
                 }
                 mesh.run(mesh.step.compare(Stamp(alike)))
+        self._mark_unfrozen()
         if self._early is not None and not self._early_worlds and isinstance(self.world, LiveWorld):
             self._early_worlds.append(self.world.apart("dp"))
         if self.initial_values == "broadcast":
-            broadcast_parameters(steps, self.companions)
+            broadcast_parameters(steps, self.companions, self.unstepped)
 
     @property
     def plans(self) -> list[Plan]:
@@ -239,24 +247,59 @@ class Muon(torch.optim.Optimizer):
         self._made_steps = None
         self._compared = False
 
+    def compare_again(self) -> None:
+        """Have the next step compare what several ranks hold alike: parameters were added beside these."""
+        self._compared = False
+
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
 
         With ``max_norm`` all gradients, of the matrices and of the ``rest`` (the parameters another optimizer
-        steps), are clipped together by their total norm, which is returned. ``step()`` calls this method if
-        nobody did. Where a gradient is not finite, nothing is changed, the norm returned is infinite, and
-        ``step()`` raises, unless ``GradScaler`` has it skip.
+        steps; the matrices may be among them), are clipped together by their total norm, which is returned.
+        ``step()`` calls this method if nobody did. Where a gradient is not finite, nothing is changed, the
+        norm returned is infinite, and ``step()`` raises, unless ``GradScaler`` has it skip. A process alone
+        looks for such a gradient only to clip.
+
+        Raises:
+            UsageError: it was called already, or not for all that steps with these gradients.
         """
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
         if self._gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
+        others = self._others(rest)
         if self._make_steps is not alone:
-            return self._ready_planned(max_norm, list(rest))
+            self._refuse_to_leave_out(others)
+            return self._ready_planned(max_norm, others)
         self._gradients_ready = True
-        return (
-            None if max_norm is None else torch.nn.utils.clip_grad_norm_([*self._params(), *rest], max_norm)
-        )
+        return None if max_norm is None else self._clip_alone(others, max_norm)
+
+    def _others(self, rest: Iterable[Tensor]) -> list[Tensor]:
+        """Those of ``rest`` that are not this optimizer's own, each once."""
+        own = {id(param) for param in self._params()}
+        return [param for key, param in {id(param): param for param in rest}.items() if key not in own]
+
+    def _refuse_to_leave_out(self, rest: Sequence[Tensor]) -> None:
+        """Refuse to average these gradients and not a companion's, which would step by this rank's own."""
+        left_out = {id(param) for param in self._companions_params()} - {id(param) for param in rest}
+        if left_out and any(mesh.step.averages for mesh in self._made_steps or ()):
+            raise UsageError(
+                f"this Muon belongs to a MuonWithAdamW, {len(left_out)} of whose gradients would not be "
+                "averaged: call the pair's ready_gradients(), which takes all"
+            )
+
+    def _companions_params(self) -> list[Tensor]:
+        return [it for one in self.companions for group in one.param_groups for it in group["params"]]
+
+    def _clip_alone(self, rest: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Clip as ``clip_grad_norm_`` does, but change nothing where a gradient is not finite."""
+        params = [param for param in (*self._params(), *rest) if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
+        self._not_finite = not bool(norm.isfinite())
+        if self._not_finite:
+            return torch.full_like(norm, math.inf)
+        torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
+        return norm
 
     def _refuse_while_ready(self, name: str) -> None:
         early = self.__dict__.get("_early")
@@ -273,7 +316,7 @@ class Muon(torch.optim.Optimizer):
 
     def gradients_changed(self) -> None:
         """Say that gradients were written to since they were readied: the next step readies them again."""
-        self._gradients_ready = False
+        self._gradients_ready = self._not_finite = False
         self._readied = SeenGradients()
         if self._early is not None:
             self._early.drop()
@@ -335,25 +378,26 @@ class Muon(torch.optim.Optimizer):
             TutorialError: as ``step()`` does.
         """
         try:
-            self._take_step(rest, complaint)
-        except TutorialError:
+            self._take_step(None if rest is None else self._others(rest), complaint)
+        except TutorialError as error:
             if self._early is not None:
                 self.gradients_changed()  # the next step sends them anew, on all ranks
+            if isinstance(error, MismatchError):
+                self._compared = False  # all ranks have heard of it: nobody goes on with other values
             raise
 
     def _take_step(self, rest: list[Tensor] | None, complaint: TutorialError | None) -> None:
         call = "step() after ready_gradients()" if self._gradients_ready else "step()"
-        complaint = self._finish_early() or complaint or self._complaint()
-        stamp = self._stamp(call, complaint)
-        others = len(rest or ())
-        if rest is None and self._gradients_ready:
-            others = self._rest or 0  # as many as were readied
-        steps = self._steps_agreed(stamp, others)
+        complaint = self._finish_early() or complaint or self._complaint(rest)
+        if rest is None:  # the step of a companion, if there is one, is yet to come
+            rest = list(self._rest or ()) if self._gradients_ready else self._companions_params() or None
+        stamp = self._stamp(call, complaint, rest)
+        steps = self._steps_agreed(stamp, rest or ())
         if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
             steps[0].run(self._readying(None, rest, stamp))
         else:
             for mesh in steps:
-                mesh.run(mesh.step.agree(stamp, others))  # on all before anything changes on one
+                mesh.run(mesh.step.agree(stamp, len(rest or ())))  # on all before anything changes on one
         self._compare(steps)
         self._warn_of_no_gradients()
         self._is_new = False
@@ -366,17 +410,36 @@ class Muon(torch.optim.Optimizer):
         """Forget what was readied and counted for it."""
         self._zeroed = 0
         self.gradients_changed()
+        self._mark_unfrozen()
 
     def _compare(self, steps: Sequence[MeshStep]) -> None:
         """Compare what several ranks hold alike, if it is time to."""
         if self.compare_every is None:
             return
         if not self._compared or self._steps_done % self.compare_every == 0:
-            compare_replicas(steps, self.companions, self._steps_done)
+            rest = [(f"parameter {i} of the rest", param) for i, param in enumerate(self._rest or ())]
+            compare_replicas(steps, self.companions, self._steps_done, self.unstepped, rest)
             self._compared = True
 
-    def _complaint(self) -> TutorialError | None:
-        """What keeps this rank from stepping, whatever the others hold."""
+    def _complaint(self, rest: Sequence[Tensor] | None = None) -> TutorialError | None:
+        """What keeps this rank from stepping, whatever the others hold; ``rest`` is what steps beside it."""
+        if self._not_finite:
+            return NotFiniteError(
+                "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
+                "this step, or fix the loss"
+            )
+        if self._gradients_ready and self._made_steps is not None:
+            if self._make_steps is not alone and not self._made_for.same(self._made_for_now()):
+                return UsageError(
+                    "parameters, groups or state were set anew between ready_gradients() and step(), which "
+                    "loses what was readied: do so after step(), or after zero_grad()"
+                )
+            averages = any(mesh.step.averages for mesh in self._made_steps)
+            if rest is not None and averages and not same_tensors(self._rest or (), rest):
+                return UsageError(
+                    "ready_gradients() averaged the gradients of other parameters than those that step now: "
+                    "call the ready_gradients() of the optimizer whose step() you call"
+                )
         if self._readied.have_changed():
             return GradientError(
                 "gradients have changed since ready_gradients(), and would step otherwise than they were "
@@ -430,7 +493,8 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
-        steps, stamp = self._steps(), self._stamp("step()", self._complaint())
+        complaint = self._complaint()
+        steps, stamp = self._steps(), self._stamp("step()", complaint)
         if not self._compared and self.compare_every is not None:
             compare_in_process(steps)
             self._compared = True
@@ -443,8 +507,9 @@ class Muon(torch.optim.Optimizer):
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
-        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", self._complaint())
-        return self._ready_or_infinite(max_norm, list(rest), stamp)
+        others = self._others(rest)
+        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", self._complaint(), others)
+        return self._ready_or_infinite(max_norm, others, stamp)
 
     def _ready_or_infinite(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
         try:
@@ -463,8 +528,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def _ready_planned(self, max_norm: float | None, rest: list[Tensor]) -> Tensor | None:
         complaint = self._finish_early() or self._complaint()
-        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", complaint)
-        steps = self._steps_agreed(stamp, len(rest))
+        stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", complaint, rest)
+        steps = self._steps_agreed(stamp, rest)
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
             return None
@@ -496,39 +561,40 @@ class Muon(torch.optim.Optimizer):
         What ranks agreed on for the steps ``before`` is compared again only where it comes out otherwise.
         Hosts change groups behind an optimizer's back: Accelerate puts FSDP2's parameters in place of ours.
         """
-        params = self._params()
-        if self._make_steps is alone and any(isinstance(param, DTensor) for param in params):
+        if self._make_steps is alone and any(isinstance(param, DTensor) for param in self._params()):
             self._make_steps = ConfigSteps(create_dtensor_config())
-        known, kinds = same_tensors(self._made_for, params), [tensor_kind(param) for param in params]
-        if not known:
-            drop_replaced(self._made_for, params, self.state)
-        elif kinds != self._made_of:
-            follow_changes(self.param_groups, self._made_of, self.state)
-        if not known or kinds != self._made_of:
-            self._made_steps, self._made_for, self._made_of = None, params, kinds
+        seen, now = self._made_for, self._made_for_now()
+        if not seen.same_params(now):
+            drop_replaced(seen.params, now.params, self.state)
+        elif not seen.same_plan(now):
+            follow_changes(self.param_groups, seen, self.state)
+        if not seen.same(now):
+            if seen.same_plan(now):  # other groups, or other state: there is nothing to agree on
+                before = before or self._made_steps or ()
+            self._made_steps, self._made_for = None, now
         if self._made_steps is None or self._make_steps is alone:
             made = self._make_steps(self.param_groups, self.state, before or self._made_steps or ())
             choose_recipes(self.param_groups, made, self.calibration)
-            self._made_steps = made
+            self._made_steps, self._made_for = made, self._made_for_now()
             self._mark_gradients()
         return self._made_steps
 
-    def _steps_agreed(self, stamp: Stamp, rest: int) -> list[MeshStep]:
-        """The steps for a step that averages ``rest`` others too.
+    def _made_for_now(self) -> MadeFor:
+        return MadeFor.of(self.param_groups, self.state)
+
+    def _steps_agreed(self, stamp: Stamp, rest: Sequence[Tensor]) -> list[MeshStep]:
+        """The steps for a step that averages ``rest`` too.
 
         Where this rank has come to other parameters, all ranks must have: they are asked by the steps of
         before, since making new ones takes exchanges of its own.
         """
-        changed = self._made_steps is None or self._parameters_changed()
-        if (changed or rest != self._rest) and self._rest is not None and self._make_steps is not alone:
+        changed = self._made_steps is None or not self._made_for.same_plan(self._made_for_now())
+        before = self._rest
+        if before is not None and (changed or len(rest) != len(before)) and self._make_steps is not alone:
             for mesh in self._agreed_steps:
-                mesh.run(mesh.step.compare(stamp, self._rest))
+                mesh.run(mesh.step.compare(stamp, len(before)))
         self._agreed_steps, self._rest = self._steps(), rest
         return self._agreed_steps
-
-    def _parameters_changed(self) -> bool:
-        params = self._params()
-        return not same_tensors(self._made_for, params) or [tensor_kind(it) for it in params] != self._made_of
 
     def _parameters_text(self) -> str:
         """How many parameters each group has, of how many dimensions; also of those beside Muon's.
@@ -536,6 +602,12 @@ class Muon(torch.optim.Optimizer):
         Not their shapes: what tensor parallelism cut unevenly has others on each rank.
         """
         return str([[param.ndim for param in group["params"]] for group in self._all_groups()])
+
+    def _rest_text(self, rest: Sequence[Tensor]) -> str:
+        """What is averaged beside the matrices, in order: shapes too, where nothing but dp divides ranks."""
+        grid = self.world.grid if self.world is not None else None
+        whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
+        return str([(str(it.dtype), tuple(it.shape) if whole else it.ndim) for it in rest])
 
     def _warn_of_no_gradients(self) -> None:
         """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
@@ -546,16 +618,25 @@ class Muon(torch.optim.Optimizer):
                 stacklevel=4,
             )
 
+    def _mark_unfrozen(self) -> None:
+        """Mark the gradients of what trains now and did not before."""
+        if self._marked is not None and self._marked != [it.requires_grad for it in self._marked_params()]:
+            self._mark_gradients()
+
+    def _marked_params(self) -> list[Tensor]:
+        return [*self._params(), *self._companions_params()]
+
     def _mark_gradients(self) -> None:
         """Have gradients that the step will average refuse to be clipped one rank at a time."""
         if self._early is not None:
             self._early.drop()
         for handle in self._marks:
             handle.remove()
-        self._marks = []
+        self._marks, self._marked = [], None
         made = self._made_steps or []
         if any(mesh.step.averages for mesh in made):
-            self._marks = mark_gradients(self._params(), self)
+            self._marks = mark_gradients(self._marked_params(), self)
+            self._marked = [param.requires_grad for param in self._marked_params()]
         self._early = self._early_reduction(made) if self.overlap_grad_reduce else None
         if self._early is not None:
             self._pause_early()
@@ -581,7 +662,9 @@ class Muon(torch.optim.Optimizer):
         worlds = self._early_worlds  # filled once ranks have agreed on what they do
         return EarlyReduction(mesh.step, lambda walk: worlds[0].run(walk))
 
-    def _stamp(self, call: str, complaint: TutorialError | None) -> Stamp:
+    def _stamp(
+        self, call: str, complaint: TutorialError | None, rest: Sequence[Tensor] | None = None
+    ) -> Stamp:
         """What ranks must have alike in the coming step, theirs and the companions', group by group."""
         if self._make_steps is alone:
             return Stamp(complaint=complaint)
@@ -592,8 +675,18 @@ class Muon(torch.optim.Optimizer):
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self._steps_done),
             "the number of zero_grad() calls since the last step": str(self._zeroed),
+            "whether it has stepped or loaded a state": str(not self._is_new),
+            "the number of steps behind the momentum": self._kept_steps(),
+            "whether the state was set anew": str(not self._made_for.same_states(self._made_for_now())),
+            "which Muon of this mesh it is": str(self._number),
+            "what is averaged beside the matrices": self._rest_text(rest or ()),
         }
         return Stamp({**values, **counted, "the call": call}, complaint)
+
+    def _kept_steps(self) -> str:
+        """How often the momentum of which this rank keeps a slice has moved, where states say so."""
+        counts = {entry["steps"] for it in self._params() if "steps" in (entry := self.state.get(it, {}))}
+        return ", ".join(map(str, sorted(counts)))
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -602,6 +695,7 @@ class Muon(torch.optim.Optimizer):
         """Reset the gradients of all matrices."""
         self._zeroed += 1
         self.gradients_changed()
+        self._mark_unfrozen()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -651,6 +745,8 @@ class Muon(torch.optim.Optimizer):
         try:
             for group in self.param_groups:
                 check_orthogonalize(group)
+            if self._make_steps is alone:
+                check_momentum(self.param_groups, self.state)
             self._steps(made)
         except UsageError:
             self.restore(*before)
@@ -676,9 +772,9 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_make_steps", alone)
         self.__dict__.setdefault("calibration", None)
         self.__dict__.setdefault("_made_steps", None)
-        self.__dict__.setdefault("_made_for", [])
-        self.__dict__.setdefault("_made_of", [])
+        self.__dict__.setdefault("_made_for", MadeFor())
         self.__dict__.setdefault("_marks", [])
+        self.__dict__.setdefault("_marked", None)
         self.__dict__.setdefault("_warned", False)
         self.__dict__.setdefault("_steps_done", 0)
         self.__dict__.setdefault("_zeroed", 0)
@@ -692,11 +788,23 @@ class Muon(torch.optim.Optimizer):
         self.__dict__.setdefault("_early_worlds", [])
         self.__dict__.setdefault("_paused", False)
         self.__dict__.setdefault("companions", ())
+        self.__dict__.setdefault("unstepped", ())
+        self.__dict__.setdefault("_number", 0)
+        self.__dict__.setdefault("_not_finite", False)
         self.__dict__.setdefault("_is_new", not state["state"])
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
+
+
+_MADE: Counter[DeviceMesh] = Counter()
+"""How many Muons each mesh has: all its ranks make them alike, and so in one order."""
+
+
+def _count_on(mesh: DeviceMesh) -> int:
+    _MADE[mesh] += 1
+    return _MADE[mesh]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ..worlds.local import LocalMesh
 from .changed_parameters import check_moments, has_moved
 from .momentum_slice import mark_slices
 from .muon import Muon
+from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
 from .split_parameters import Experts, split_parameters
 
@@ -47,6 +48,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     verdicts: dict[Tensor, Verdict]
     """What ``split_parameters`` says of each parameter of the model, frozen ones too."""
 
+    decay_vectors: bool
+    """Whether AdamW lets norms and biases decay that are added later."""
+
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
             found = [f"{_class_of(muon)} and {_class_of(adamw)}", *(f"{name}=" for name in others)]
@@ -60,7 +64,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
-        parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}}
+        parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}, "decay_vectors": True}
         self.__setstate__({"defaults": dict(muon.defaults), **parts})
         self.register_state_dict_post_hook(mark_slices)
         muon.agree_on_values()
@@ -121,18 +125,24 @@ class MuonWithAdamW(torch.optim.Optimizer):
         one_lr = {"adjust_lr_fn": "match_rms_adamw"} if adamw_lr is None else {}
         first = Muon(split.hidden, lr, strategy=strategy, mesh=mesh, **{**decay, **one_lr, **(muon or {})})
         options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": betas, **decay, **(adamw or {})}
-        both = cls(first, torch.optim.AdamW(_decay_groups(split, decay_vectors), **options))
+        rest = torch.optim.AdamW(_decay_groups(split, decay_vectors), **options)
         if not include_frozen:
             split = split_parameters(model, exclude=exclude, experts=experts or "adamw", include_frozen=True)
+        first.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
+        both = cls(first, rest)
         both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
+        both.decay_vectors = decay_vectors
         return both
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both, Muon's first, then what was added later: a new list of the same groups."""
+        """The groups of both, Muon's first, then what was added later: a new list of the same groups.
+
+        It refuses to be written to, since that would reach neither optimizer.
+        """
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
-        return [*ordered, *groups["muon"], *groups["adamw"]]
+        return PairGroups([*ordered, *groups["muon"], *groups["adamw"]])
 
     @param_groups.setter
     def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -141,22 +151,33 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
         self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]
 
-    @property
-    def state(self) -> defaultdict[Any, Any]:  # type: ignore[override]
-        """The state of both, keyed by parameter, in a new dict: its entries may be written to.
+    @property  # type: ignore[override]
+    def state(self) -> PairState:
+        """The state of both, keyed by parameter: what is written to it is written to theirs.
 
-        Empty while AdamW has none and all momentum is zero, also where a host has loaded such a state: by
-        that, ``torch.distributed.checkpoint`` tells an optimizer whose state has yet to be made, and makes
-        it. A state of Muon's alone would leave AdamW's moments out of what is loaded.
+        It seems empty while AdamW has none and all momentum is zero, also where a host has loaded such a
+        state.
         """
-        if not self.adamw.state and not any(has_moved(entry) for entry in self.muon.state.values()):
-            return defaultdict(dict)
-        return defaultdict(dict, {**self.muon.state, **self.adamw.state})
+        return PairState(self.muon.state, self.adamw.state, self._is_adamws, self._has_no_state)
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        """Give each its own."""
+        entries = list(state.items())
+        self.muon.state = defaultdict(dict, [it for it in entries if not self._is_adamws(it[0])])
+        self.adamw.state = defaultdict(dict, [it for it in entries if self._is_adamws(it[0])])
+
+    def _is_adamws(self, param: Any) -> bool:
+        return any(param is own for own in self._rest)
+
+    def _has_no_state(self) -> bool:
+        return not self.adamw.state and not any(has_moved(entry) for entry in self.muon.state.values())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model that ``from_model`` was given, to each what ``split_parameters`` says.
 
-        What the group says of hyperparameters holds for both.
+        What the group says of hyperparameters holds for both. Where ranks step together, the next step
+        compares what they hold.
 
         Raises:
             UsageError: a parameter is unknown: only the caller knows whose it is.
@@ -174,9 +195,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for group in split.hidden:
             self.muon.add_param_group({**settings, **group})
             self.order.append("muon")
-        if split.rest:
-            self.adamw.add_param_group({**settings, "params": split.rest})
+        for group in _decay_groups(split, self.decay_vectors) if split.rest else ():
+            self.adamw.add_param_group({**group, **settings})
             self.order.append("adamw")
+        self.muon.compare_again()
 
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
         """Make the gradients of both ready for ``step()``, clipped together if ``max_norm`` is given."""
@@ -286,8 +308,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {owner: _state_of(owner, groups, state_dict["state"]) for owner in ("muon", "adamw")}
 
     def __getstate__(self) -> dict[str, Any]:
-        parts = {"muon": self.muon, "adamw": self.adamw, "order": self.order, "verdicts": self.verdicts}
-        return {"defaults": self.defaults, **parts}
+        kept = ("defaults", "muon", "adamw", "order", "verdicts", "decay_vectors")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"decay_vectors": True, **state})
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:

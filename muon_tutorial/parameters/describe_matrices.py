@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ..plan.grid import Coordinate
 from ..plan.matrix import Matrix, split_parts
-from ..step.parameter_state import group_parts
+from ..step.parameter_state import gradient_dtype, group_parts
 from .dtensor_placements import check_axes, dtensor_cuts
 from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
 
@@ -53,4 +53,4 @@ def _describe(index: int, name: str, param: Tensor, group: int, at: Coordinate, 
     else:
         cuts = plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
         shape = whole_shape(name, param, cuts, at)
-    return Matrix(index, name, shape, cuts, group, param.dtype, param.dtype)
+    return Matrix(index, name, shape, cuts, group, param.dtype, gradient_dtype(param))

@@ -61,7 +61,8 @@ def _rest_shares(rest: Sequence[Tensor], at: Coordinate) -> Iterable[Share]:
     for param in rest:
         grad = local_gradient(param)
         if grad is not None:
-            yield grad, _copies(_sharded_axes(param), at)
+            real = torch.view_as_real(grad) if grad.is_complex() else grad
+            yield real, _copies(_sharded_axes(param), at)
 
 
 def _copies(axes: Sequence[str], at: Coordinate) -> int:

@@ -118,18 +118,26 @@ class MomentumShard:
     def fill(self, at: Coordinate) -> None:
         """Give the parameter's state its momentum: zeros, or this rank's part of one that was loaded.
 
-        Where storage is sliced, the state also says which elements those are, so that another rank's momentum
-        of the same size is not taken for this one's.
+        Where storage is sliced, the state also says which elements those are, and how often they moved, so
+        that another rank's momentum of the same size, or one of another step, is not taken for this one's.
 
         Raises:
             UsageError: a loaded momentum is neither what this rank stores nor the whole parameter's.
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
-        mine = self.parameter.data.new_zeros(self.shape) if saved is None else self._cut(saved, at)
+        dtype = self.shards[0].entry.matrix.grad_dtype
+        blank = self.parameter.data.new_zeros
+        mine = blank(self.shape, dtype=dtype) if saved is None else self._cut(saved, at)
         state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)
         if self.flat:
             state["kept"] = self.elements(at)
+            state.setdefault("steps", 0)
+
+    def count_step(self) -> None:
+        """Note in the state that the momentum has moved, where it says whose slice it is."""
+        if self.flat:
+            self.parameter.state["steps"] += 1
 
     def elements(self, at: Coordinate) -> Elements:
         """The elements of a flat momentum."""
@@ -147,8 +155,9 @@ class MomentumShard:
             return saved
         if tuple(saved.shape) != whole:
             raise UsageError(
-                f"{matrix.name}: a loaded momentum of shape {tuple(saved.shape)} is not the {self.shape} "
-                f"that {at} keeps, nor the whole parameter, {whole}"
+                f"{matrix.name}: a momentum of shape {tuple(saved.shape)}, loaded or kept from when the "
+                f"parameters were others, is not the {self.shape} that {at} keeps, nor the whole parameter, "
+                f"{whole}"
             )
         local = saved[held_box(whole, matrix.cuts, at).slices]
         if not self.flat:
@@ -164,9 +173,10 @@ class MomentumShard:
         theirs = self.parameter.state.get("kept")
         if self.flat and theirs is not None and theirs != self.elements(at):
             raise UsageError(
-                f"{name}: the loaded momentum was kept by another rank, or on another grid: it holds "
-                f"{_say(theirs)}, where {at} keeps {_say(self.elements(at))}; load each rank's own "
-                "state, or use load_checkpoint()"
+                f"{name}: its momentum was kept by another rank, on another grid, or beside other "
+                f"parameters: it holds {_say(theirs)}, where {at} keeps {_say(self.elements(at))}; load each "
+                "rank's own state, or use load_checkpoint(). Parameters cannot come, go or move between "
+                "groups while ranks keep slices of their momentum"
             )
 
 

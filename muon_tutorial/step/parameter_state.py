@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -62,6 +63,11 @@ def local_gradient(param: Tensor) -> Tensor | None:
     if isinstance(grad, UnreducedGradient):
         return grad.as_subclass(Tensor)
     return None if grad is None else local_part(grad)
+
+
+def gradient_dtype(param: Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradient: its own, unless its ``grad_dtype`` says otherwise."""
+    return getattr(param, "grad_dtype", None) or param.dtype
 
 
 def place_gradient(param: Tensor) -> None:

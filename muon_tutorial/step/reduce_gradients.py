@@ -12,8 +12,9 @@ from ..engine.hops import view
 from ..engine.travel import all_reduce, travel
 from ..plan.grid import Coordinate
 from ..plan.strategies import BUCKET_BYTES
-from .parameter_state import local_gradient, local_part
+from .parameter_state import gradient_dtype, local_gradient, local_part
 from .rank_bucket import RankBucket, RankMatrix
+from .unreduced_gradient import unmark_gradients
 
 
 def reduce_gradients(bucket: RankBucket) -> Walk:
@@ -71,21 +72,24 @@ def average_others(
     """
     for run in _runs(params):
         for param in run:
-            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+            if param.grad is None:
+                param.grad = torch.zeros_like(param, dtype=gradient_dtype(param))
         grads = [grad for param in run if (grad := local_gradient(param)) is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         total = yield from all_reduce(flat, "dp", at, Label(phase))
         means = (total / at.size("dp")).split([grad.numel() for grad in grads])
         for grad, mean in zip(grads, means, strict=True):
             grad.copy_(mean.view(grad.shape))
+        unmark_gradients(run)
 
 
 def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    """Cut a sequence into runs of one dtype and at most 25 MB."""
+    """Cut a sequence into runs of one dtype of gradients and at most 25 MB."""
     run: list[Tensor] = []
-    for param in sorted(params, key=lambda param: str(param.dtype)):
-        weight = sum(local_part(other).nbytes for other in (*run, param))
-        if run and (run[0].dtype != param.dtype or weight > BUCKET_BYTES):
+    for param in sorted(params, key=lambda param: str(gradient_dtype(param))):
+        dtype = gradient_dtype(param)
+        weight = sum(local_part(other).numel() * dtype.itemsize for other in (*run, param))
+        if run and (gradient_dtype(run[0]) != dtype or weight > BUCKET_BYTES):
             yield run
             run = []
         run.append(param)

@@ -124,7 +124,7 @@ class PlanStep:
         own, by ``zero_grad()``, asks for as many flags, of ``rest`` others too, and is found. Must be walked
         by all ranks of the grid.
         """
-        if self.present is None:
+        if self.present is None and stamp.complaint is None:
             yield from self._agree((), stamp)
         else:
             yield from self.compare(stamp, rest)
@@ -157,6 +157,8 @@ class PlanStep:
             for bucket in self.buckets
         )
         yield from pipeline(walks, self.window)
+        for shard in self.momentum_shards.values():
+            shard.count_step()
         self.forget()
 
     def ready(

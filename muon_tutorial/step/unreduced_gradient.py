@@ -1,11 +1,13 @@
 """Gradients of one rank alone, which the step will average, say so when they are asked for a norm.
 
 ``torch.nn.utils.clip_grad_norm_`` would take the norm of this rank's gradients and scale them by a factor of
-its own, another on every rank, before they are averaged: a wrong step without a word.
+its own, another on every rank, before they are averaged: a wrong step without a word. A loop that asks each
+gradient for its norm may clip by it, or only write it down: it is warned.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -26,6 +28,8 @@ _CLIPPING = frozenset(
     }
 )
 """What ``clip_grad_norm_`` and ``clip_grad_value_`` call on gradients, in a loop or for all at once."""
+
+_NORMS = frozenset({Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.matrix_norm})
 
 
 class UnreducedGradient(Tensor):
@@ -50,10 +54,19 @@ class UnreducedGradient(Tensor):
                 "by another factor on every rank; call optimizer.ready_gradients(max_norm) in place of "
                 "clip_grad_norm_"
             )
+        if func in _NORMS:
+            warnings.warn(
+                "this is the norm of one rank's own gradient, which the step has yet to average: to clip by "
+                "it would scale each rank's by another factor; optimizer.ready_gradients(max_norm) clips all "
+                "gradients, and returns their norm",
+                stacklevel=3,
+            )
         if func in (Tensor.__deepcopy__, Tensor.__reduce_ex__):  # copies are plain
             args = (args[0].as_subclass(Tensor), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            found = func(*args, **(kwargs or {}))
+        is_view = func is Tensor.detach or func == Tensor.data.__get__  # type: ignore[attr-defined]
+        return found.as_subclass(cls) if is_view else found
 
 
 def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
@@ -81,6 +94,13 @@ def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None]
 def _mark(param: Tensor) -> None:
     if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses any other
         param.grad = param.grad.as_subclass(UnreducedGradient)
+
+
+def unmark_gradients(params: Iterable[Tensor]) -> None:
+    """Let gradients that have been averaged be tensors like any other again."""
+    for param in params:
+        if isinstance(param.grad, UnreducedGradient):
+            param.grad = param.grad.as_subclass(Tensor)
 
 
 def _remove(handles: Iterable[Any]) -> None:

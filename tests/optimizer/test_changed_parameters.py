@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
 from muon_tutorial.errors import UsageError
-from muon_tutorial.optimizer.changed_parameters import follow_changes, tensor_kind
+from muon_tutorial.optimizer.changed_parameters import MadeFor, follow_changes
 
 WAYS = (None, *STRATEGIES)
 
@@ -104,7 +104,8 @@ def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
     """The meta device stands for another one."""
     there = nn.Parameter(torch.empty(2, 3, device="meta"))
     state: dict[Tensor, Any] = {there: {"momentum_buffer": torch.ones(2, 3)}}
-    follow_changes([{"params": [there]}], [tensor_kind(torch.ones(2, 3))], state)
+    before = MadeFor.of([{"params": [torch.ones(2, 3)]}], {})
+    follow_changes([{"params": [there]}], before, state)
     assert state[there]["momentum_buffer"].device == there.device
 
 
