@@ -493,8 +493,8 @@ class Muon(torch.optim.Optimizer):
 
     def program(self) -> Walk:
         """One step as a generator of requests, for a world to answer: ``LocalWorld.run`` takes one a rank."""
-        complaint = self._complaint()
-        steps, stamp = self._steps(), self._stamp("step()", complaint)
+        stamp = self._stamp("step()", self._complaint())  # of what the steps were made for, before this one's
+        steps = self._steps()
         if not self._compared and self.compare_every is not None:
             compare_in_process(steps)
             self._compared = True

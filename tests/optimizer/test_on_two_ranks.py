@@ -1,0 +1,355 @@
+"""What users do around a pair of optimizers on two ranks: it is as in one process, or refused on both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch, split_parameters
+from muon_tutorial.errors import GradientError, MismatchError, NotFiniteError, TutorialError, UsageError
+from muon_tutorial.step.unreduced_gradient import UnreducedGradient
+
+Way = Callable[[MuonWithAdamW, nn.Module], object]
+Case = Callable[[int], list[Tensor]]
+Result = tuple[str, str, list[Tensor]]
+"""The name and the text of what was raised, or two empty strings; and tensors to look at."""
+
+
+class Network(nn.Module):
+    """Three matrices that train by Muon, and vectors that train by AdamW."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 6)
+        self.norm = nn.LayerNorm(6)
+
+
+def network(seed: int = 0) -> Network:
+    torch.manual_seed(seed)
+    return Network()
+
+
+def pair_of(model: nn.Module, rank: int | None, **settings) -> MuonWithAdamW:
+    strategy, mesh = (None, None) if rank is None else ("zero1", build_mesh({"dp": 2}))
+    return MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01, strategy=strategy, mesh=mesh, **settings)
+
+
+def give(model: nn.Module, step: int, rank: int | None) -> None:
+    """Gradients by ``backward()``, of few enough bits that the mean over two ranks is exact."""
+    made = torch.Generator().manual_seed(step)
+    for param in model.parameters():
+        each = torch.randint(-31, 32, (2, *param.shape), generator=made) * 2.0**-6
+        if param.requires_grad:
+            (param * (each.mean(0) if rank is None else each[rank])).sum().backward()
+
+
+def trained(how: Way, rank: int | None) -> list[Tensor]:
+    """The parameters after three steps."""
+    model = network()
+    both = pair_of(model, rank)
+    for step in range(3):
+        give(model, step, rank)
+        how(both, model)
+        both.zero_grad()
+    return [param.detach() for param in model.parameters()]
+
+
+def step_each(both: MuonWithAdamW, _: nn.Module) -> None:
+    both.muon.step()
+    both.adamw.step()
+
+
+def ready_all_of_the_model(both: MuonWithAdamW, model: nn.Module) -> None:
+    """Muon's own matrices are among the rest."""
+    both.muon.ready_gradients(0.5, rest=model.parameters())
+    both.step()
+
+
+def ready(both: MuonWithAdamW, _: nn.Module) -> None:
+    both.ready_gradients(0.5)
+    both.step()
+
+
+def ready_muons_alone(both: MuonWithAdamW, _: nn.Module) -> None:
+    both.muon.ready_gradients(0.5)
+
+
+def clip_adamws(both: MuonWithAdamW, _: nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(both.adamw.param_groups[0]["params"], 0.1)
+
+
+def frozen_and_seeded_otherwise(rank: int) -> list[Tensor]:
+    model = network(seed=rank)
+    model.two.requires_grad_(False)
+    pair_of(model, rank)
+    return [param.detach() for param in model.parameters()]
+
+
+def added_and_other_on_each_rank(rank: int) -> list[Tensor]:
+    model = network()
+    model.three.requires_grad_(False)
+    both = pair_of(model, rank)
+    if rank == 1:
+        with torch.no_grad():
+            model.three.weight[0, 0] += 1
+    model.three.requires_grad_(True)
+    both.add_param_group({"params": list(model.three.parameters())})
+    give(model, 0, rank)
+    both.step()
+    return []
+
+
+def clipped_once_unfrozen(rank: int) -> list[Tensor]:
+    model = network()
+    model.two.requires_grad_(False)
+    muon = Muon(
+        split_parameters(model, include_frozen=True).hidden, strategy="zero1", mesh=build_mesh({"dp": 2})
+    )
+    model.two.requires_grad_(True)
+    muon.zero_grad()
+    give(model, 0, rank)
+    torch.nn.utils.clip_grad_norm_([model.two.weight], 0.1)
+    return []
+
+
+def adamws_in_another_order(rank: int) -> list[Tensor]:
+    model = network()
+    hidden, rest = split_parameters(model)
+    mesh = build_mesh({"dp": 2})
+    ordered = rest[::-1] if rank else rest
+    MuonWithAdamW(Muon(hidden, strategy="zero1", mesh=mesh), torch.optim.AdamW(ordered))
+    return []
+
+
+def equal_shapes_readied_in_another_order(rank: int) -> list[Tensor]:
+    model = network()
+    muon = Muon([("w", model.one.weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
+    rest = [model.one.bias, model.two.bias]
+    give(model, 0, rank)
+    muon.ready_gradients(rest=rest[::-1] if rank else rest)
+    muon.step()
+    return []
+
+
+def other_shapes_readied_in_another_order(rank: int) -> list[Tensor]:
+    model = network()
+    muon = Muon([("w", model.one.weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
+    rest = [model.one.bias, model.three.bias]
+    give(model, 0, rank)
+    muon.ready_gradients(rest=rest[::-1] if rank else rest)
+    return []
+
+
+def two_muons_stepped_in_another_order(rank: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    mesh, params = build_mesh({"dp": 2}), [nn.Parameter(torch.randn(4, 4)) for _ in range(2)]
+    muons = [Muon([("weight", param)], strategy="zero1", mesh=mesh) for param in params]
+    for param in params:
+        param.grad = torch.ones(4, 4)
+    for muon in muons[::-1] if rank else muons:
+        muon.step()
+    return []
+
+
+def states(rank: int) -> tuple[nn.Module, Muon, list[dict]]:
+    """A network after two steps, and the state after each."""
+    model = network()
+    muon = Muon(split_parameters(model).hidden, strategy="zero1", mesh=build_mesh({"dp": 2}))
+    kept = []
+    for step in range(2):
+        give(model, step, rank)
+        muon.step()
+        model.zero_grad()
+        kept.append(copy.deepcopy(muon.state_dict()))
+    give(model, 2, rank)
+    return model, Muon(split_parameters(model).hidden, strategy="zero1", mesh=build_mesh({"dp": 2})), kept
+
+
+def loaded_on_one_rank(rank: int) -> list[Tensor]:
+    _, muon, kept = states(rank)
+    if rank:
+        muon.load_state_dict(kept[-1])
+    muon.step()
+    return []
+
+
+def loaded_from_another_step(rank: int) -> list[Tensor]:
+    _, muon, kept = states(rank)
+    muon.load_state_dict(kept[rank])
+    muon.step()
+    return []
+
+
+def loaded_in_one_process(rank: int) -> list[Tensor]:
+    model, _, kept = states(rank)
+    Muon(split_parameters(model).hidden).load_state_dict(kept[-1])
+    return []
+
+
+def not_averaged(rank: int) -> list[Tensor]:
+    model = network()
+    muon = Muon(split_parameters(model).hidden, strategy="owner", mesh=build_mesh({"dp": 2}))
+    give(model, 0, rank)
+    muon.step()
+    return []
+
+
+def complex_norm(rank: int) -> list[Tensor]:
+    weight, other = nn.Parameter(torch.eye(4)), nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    muon = Muon([("weight", weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
+    both = MuonWithAdamW(muon, torch.optim.AdamW([("other", other)]))
+    weight.grad, other.grad = torch.zeros(4, 4), torch.full((3,), 3 + 4j)
+    norm = both.ready_gradients(0.5)
+    assert norm is not None
+    return [norm, other.grad]
+
+
+def wide_gradients(rank: int) -> list[Tensor]:
+    """fp32 gradients of bf16 parameters; AdamW's are there on one rank alone."""
+    weight, other = (nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for shape in ((4, 6), (3,)))
+    weight.grad_dtype = other.grad_dtype = torch.float32
+    muon = Muon([("weight", weight)], lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))
+    both = MuonWithAdamW(muon, torch.optim.AdamW([("other", other)]))
+    weight.grad = torch.arange(24.0).view(4, 6) / 7
+    other.grad = None if rank else torch.ones(3)
+    both.ready_gradients()
+    assert muon.state[weight]["momentum_buffer"].dtype == torch.float32
+    assert other.grad is not None
+    return [other.grad]
+
+
+REFUSED: dict[Case, tuple[type[TutorialError], str]] = {
+    added_and_other_on_each_rank: (MismatchError, "three.weight is not the same on all ranks"),
+    clipped_once_unfrozen: (GradientError, "clipping it here would scale it by another factor"),
+    adamws_in_another_order: (MismatchError, "is another parameter on other ranks"),
+    equal_shapes_readied_in_another_order: (MismatchError, "parameter 0 of the rest is not the same"),
+    other_shapes_readied_in_another_order: (MismatchError, "what is averaged beside the matrices"),
+    two_muons_stepped_in_another_order: (MismatchError, "which Muon of this mesh it is"),
+    loaded_on_one_rank: (MismatchError, "whether it has stepped or loaded a state"),
+    loaded_from_another_step: (MismatchError, "the number of steps behind the momentum"),
+    loaded_in_one_process: (UsageError, "one rank's slice, of a strategy"),
+    not_averaged: (GradientError, "strategy 'owner' expects gradients already averaged"),
+}
+WAYS: list[Way] = [step_each, ready_all_of_the_model, ready]
+WRONG: list[Way] = [ready_muons_alone, clip_adamws]
+
+
+def everything(rank: int) -> dict[str, Result]:
+    """All cases, in one launch: each leaves the ranks in step."""
+    cases = (*REFUSED, frozen_and_seeded_otherwise, complex_norm, wide_gradients)
+    found = {case.__name__: heard(partial(case, rank)) for case in cases}
+    return found | {way.__name__: heard(partial(trained, way, rank)) for way in (*WAYS, *WRONG)}
+
+
+def heard(case: Callable[[], list[Tensor]]) -> Result:
+    """What a case returns, or what it raises."""
+    try:
+        return "", "", case()
+    except TutorialError as error:
+        return type(error).__name__, str(error), []
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Result]]:
+    return launch(everything, 2, timeout=60)
+
+
+def tensors(results: list[dict[str, Result]], case: Callable) -> list[list[Tensor]]:
+    """What each rank returned, where none was refused."""
+    found = [of_rank[case.__name__] for of_rank in results]
+    assert [text for _, text, _ in found] == ["", ""]
+    return [held for _, _, held in found]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.__name__)
+def test_both_ranks_are_told(results: list[dict[str, Result]], case: Case) -> None:
+    error, said = REFUSED[case]
+    for of_rank in results:
+        name, text, _ = of_rank[case.__name__]
+        assert name == error.__name__
+        assert said in text
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -> None:
+    alone = trained(way, None)
+    for held in tensors(results, way):
+        for one, other in zip(held, alone, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("way", "said"), [(ready_muons_alone, "the pair's ready_gradients()"), (clip_adamws, "clip")]
+)
+def test_half_of_the_pair_is_refused(results: list[dict[str, Result]], way: Callable, said: str) -> None:
+    assert all(said in of_rank[way.__name__][1] for of_rank in results)
+
+
+@pytest.mark.live
+def test_frozen_parameters_begin_with_the_first_ranks_values(results: list[dict[str, Result]]) -> None:
+    first = list(network().parameters())
+    for held in tensors(results, frozen_and_seeded_otherwise):
+        assert all(map(torch.equal, held, first))
+
+
+@pytest.mark.live
+def test_imaginary_parts_count_in_the_norm(results: list[dict[str, Result]]) -> None:
+    for norm, grad in tensors(results, complex_norm):
+        assert norm.item() == pytest.approx(75**0.5)
+        assert torch.linalg.vector_norm(grad).item() == pytest.approx(0.5)
+
+
+@pytest.mark.live
+def test_gradients_have_the_dtype_that_parameters_ask_for(results: list[dict[str, Result]]) -> None:
+    for [grad] in tensors(results, wide_gradients):
+        assert grad.dtype == torch.float32
+        assert torch.equal(grad, torch.full((3,), 0.5))
+
+
+def test_a_norm_of_unreduced_gradients_is_warned_of() -> None:
+    grad = torch.ones(3).as_subclass(UnreducedGradient)
+    for norm in (
+        grad.norm,
+        grad.data.norm,
+        grad.detach().norm,
+        lambda: torch.norm(grad),
+        lambda: torch.linalg.norm(grad),
+    ):
+        with pytest.warns(UserWarning, match="norm of one rank's own gradient"):
+            assert float(norm()) == pytest.approx(3**0.5)
+
+
+def test_nothing_is_clipped_where_a_gradient_is_not_finite() -> None:
+    model = network()
+    both = pair_of(model, None)
+    give(model, 0, None)
+    gradients = [param.grad for param in model.parameters() if param.grad is not None]
+    gradients[0][0, 0] = float("nan")
+    before = [grad.clone() for grad in gradients]
+    assert both.ready_gradients(1.0) == float("inf")
+    for grad, was in zip(gradients, before, strict=True):
+        torch.testing.assert_close(grad, was, rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(NotFiniteError, match="skip this step"):
+        both.step()
+    assert all(map(torch.equal, model.parameters(), network().parameters()))
+    both.zero_grad()
+    give(model, 0, None)
+    both.step()
+
+
+def test_vectors_added_later_do_not_decay_either() -> None:
+    model = network()
+    model.norm.requires_grad_(False)
+    both = pair_of(model, None, decay_vectors=False)
+    model.norm.requires_grad_(True)
+    both.add_param_group({"params": list(model.norm.parameters())})
+    assert both.param_groups[-1]["weight_decay"] == 0.0
+    assert copy.deepcopy(both).decay_vectors is False

@@ -1,0 +1,208 @@
+"""Groups and state that a host sets anew behind the optimizer's back are what the next step goes by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from muon_tutorial import Grid, Muon, MuonWithAdamW
+from muon_tutorial.errors import MismatchError, UsageError
+from muon_tutorial.plan.layout import Replicate
+
+from ..oracle import Case, Ranks, assert_own_parts, options, seated, whole_gradients, whole_matrices
+
+CASE = Case(((12, 6), (8, 6), (4, 10)), (Replicate(),) * 3, steps=4)
+STRATEGIES = ["zero1", "layerwise", "owner", "replicated"]
+
+
+def set_the_groups(muon: Muon) -> None:
+    """As Lightning does when it restarts fine-tuning."""
+    muon.param_groups = [{**group, "lr": 0.5} for group in muon.param_groups]
+
+
+def set_one_group(muon: Muon) -> None:
+    muon.param_groups[0] = {**muon.param_groups[0], "momentum": 0.5}
+
+
+def clear_the_state(muon: Muon) -> None:
+    muon.state.clear()
+
+
+def set_the_state(muon: Muon) -> None:
+    muon.state = defaultdict(dict)
+
+
+def set_one_entry(muon: Muon) -> None:
+    muon.state[muon.param_groups[0]["params"][0]] = {}
+
+
+def set_one_momentum(muon: Muon) -> None:
+    entry = muon.state[muon.param_groups[0]["params"][0]]
+    entry["momentum_buffer"] = torch.zeros_like(entry["momentum_buffer"])
+
+
+def set_parts(muon: Muon) -> None:
+    muon.param_groups[0]["parts"] = 4
+
+
+def alone(edit: Callable[[Muon], None], when: int) -> list[nn.Parameter]:
+    params = [nn.Parameter(whole) for whole in whole_matrices(CASE)]
+    muon = Muon(params, **options(CASE))
+    for step, grads in enumerate(whole_gradients(CASE)):
+        if step == when:
+            edit(muon)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        muon.step()
+    return params
+
+
+def on_ranks(strategy: str, edit: Callable[[Muon], None], when: int) -> Ranks:
+    ranks = seated(Grid.of(dp=2), strategy, CASE)
+    for step, grads in enumerate(whole_gradients(CASE)):
+        if step == when:
+            for muon in ranks.muons:
+                edit(muon)
+        ranks.give(grads)
+        ranks.step()
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("edit", "when"),
+    [
+        (set_the_groups, 2),
+        (set_one_group, 2),
+        (clear_the_state, 2),
+        (set_the_state, 2),
+        (set_one_entry, 2),
+        (set_one_momentum, 2),
+        (set_parts, 0),
+    ],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_steps_by_it_as_a_process_alone(
+    strategy: str, edit: Callable[[Muon], None], when: int
+) -> None:
+    expected = alone(edit, when)
+    unedited = alone(lambda _: None, when)
+    assert not all(map(torch.equal, expected, unedited))
+    ranks = on_ranks(strategy, edit, when)
+    assert_own_parts(ranks.params, expected, CASE, Grid.of(dp=2))
+
+
+@pytest.mark.parametrize("strategy", ["owner", "replicated"])
+def test_parts_may_change_where_momentum_is_whole(strategy: str) -> None:
+    ranks = on_ranks(strategy, set_parts, 2)
+    assert_own_parts(ranks.params, alone(set_parts, 2), CASE, Grid.of(dp=2))
+
+
+def test_slices_of_momentum_cannot_follow_other_parts() -> None:
+    with pytest.raises(UsageError, match=r"cannot come, go or move|when the parameters were others"):
+        on_ranks("zero1", set_parts, 2)
+
+
+@pytest.mark.parametrize("edit", [clear_the_state, set_one_momentum])
+def test_one_rank_alone_is_refused(edit: Callable[[Muon], None]) -> None:
+    ranks = seated(Grid.of(dp=2), "replicated", CASE)
+    grads = list(whole_gradients(CASE))
+    ranks.steps(grads[:2])
+    edit(ranks.muons[1])
+    ranks.give(grads[2])
+    with pytest.raises(MismatchError, match="whether the state was set anew"):
+        ranks.step()
+
+
+@pytest.mark.parametrize("edit", [set_the_groups, clear_the_state])
+def test_between_readying_and_stepping_it_is_refused(edit: Callable[[Muon], None]) -> None:
+    ranks = seated(Grid.of(dp=2), "zero1", CASE)
+    ranks.give(next(whole_gradients(CASE)))
+    ranks.ready(0.5)
+    before = [[param.detach().clone() for param in params] for params in ranks.params]
+    for muon in ranks.muons:
+        edit(muon)
+    with pytest.raises(UsageError, match=r"set anew between ready_gradients\(\) and step\(\)"):
+        ranks.step()
+    for params, kept in zip(ranks.params, before, strict=True):
+        assert all(map(torch.equal, params, kept))
+
+
+def pair() -> tuple[nn.Sequential, MuonWithAdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6), nn.LayerNorm(6))
+    return model, MuonWithAdamW.from_model(model, lr=0.1)
+
+
+def trained(edit: Callable[[MuonWithAdamW], None]) -> list[Tensor]:
+    model, both = pair()
+    for step in range(4):
+        if step == 2:
+            edit(both)
+        both.zero_grad()
+        model(torch.arange(12.0).view(2, 6) - step)[:, :3].square().sum().backward()
+        both.step()
+    return [param.detach() for param in model.parameters()]
+
+
+def clear_both(both: MuonWithAdamW) -> None:
+    both.muon.state.clear()
+    both.adamw.state.clear()
+
+
+def clear_the_pairs(both: MuonWithAdamW) -> None:
+    both.state.clear()
+
+
+def set_the_pairs(both: MuonWithAdamW) -> None:
+    both.state = defaultdict(dict)
+
+
+def drop_each(both: MuonWithAdamW) -> None:
+    for param in list(both.state):
+        del both.state[param]
+
+
+def move_each(both: MuonWithAdamW) -> None:
+    """As Lightning moves a state to another device, entry by entry."""
+    for param, entry in both.state.items():
+        both.state[param] = {
+            key: torch.zeros_like(value) if isinstance(value, Tensor) else value
+            for key, value in entry.items()
+        }
+
+
+@pytest.mark.parametrize("edit", [clear_the_pairs, set_the_pairs, drop_each, move_each])
+def test_what_is_done_to_the_pairs_state_is_done_to_both(edit: Callable[[MuonWithAdamW], None]) -> None:
+    expected, unedited = trained(clear_both), trained(lambda _: None)
+    assert not all(map(torch.equal, expected, unedited))
+    assert all(map(torch.equal, trained(edit), expected))
+
+
+def test_the_pairs_state_seems_empty_until_something_has_moved() -> None:
+    model, both = pair()
+    weight = next(model.parameters())
+    assert not both.state
+    assert weight not in both.state
+    model(torch.ones(2, 6))[:, :3].sum().backward()
+    both.step()
+    assert set(both.state) == set(model.parameters())
+    assert both.state[weight] is both.muon.state[weight] is both.state.get(weight)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda groups: groups.append({}),
+        lambda groups: groups.__setitem__(0, {**groups[0], "lr": 0.0}),
+        lambda groups: groups.pop(),
+        lambda groups: groups.sort(key=len),
+    ],
+)
+def test_a_write_to_the_pairs_list_of_groups_is_refused(write: Callable[[list], object]) -> None:
+    _, both = pair()
+    with pytest.raises(UsageError, match="this list is made anew"):
+        write(both.param_groups)
