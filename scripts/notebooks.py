@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +27,7 @@ from unittest.mock import patch
 import jupytext
 import nbformat
 import papermill
+from jupyter_client.channels import AsyncZMQSocketChannel
 from nbformat import NotebookNode
 
 from muon_tutorial.learn.course.notebook_guards import EVIDENCE, Problem, find_problems, undeclared_parameters
@@ -129,7 +132,11 @@ def execute(
     notebook.cells = [*hidden, *notebook.cells]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # last digits depend on the threads
-    with TemporaryDirectory() as folder, patch.dict(os.environ, one, PYTHONPATH=path, IPYTHONDIR=folder):
+    with (
+        TemporaryDirectory() as folder,
+        patch.dict(os.environ, one, PYTHONPATH=path, IPYTHONDIR=folder),
+        patch.object(AsyncZMQSocketChannel, "get_msg", _get_msg_looking_again),
+    ):
         os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
         executed = papermill.execute_notebook(
             notebook,
@@ -141,6 +148,26 @@ def execute(
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed
+
+
+_GET_MSG = AsyncZMQSocketChannel.get_msg
+
+
+async def _get_msg_looking_again(
+    channel: AsyncZMQSocketChannel, timeout: float | None = None
+) -> dict[str, Any]:
+    """A message, looked for anew each second.
+
+    nbclient sends what an ``Output`` widget shows by the socket at which it waits for a cell's reply: where
+    that comes in the same moment, nothing wakes it up, until its time is over.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            return await _GET_MSG(channel, min(1.0, max(0.0, end - time.monotonic())))
+        except Empty:
+            if time.monotonic() >= end:
+                raise
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,17 +26,14 @@ from ..engine.collective import Walk
 from ..errors import (
     GradientError,
     MismatchError,
-    NotAMatrixError,
     NotFiniteError,
     StrategyError,
     TutorialError,
     UsageError,
 )
-from ..learning_rate import ADJUST_LR_FNS
-from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients, coefficients_per_step
+from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.named import STOCK
-from ..parameters.describe_matrices import named_params
 from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
@@ -48,23 +44,16 @@ from ..step.step import PlanStep
 from ..step.unreduced_gradient import mark_gradients
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .alike import count_on, dimensions, gradients_beside, hyperparameters, moves_of_momentum
 from .auto_recipes import Source, choose_recipes
 from .changed_gradients import SeenGradients
 from .changed_parameters import MadeFor, check_momentum, drop_replaced, follow_changes, widened
+from .check_groups import check_gradient, check_hyperparameters, check_matrices, check_numbers
 from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
 from .early_reduction import EarlyReduction, send_early
 from .grad_scaler import skip_overflow
 from .make_steps import ConfigSteps, MakeSteps, MeshStep, StrategySteps, alone, check_gram_recipes
 from .momentum_slice import mark_slices
-
-COMPARED = (
-    *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
-    *("orthogonalize", "parts", "transposed", "betas", "amsgrad", "maximize"),
-)
-"""The hyperparameters of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
-
-
-PARAMETERS = "the parameters' dimensions, group by group,"
 
 
 class Muon(torch.optim.Optimizer):
@@ -158,27 +147,12 @@ class Muon(torch.optim.Optimizer):
             raise UsageError(f"initial_values must be 'broadcast' or 'compare', got {initial_values!r}")
         self.initial_values, self.compare_every = initial_values, compare_every
         self.overlap_grad_reduce = overlap_grad_reduce
-        self._early: EarlyReduction | None = None
-        self._early_worlds: list[LiveWorld] = []
-        self._paused = False
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
         self._make_steps = _make_steps(strategy, self.world, tp_dim, window, distributed_config)
         self.calibration = calibration
-        self._made_steps: list[MeshStep] | None = None
-        self._made_for = MadeFor()
-        self._marks: list[Any] = []
-        self._marked: list[bool] | None = None
-        self._warned = False
-        self._steps_done = 0
-        self._zeroed = 0
-        self._rest: Sequence[Tensor] | None = None
-        self._agreed_steps: list[MeshStep] = []
-        self._compared = False
-        self.companions: tuple[torch.optim.Optimizer, ...] = ()
-        self.unstepped: Sequence[tuple[str, Tensor]] = ()
-        self._is_new = True
+        self._begin()
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -192,15 +166,31 @@ class Muon(torch.optim.Optimizer):
             "parts": parts,
             "transposed": transposed,
         }
-        _check_hyperparameters(defaults)
-        self._gradients_ready = self._not_finite = False
-        self._readied = SeenGradients()
+        check_hyperparameters(defaults)
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(mark_slices)
-        self._number = 0
         self.agree_on_values()
         if isinstance(self.world, LiveWorld):
-            self._number = _count_on(self.world.mesh)
+            self._number = count_on(self.world.mesh)
+
+    def _begin(self) -> None:
+        """Set what an optimizer knows of its own life, which no state dict holds."""
+        self.companions: tuple[torch.optim.Optimizer, ...] = ()
+        self.unstepped: Sequence[tuple[str, Tensor]] = ()
+        self._number = 0
+        self._is_new, self._warned, self._compared = True, False, False
+        self._steps_done = self._zeroed = 0
+        self._made_steps: list[MeshStep] | None = None
+        self._made_for = MadeFor()
+        self._agreed_steps: list[MeshStep] = []
+        self._rest: Sequence[Tensor] | None = None
+        self._gradients_ready = self._not_finite = False
+        self._readied = SeenGradients()
+        self._marks: list[Any] = []
+        self._marked: list[bool] | None = None
+        self._early: EarlyReduction | None = None
+        self._early_worlds: list[LiveWorld] = []
+        self._paused = False
 
     def agree_on_values(self) -> None:
         """Give all ranks the first one's values where they should hold the same, unless told to leave them.
@@ -210,11 +200,8 @@ class Muon(torch.optim.Optimizer):
         steps = self._steps()
         for mesh in steps:
             if isinstance(mesh.world, LiveWorld):
-                alike = {
-                    PARAMETERS: self._parameters_text(),
-                    "overlap_grad_reduce": str(self.overlap_grad_reduce),
-                }
-                mesh.run(mesh.step.compare(Stamp(alike)))
+                early = {"overlap_grad_reduce": str(self.overlap_grad_reduce)}
+                mesh.run(mesh.step.compare(Stamp({**dimensions(self._all_groups()), **early})))
         self._mark_unfrozen()
         if self._early is not None and not self._early_worlds and isinstance(self.world, LiveWorld):
             self._early_worlds.append(self.world.apart("dp"))
@@ -236,8 +223,8 @@ class Muon(torch.optim.Optimizer):
         self._refuse_while_ready("add_param_group")
         super().add_param_group(param_group)
         try:
-            _check_matrices(param_group, index=len(self.param_groups) - 1)
-            _check_hyperparameters(param_group)
+            check_matrices(param_group, index=len(self.param_groups) - 1)
+            check_hyperparameters(param_group)
             if self._make_steps is alone:
                 for param in param_group["params"]:
                     part_boxes(tuple(param.shape), *group_parts(param_group))
@@ -453,7 +440,7 @@ class Muon(torch.optim.Optimizer):
             for group in self._all_groups():
                 check_numbers(group)
                 for param in group["params"]:
-                    _check_gradient(param)
+                    check_gradient(param)
             for param in self._params():
                 local_gradient(param)
         except TutorialError as error:
@@ -596,19 +583,6 @@ class Muon(torch.optim.Optimizer):
         self._agreed_steps, self._rest = self._steps(), rest
         return self._agreed_steps
 
-    def _parameters_text(self) -> str:
-        """How many parameters each group has, of how many dimensions; also of those beside Muon's.
-
-        Not their shapes: what tensor parallelism cut unevenly has others on each rank.
-        """
-        return str([[param.ndim for param in group["params"]] for group in self._all_groups()])
-
-    def _rest_text(self, rest: Sequence[Tensor]) -> str:
-        """What is averaged beside the matrices, in order: shapes too, where nothing but dp divides ranks."""
-        grid = self.world.grid if self.world is not None else None
-        whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
-        return str([(str(it.dtype), tuple(it.shape) if whole else it.ndim) for it in rest])
-
     def _warn_of_no_gradients(self) -> None:
         """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
         if self._is_new and self._params() and not any(param.grad is not None for param in self._params()):
@@ -668,25 +642,18 @@ class Muon(torch.optim.Optimizer):
         """What ranks must have alike in the coming step, theirs and the companions', group by group."""
         if self._make_steps is alone:
             return Stamp(complaint=complaint)
-        groups = self._all_groups()
-        values = {key: ", ".join(str(_number(group.get(key))) for group in groups) for key in COMPARED}
+        groups, grid = self._all_groups(), None if self.world is None else self.world.grid
         counted = {
-            PARAMETERS: self._parameters_text(),
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self._steps_done),
             "the number of zero_grad() calls since the last step": str(self._zeroed),
             "whether it has stepped or loaded a state": str(not self._is_new),
-            "the number of steps behind the momentum": self._kept_steps(),
             "whether the state was set anew": str(not self._made_for.same_states(self._made_for_now())),
             "which Muon of this mesh it is": str(self._number),
-            "what is averaged beside the matrices": self._rest_text(rest or ()),
+            "the call": call,
         }
-        return Stamp({**values, **counted, "the call": call}, complaint)
-
-    def _kept_steps(self) -> str:
-        """How often the momentum of which this rank keeps a slice has moved, where states say so."""
-        counts = {entry["steps"] for it in self._params() if "steps" in (entry := self.state.get(it, {}))}
-        return ", ".join(map(str, sorted(counts)))
+        alike = hyperparameters(groups) | dimensions(groups) | gradients_beside(rest or (), grid)
+        return Stamp(alike | moves_of_momentum(self._params(), self.state) | counted, complaint)
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -767,44 +734,15 @@ class Muon(torch.optim.Optimizer):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.setdefault("_gradients_ready", False)
-        self.__dict__.setdefault("_readied", SeenGradients())
-        self.__dict__.setdefault("_make_steps", alone)
-        self.__dict__.setdefault("calibration", None)
-        self.__dict__.setdefault("_made_steps", None)
-        self.__dict__.setdefault("_made_for", MadeFor())
-        self.__dict__.setdefault("_marks", [])
-        self.__dict__.setdefault("_marked", None)
-        self.__dict__.setdefault("_warned", False)
-        self.__dict__.setdefault("_steps_done", 0)
-        self.__dict__.setdefault("_zeroed", 0)
-        self.__dict__.setdefault("_rest", None)
-        self.__dict__.setdefault("_agreed_steps", [])
-        self.__dict__.setdefault("_compared", False)
-        self.__dict__.setdefault("initial_values", "compare")
-        self.__dict__.setdefault("compare_every", 100)
-        self.__dict__.setdefault("overlap_grad_reduce", False)
-        self.__dict__.setdefault("_early", None)
-        self.__dict__.setdefault("_early_worlds", [])
-        self.__dict__.setdefault("_paused", False)
-        self.__dict__.setdefault("companions", ())
-        self.__dict__.setdefault("unstepped", ())
-        self.__dict__.setdefault("_number", 0)
-        self.__dict__.setdefault("_not_finite", False)
-        self.__dict__.setdefault("_is_new", not state["state"])
+        if "_made_steps" not in self.__dict__:  # a copy: only what has no strategy is copied
+            self._make_steps, self.calibration, self.world = alone, None, None
+            self.initial_values, self.compare_every, self.overlap_grad_reduce = "compare", 100, False
+            self._begin()
+            self._is_new = not state["state"]
         for param, entry in state["state"].items():
             for key, value in entry.items():
                 entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
-
-
-_MADE: Counter[DeviceMesh] = Counter()
-"""How many Muons each mesh has: all its ranks make them alike, and so in one order."""
-
-
-def _count_on(mesh: DeviceMesh) -> int:
-    _MADE[mesh] += 1
-    return _MADE[mesh]
 
 
 @dataclass(frozen=True, slots=True)
@@ -821,11 +759,6 @@ def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
 
 def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
-
-
-def _number(value: Any) -> Any:
-    """A hyperparameter as a plain number, where it is a tensor."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _make_steps(
@@ -849,63 +782,3 @@ def _make_steps(
             f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or LocalWorld.mesh(rank)"
         )
     return StrategySteps(builder, world, tp_dim, window)
-
-
-def _check_hyperparameters(group: Mapping[str, Any]) -> None:
-    check_numbers(group)
-    if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
-        raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
-    coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
-    check_orthogonalize(group)
-
-
-def check_numbers(group: Mapping[str, Any]) -> None:
-    """Refuse a learning rate, decay or momentum that is negative, NaN or infinite, of Muon or of AdamW.
-
-    Raises:
-        UsageError: naming it.
-    """
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
-    for name in ("lr", "momentum", "weight_decay"):
-        if name in group and not 0 <= group[name] < math.inf:
-            raise UsageError(f"{name} must not be negative or infinite, got {_number(group[name])}")
-
-
-def _check_gradient(param: Tensor) -> None:
-    """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
-    grad = param.grad
-    if grad is None:
-        return
-    if grad.layout is not torch.strided:
-        raise UsageError(
-            f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
-        )
-    if grad.shape != param.shape or grad.device != param.device:
-        raise GradientError(
-            f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
-            f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
-        )
-
-
-def _check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
-    wrong = [
-        f"{name} ({complaint})"
-        for name, param in named_params(group, index)
-        if (complaint := _why_not_a_matrix(param, group.get("parts")))
-    ]
-    if wrong:
-        raise NotAMatrixError(
-            f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
-            "parameters into those for Muon and those for torch.optim.AdamW; a stack of matrices or a "
-            'convolution can stay, in a group with parts="stack" or parts="flatten"'
-        )
-
-
-def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
-    if param.ndim != 2 and (parts not in ("stack", "flatten") or param.ndim < 2):
-        return f"shape {tuple(param.shape)}"
-    if param.is_complex():
-        return "complex"
-    return "sparse" if param.layout is not torch.strided else ""

@@ -1,0 +1,87 @@
+"""What is refused of an optimizer's groups and gradients, each by a clear line, before anything changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import GradientError, NotAMatrixError, UsageError
+from ..learning_rate import ADJUST_LR_FNS
+from ..newton_schulz import coefficients_per_step
+from ..orthogonalizers.choices import check_orthogonalize
+from ..parameters.describe_matrices import named_params
+from ..plan.matrix import Parts
+
+
+def plain_number(value: Any) -> Any:
+    """A hyperparameter as a plain number, where it is a tensor."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def check_hyperparameters(group: Mapping[str, Any]) -> None:
+    """Refuse a hyperparameter of Muon's that is out of range.
+
+    Raises:
+        UsageError: naming it.
+    """
+    check_numbers(group)
+    if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
+        raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
+    coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
+    check_orthogonalize(group)
+
+
+def check_numbers(group: Mapping[str, Any]) -> None:
+    """Refuse a learning rate, decay or momentum that is negative, NaN or infinite, of Muon or of AdamW.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
+    for name in ("lr", "momentum", "weight_decay"):
+        if name in group and not 0 <= group[name] < math.inf:
+            raise UsageError(f"{name} must not be negative or infinite, got {plain_number(group[name])}")
+
+
+def check_gradient(param: Tensor) -> None:
+    """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
+    grad = param.grad
+    if grad is None:
+        return
+    if grad.layout is not torch.strided:
+        raise UsageError(
+            f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
+        )
+    if grad.shape != param.shape or grad.device != param.device:
+        raise GradientError(
+            f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
+            f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
+        )
+
+
+def check_matrices(group: Mapping[str, Any], index: int) -> None:
+    """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
+    wrong = [
+        f"{name} ({complaint})"
+        for name, param in named_params(group, index)
+        if (complaint := _why_not_a_matrix(param, group.get("parts")))
+    ]
+    if wrong:
+        raise NotAMatrixError(
+            f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
+            "parameters into those for Muon and those for torch.optim.AdamW; a stack of matrices or a "
+            'convolution can stay, in a group with parts="stack" or parts="flatten"'
+        )
+
+
+def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
+    if param.ndim != 2 and (parts not in ("stack", "flatten") or param.ndim < 2):
+        return f"shape {tuple(param.shape)}"
+    if param.is_complex():
+        return "complex"
+    return "sparse" if param.layout is not torch.strided else ""
