@@ -30,10 +30,11 @@ from __future__ import annotations
 
 import sys
 
-from .launching.command import begin_command
+from .launching.command import begin_command, import_without_collecting
 
 if sys.argv[:1] == ["-m"]:  # python -m muon_tutorial: Python looks for __main__, and comes here first
     begin_command()
+import_without_collecting("torch.distributed.tensor")
 
 from .callbacks.config import DistributedConfig
 from .callbacks.create_configs import (

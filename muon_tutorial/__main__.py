@@ -6,9 +6,14 @@ import sys
 
 if __name__ == "__main__":
     from muon_tutorial.cli import main
-    from muon_tutorial.launching.command import end_on_interrupt, ignore_interrupts_at_exit
+    from muon_tutorial.launching.command import (
+        end_on_interrupt,
+        ignore_interrupts_at_exit,
+        keep_what_is_imported,
+    )
 
     ignore_interrupts_at_exit()
+    keep_what_is_imported()
     code = main()
     end_on_interrupt()  # what is left is to leave
     sys.exit(code)

@@ -46,7 +46,7 @@ from .timing.recipe_command import add_recipes
 from .training import job
 from .training.checkpoints import TORCHRUN_ECHO, Saving, StoppedRun, stopping_on_interrupt
 from .training.records import RunResult
-from .training.report import describe_verdict, loss_figure, summary_table, traffic_table
+from .training.report import describe_verdict, summary_table, traffic_table
 from .training.resume import (
     NEWEST,
     RUN_ID,
@@ -355,6 +355,10 @@ def _finish(
 ) -> int:
     data = job.describe_result(result, beside)
     folder.write("result.json", data)
+    from .training.loss_picture import (
+        loss_figure,  # matplotlib takes a while, which no other command waits for
+    )
+
     folder.draw("loss.png", loss_figure(result, beside))
     if options.json:
         print(json.dumps({**data, "run_folder": str(folder.path)}), flush=True)

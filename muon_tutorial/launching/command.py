@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import importlib
 import os
 import signal
 import threading
@@ -24,6 +26,28 @@ def begin_command() -> None:
         os.getcwd()
     except OSError as error:
         _end(f"error: the working directory cannot be used: {error.strerror}; change to another", BAD_INPUT)
+
+
+def import_without_collecting(name: str) -> None:
+    """Import a module while nobody looks for garbage: of the objects that it makes, a million, none is.
+
+    An import of torch takes a third less.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module(name)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def keep_what_is_imported() -> None:
+    """Have no collection look at what has been made up to now: modules stay until the end.
+
+    Python's last one would take half a second over torch's.
+    """
+    gc.freeze()
 
 
 def end_on_interrupt() -> None:

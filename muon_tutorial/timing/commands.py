@@ -14,7 +14,6 @@ from ..plan.strategies import BUCKET_BYTES
 from .calibrate import calibrate
 from .machine import Machine, read_machine
 from .models import find_model, public_names
-from .regime_map import draw_map, survey
 from .report import PREDICTED, as_data, plan_model, read_sizes, say, table_of
 
 MACHINES = Path(__file__).with_name("machines")
@@ -135,6 +134,8 @@ def plan(options: argparse.Namespace) -> int:
         tokens=options.batch,
     )
     if options.map is not None:
+        from .regime_map import draw_map, survey  # matplotlib, which no other command waits for
+
         _write(options.map, draw_map(survey(found)))
     if options.json:
         print(json.dumps(as_data(found)), flush=True)

@@ -15,11 +15,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFolderError
+
+if TYPE_CHECKING:  # matplotlib takes a while
+    from matplotlib.figure import Figure
 
 METRICS = "metrics.jsonl"
 """The file of a run's steps, one line each."""

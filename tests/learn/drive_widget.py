@@ -16,7 +16,7 @@ from muon_tutorial.learn.widgets.reveal import Reveal
 from muon_tutorial.learn.widgets.shell import Shell, stops
 
 MOST = 300
-FEW = 48
+FEW = 24
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 

@@ -14,7 +14,7 @@ from muon_tutorial.learn import the_mirror
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.recording import Tile
 
-from .drive_widget import drive_shell
+from .drive_widget import FEW, drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
 
@@ -71,7 +71,7 @@ def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
 
 def test_every_position_of_the_scrubber_can_be_drawn(recording: replay.Recording) -> None:
     shell: Any = replay.explore(recording)
-    drive_shell(shell, lambda at: f"matrix {at['matrix']}")
+    drive_shell(shell, lambda at: f"matrix {at['matrix']}", FEW)
     there, shell = replay.render(recording, 4), replay.explore(recording, moment=4)
     assert replay.explore(recording, live=False, moment=4) == there == shell.picture
 

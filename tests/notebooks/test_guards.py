@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from queue import Empty
+
 import pytest
+from jupyter_client.channels import AsyncZMQSocketChannel
 
 from muon_tutorial.learn.course.notebook_guards import (
     Problem,
@@ -10,6 +14,7 @@ from muon_tutorial.learn.course.notebook_guards import (
     find_problems,
     undeclared_parameters,
 )
+from scripts import notebooks
 from scripts.notebooks import NotebookProblemsError, execute, read_text, run
 
 pytestmark = pytest.mark.timeout(600)  # a kernel starts, on a machine that may be busy
@@ -124,3 +129,22 @@ def test_an_undeclared_or_unannotated_parameter_is_refused_before_anything_runs(
     with pytest.raises(NotebookProblemsError, match="no parameter 'dpp'; declared: dp"):
         run(notebook, {"dpp": 3})
     assert declared_parameters(read_text('# %% tags=["parameters"]\na, b = 1, 2\nc: int = 3\n')) == ["c"]
+
+
+def test_a_reply_that_nothing_wakes_up_for_is_found_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float | None] = []
+
+    async def get_msg(_: object, timeout: float | None = None) -> dict[str, str]:
+        looks.append(timeout)
+        if len(looks) < 3:
+            raise Empty
+        return {"msg_type": "execute_reply"}
+
+    monkeypatch.setattr(notebooks, "_GET_MSG", get_msg)
+    channel = AsyncZMQSocketChannel.__new__(AsyncZMQSocketChannel)
+    assert asyncio.run(notebooks._get_msg_looking_again(channel, 300)) == {"msg_type": "execute_reply"}
+    assert looks == [1.0, 1.0, 1.0]
+    looks.clear()
+    with pytest.raises(Empty):
+        asyncio.run(notebooks._get_msg_looking_again(channel, 0))
+    assert len(looks) == 1

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from muon_tutorial.training.job import OneProcessRun, describe_result
+from muon_tutorial.training.loss_picture import loss_figure
 from muon_tutorial.training.progress import showing_progress
 from muon_tutorial.training.records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
-from muon_tutorial.training.report import describe_verdict, loss_figure, size, summary_table, traffic_table
+from muon_tutorial.training.report import describe_verdict, size, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
 
 RECORDS = tuple(StepRecord(step, 5.0 - step, 0.01, 1.0 if step else 9.0, 0.25) for step in range(3))
