@@ -27,7 +27,9 @@ class PairState(MutableMapping[Tensor, Any]):
         self.muon, self.adamw, self.is_adamws, self.is_new = muon, adamw, is_adamws, is_new
 
     def _home(self, param: Any) -> State:
-        return self.adamw if self.is_adamws(param) else self.muon
+        if param in self.adamw:
+            return self.adamw
+        return self.muon if param in self.muon or not self.is_adamws(param) else self.adamw
 
     def __getitem__(self, param: Tensor) -> Any:
         """An entry, made if there is none, as of any optimizer's state."""
