@@ -177,7 +177,8 @@ def _meshes(
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
     still, others = (
-        [(name, param) for name, param in some if id(param) not in stepped] for some in (unstepped, rest)
+        [(name, param) for name, param in some if id(param) not in stepped and _is_dense(param)]
+        for some in (unstepped, rest)
     )
     groups = [
         (named_params(group, number), it.state, "param_names" in group)
@@ -192,6 +193,11 @@ def _meshes(
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
             yield mesh.world, [*known, *(states if with_state else ())]
+
+
+def _is_dense(param: Tensor) -> bool:
+    """Whether a tensor's bits can be read; those of a quantized one, a class of its own, may not."""
+    return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
 def _planned(step: PlanStep) -> Iterator[tuple[Replica, Replica]]:
