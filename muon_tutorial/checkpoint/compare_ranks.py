@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ class SaveSummary:
     folder: str
     groups: dict[str, dict[str, Any]]
     outlines: dict[str, TensorOutline]
+    buffers: set[str] = field(default_factory=set)
 
 
 def outline(tensor: TensorInPieces) -> TensorOutline:
@@ -72,6 +73,23 @@ def check_alike(summaries: Sequence[SaveSummary]) -> None:
             compare(f"the shape and dtype of {key}", (found.shape, found.dtype), rank, _REMEDY)
             for offset, box in found.boxes.items():
                 compare(f"{key}, from {offset} on,", box, rank, _REMEDY, shown=False)
+    _check_buffers(summaries)
+
+
+def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
+    """Refuse buffers of one name on ranks without a parameter in common: they are not of one model.
+
+    Those of data-parallel ranks may differ (running means), and the first rank's are kept.
+    """
+    first: dict[str, int] = {}
+    for rank, summary in enumerate(summaries):
+        for name in sorted(summary.buffers):
+            other = summaries[first.setdefault(name, rank)]
+            if summary.outlines and other.outlines and not summary.outlines.keys() & other.outlines.keys():
+                raise CheckpointError(
+                    f"ranks {first[name]} and {rank} have no parameter in common, and each a buffer {name}. "
+                    f"{_REMEDY}"
+                )
 
 
 def _checksum(tensor: Tensor) -> int:

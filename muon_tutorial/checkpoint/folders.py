@@ -28,9 +28,22 @@ from ..errors import CheckpointError
 
 Existing = Literal["refuse", "replace"]
 
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]+)")
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # of nobody else
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """The folder that a user names, which need not exist: what a link points to, in the place of the link.
+
+    Raises:
+        CheckpointError: it can be no checkpoint's.
+    """
+    target = Path(path).absolute()
+    target = target.resolve() if target.is_symlink() else target
+    if not target.name:
+        raise CheckpointError(f"{target} is no place for a checkpoint: name a folder in it")
+    return target
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -68,22 +69,50 @@ def load_found(
     )
     with ExitStack() as held:
 
-        def check() -> tuple[tuple[SavedEntries, LoadTargets], tuple[str, set[str], set[str]]]:
+        def check() -> tuple[tuple[SavedEntries, LoadTargets], Found]:
             saved = open_saved(held.enter_context(opened(path)))
             _verify_files(saved, meeting.rank, meeting.size)
             contents = contents_of_rank(model, optimizer, rename)
             names = {*contents.tensors, *(item.name for item in contents.stepped)}
-            return (saved, _targets(saved, contents)), (saved.digest, saved.names, names)
+            stepped = {item.name for item in contents.stepped}
+            states = {name: str(it["optimizer"]) for name, it in saved.manifest.groups.items()}
+            return (saved, _targets(saved, contents)), Found(
+                saved.digest, saved.names, states, names, stepped
+            )
 
-        def compare(found: list[tuple[str, set[str], set[str]]]) -> list[None]:
-            _check_alike(path, [digest for digest, _, _ in found])
-            _check_nothing_is_left(path, found[0][1], [names for _, _, names in found])
-            return [None] * len(found)
+        def compare(found: list[Found]) -> list[list[str]]:
+            _check_alike(path, [each.digest for each in found])
+            _check_nothing_is_left(path, found[0].saved, [each.names for each in found])
+            stepped = set().union(*(each.stepped for each in found))
+            kinds = {found[0].states[name] for name in stepped}
+            left = [name for name, kind in found[0].states.items() if kind in kinds and name not in stepped]
+            return [sorted(left)] * len(found)
 
-        (saved, targets), _ = meeting.agree("check the checkpoint", check, compare)
+        (saved, targets), left = meeting.agree("check the checkpoint", check, compare)
+        if left and meeting.rank == 0:
+            warnings.warn(
+                f"{path} holds optimizer state of {left[0]}"
+                f"{f' and {len(left) - 1} others' if left[1:] else ''}, which this optimizer does not step: "
+                "that is not loaded",
+                stacklevel=3,
+            )
         extra = meeting.agree_that("read its part", lambda: _read(saved, targets))
     _take_over(meeting, optimizer, targets)
     return extra
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rank finds: the checkpoint's digest, its tensors and states; its own model's, and what it steps.
+
+    ``states`` says of each parameter that was stepped by which kind of optimizer.
+    """
+
+    digest: str
+    saved: set[str]
+    states: dict[str, str]
+    names: set[str]
+    stepped: set[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +207,10 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
         dtype = _saved_dtype(saved, key, entry.shape)
         if dtype != entry.dtype:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
+        if any(map(_repeats, entry.pieces.values())):
+            raise CheckpointError(
+                f"{key} shows one number in several places (expand()), and cannot be filled"
+            )
     blanks = {key: _blank_like(entry) for key, entry in entries.items()}
     states = {item.param: _blank_state(saved, item) for item in contents.stepped}
     for item in contents.stepped:
@@ -185,6 +218,10 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
     _check_groups(saved, contents.stepped)
     groups = {item.param: saved.manifest.groups[item.name]["group"] for item in contents.stepped}
     return LoadTargets(entries, blanks, states, groups)
+
+
+def _repeats(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _blank_like(entry: TensorInPieces) -> TensorInPieces:

@@ -42,7 +42,8 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep: the one saved last, and the newest before it.
+        keep: how many checkpoints to keep: the one saved last, and the newest before it. What else lies in
+            the folder, such as a checkpoint that somebody is copying there, stays.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -51,7 +52,7 @@ class CheckpointManager:
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
         if not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep says how many checkpoints to keep, at least 1, not {keep!r}")
-        self.folder = Path(folder).absolute()
+        self.folder = folders.target_of(folder)
         self.keep = keep
         self._staging = StagingMemory()
         self._pending: PendingSave | None = None
@@ -168,7 +169,10 @@ class CheckpointManager:
 
     def _steps(self) -> list[int]:
         """The steps of the checkpoints in the folder, rising."""
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        try:
+            names = os.listdir(self.folder) if self.folder.is_dir() else []
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be read: {error.strerror}") from None
         return sorted(step for step in map(_step_of, names) if step is not None)
 
     def _point_to(self, target: Path, save_id: str) -> None:
@@ -176,7 +180,7 @@ class CheckpointManager:
         folders.replace_file(self.folder / LATEST, f"{target.name}\n".encode(), save_id)
         step = _step_of(target.name)
         assert step is not None
-        older = [its for its in self._steps() if its < step]
+        older = [its for its in self._steps() if its < step and self._is_complete(its)]
         try:
             for its in older[: max(0, len(older) - self.keep + 1)]:
                 folders.remove(self._path(its), save_id)

@@ -24,6 +24,7 @@ from ..plan.bucket import parameter_boxes
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Box
 from ..plan.matrix import held_box
+from ..step.parameter_state import gradient_dtype
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -80,6 +81,8 @@ class SteppedParameter:
         """Zeros in the form in which this rank keeps one tensor of the state."""
         param = self.param.detach()
         like = torch.zeros(()) if entry == "step" else param
+        if entry == "momentum_buffer" and entry not in self.state and dtype is None:
+            dtype = gradient_dtype(self.param)
         return torch.zeros_like(self.state.get(entry, like), dtype=dtype)
 
     @property
@@ -88,6 +91,12 @@ class SteppedParameter:
         if self.kind == "muon":
             saved = self.state.get("momentum_buffer")
             return {"momentum_buffer": self.blank("momentum_buffer") if saved is None else saved}
+        others = [entry for entry in self.state if entry not in ADAMW_STATE]
+        if others:
+            raise CheckpointError(
+                f"the optimizer keeps {others[0]!r} of {self.name}, which is not AdamW's and would not be "
+                "saved: save its state_dict() by torch.save"
+            )
         return {entry: self.state[entry] for entry in ADAMW_STATE if entry in self.state}
 
     @property
@@ -117,15 +126,27 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     steps = muon.plan_steps if isinstance(muon, Muon) else []
     _check_live(muon)
     at = next((step.at for step in steps), Grid((), ()).at(0))
+    named = [*_named(model.named_parameters(), model, rename), *_named(_buffers(model), model, rename)]
+    _refuse_one_name_for_two(named)
     names = {param: name for name, param in _named(model.named_parameters(), model, rename)}
     places = {param: both for step in steps for param, *both in _planned_places(step)}
     places |= {
         param: [_own_place(name, param, at)] * 2 for param, name in names.items() if param not in places
     }
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
-    buffers = dict(_named(_persistent_buffers(model), model, rename))
+    buffers = dict(_named(_buffers(model), model, rename))
     tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers.items()}
     return RankContents(tensors, set(buffers), list(_stepped_parameters(parts, names, places)))
+
+
+def _refuse_one_name_for_two(named: Iterable[tuple[str, Tensor]]) -> None:
+    first: dict[str, Tensor] = {}
+    for name, tensor in named:
+        if first.setdefault(name, tensor) is not tensor:
+            raise CheckpointError(
+                f"two tensors of the model would be saved as {name}, of which one would be lost: a rename= "
+                "must give each a name of its own"
+            )
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
@@ -207,10 +228,14 @@ def _named(
         yield (rename(plain) if rename else plain), tensor
 
 
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that ``state_dict()`` has; activation checkpointing takes its own word out of the names."""
-    saved, word = model.state_dict().keys(), "_checkpoint_wrapped_module."
-    yield from ((name, tensor) for name, tensor in model.named_buffers() if name.replace(word, "") in saved)
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that were registered to be saved, each once, whatever hooks make of ``state_dict()``."""
+    passing = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in passing)
 
 
 def _stepped_parameters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ def save_checkpoint(
             hold different values of what should be the same; or a rank did not do its part within the
             timeout of the default process group. Raised on all ranks.
     """
-    target = Path(path).absolute()
+    target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")
     run_save(SaveJob(meeting, target, existing, lambda: contents_to_save(model, optimizer, extra, rename)))
 
@@ -100,7 +101,10 @@ def contents_to_save(
     Raises:
         CheckpointError: there is something that cannot be saved.
     """
+    if extra is not None and not isinstance(extra, Mapping):
+        raise CheckpointError(f"extra is a dict of what is to be saved beside the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)
+    _warn_of_extra_state(model)
     tensors = {f"model.{name}": placed for name, placed in contents.tensors.items()}
     for item in contents.stepped:
         tensors |= {item.key(entry): (its, item.boxes_of(entry)) for entry, its in item.tensors.items()}
@@ -108,6 +112,18 @@ def contents_to_save(
     groups = {item.name: item.record for item in contents.stepped}
     saved_extra = dump_plain("extra", dict(extra or {})) if _is_first() else b""
     return ContentsToSave(tensors, buffers, groups, saved_extra)
+
+
+def _warn_of_extra_state(model: nn.Module) -> None:
+    """Say what of a module's own state is in no checkpoint: an object of any kind, which may run code."""
+    set_by = nn.Module.get_extra_state
+    found = [name for name, it in model.named_modules() if type(it).get_extra_state is not set_by]
+    if found:
+        warnings.warn(
+            f"what {found[0] or 'the model'} returns from get_extra_state() is not saved"
+            f"{f', nor what {len(found) - 1} others do' if found[1:] else ''}: pass it as extra={{…}}",
+            stacklevel=2,
+        )
 
 
 class StagingMemory:
@@ -146,7 +162,7 @@ def run_save(job: SaveJob) -> None:
         entries = {key: in_pieces(*placed) for key, placed in contents.tensors.items()}
         compared = {key: outline(entry) for key, entry in entries.items() if key not in contents.buffers}
         writer = PieceWriter(entries, job.meeting.id)
-        summary = SaveSummary(str(job.folder), contents.groups, compared)
+        summary = SaveSummary(str(job.folder), contents.groups, compared, contents.buffers)
         return writer, Prepared(summary, writer.plan(job.meeting.rank == 0), contents.extra)
 
     with ExitStack() as held:

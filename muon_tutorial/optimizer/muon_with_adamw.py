@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -20,7 +22,7 @@ from .momentum_slice import mark_slices
 from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
-from .split_parameters import Experts, split_parameters
+from .split_parameters import Experts, parameters_by_name, split_parameters
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -50,6 +52,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     decay_vectors: bool
     """Whether AdamW lets norms and biases decay that are added later."""
+
+    _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
+    """What ``from_model`` was given, as long as it lives."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
@@ -132,6 +137,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         both = cls(first, rest)
         both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
         both.decay_vectors = decay_vectors
+        both._model = weakref.ref(model)
         return both
 
     @property
@@ -185,6 +191,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         given = param_group["params"]
         params = [given] if isinstance(given, Tensor) else list(given)
         bare = [it[1] if isinstance(it, tuple) else it for it in params]
+        self._follow_replaced()
         if any(param not in self.verdicts for param in bare):
             raise UsageError(
                 'add the group to .muon or to .adamw, with names: {"params": [(name, parameter), …]}; '
@@ -251,6 +258,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Refuse to leave out what trains now and did not when ``from_model`` made the pair."""
         if len(self.verdicts) == sum(len(group["params"]) for group in self.param_groups):
             return
+        self._follow_replaced()
         stepped = {param for group in self.param_groups for param in group["params"]}
         for param, verdict in self.verdicts.items():
             if param.grad is not None and param.requires_grad and param not in stepped:
@@ -258,6 +266,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
                     f"{verdict.name} was frozen when this optimizer was made, and trains now: give it to "
                     "add_param_group(), or make the optimizer by from_model(…, include_frozen=True)"
                 )
+
+    def _follow_replaced(self) -> None:
+        """Know parameters that a host has put in the place of others, as Accelerate puts FSDP2's, by name."""
+        model = self._model()
+        if model is None or all(param in self.verdicts for param in model.parameters()):
+            return
+        by_name = {verdict.name: verdict for verdict in self.verdicts.values()}
+        now = parameters_by_name(model)
+        if by_name.keys() <= now.keys():
+            self.verdicts = {now[name]: replace(its, param=now[name]) for name, its in by_name.items()}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of both."""

@@ -251,6 +251,11 @@ def _is_shell(module: nn.Module) -> bool:
     return [name for name, _ in module.named_children()] == ["module"]
 
 
+def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """A model's parameters as they are now, by the names that ``split_parameters`` gives them."""
+    return {it.name: it.param for it in _holdings(model)}
+
+
 def _without_wrappers(name: str, shells: set[str]) -> str:
     words = name.split(".")
     return ".".join(

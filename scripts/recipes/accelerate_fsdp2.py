@@ -2,7 +2,8 @@
 
 accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
 
-The optimizer is made before ``prepare``, which puts FSDP2's parameters into it.
+The optimizer is made before ``prepare``, which puts FSDP2's parameters into it. Accelerate shards on GPUs
+alone: on CPUs it takes DDP without a word.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from muon_tutorial.errors import CheckpointError
 
 from .models import assert_same_bits, fresh, trained
 
+SOMEBODY = "ab" * 16  # a save's id
+
 
 def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
@@ -49,12 +51,12 @@ def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
 
 def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
     for name in ("step-00000001", "step-00000002"):
-        (tmp_path / f".{name}.draft-ab12").mkdir()
-        (tmp_path / f".{name}.draft-ab12" / "file").touch()
+        (tmp_path / f".{name}.draft-{SOMEBODY}").mkdir()
+        (tmp_path / f".{name}.draft-{SOMEBODY}" / "file").touch()
     with folders.locked(tmp_path / "step-00000001"):
         CheckpointManager(tmp_path).save(3, *trained(1))
         left = sorted(os.listdir(tmp_path))
-    assert left == [".step-00000001.draft-ab12", ".step-00000001.lock", "latest", "step-00000003"]
+    assert left == [f".step-00000001.draft-{SOMEBODY}", ".step-00000001.lock", "latest", "step-00000003"]
     CheckpointManager(tmp_path).save(4, *trained(1))
     assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000003", "step-00000004"]
 

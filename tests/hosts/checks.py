@@ -87,6 +87,15 @@ def check_equal(straight: list[Notes], reference: Reference) -> None:
         assert state_distance(notes, reference.notes) <= MARGIN * reference.state
 
 
+def check_placed(notes: list[Notes], sharded: bool) -> None:
+    """Where the host shards, every parameter is a DTensor that is cut; elsewhere none is.
+
+    A host that falls back to something else says nothing, and every other check passes.
+    """
+    for one in notes:
+        assert {"Shard" in placements for placements in one.placements.values()} == {sharded}
+
+
 def check_accumulated(straight: list[Notes], reference: Reference) -> None:
     """Before clipping, the first step's gradient is the mean over all micro-batches and all ranks."""
     first = reference.notes.steps[0]["norm_before_clipping"]

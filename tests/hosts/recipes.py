@@ -49,6 +49,7 @@ class Recipe:
 
     A launcher that would take a fixed port, at which two runs at once would meet, gets a free one.
     ``alone`` is the recipe that does the same work in one process.
+    ``sharded`` says that parameters must be DTensors.
     """
 
     launcher: tuple[str, ...]
@@ -56,25 +57,26 @@ class Recipe:
     needs: str = "torch"
     alone: str = "plain"
     daily: bool = False
+    sharded: bool = False
 
 
 ALL = {
     "plain": Recipe(PYTHON, 1),
     "ddp": Recipe(TORCHRUN_2, 2, daily=True),
     "zero1": Recipe(TORCHRUN_2, 2),
-    "fsdp2": Recipe(TORCHRUN_2, 2, daily=True),
-    "fsdp2_tp": Recipe(TORCHRUN_4, 4),
-    "hsdp": Recipe(TORCHRUN_4, 4),
+    "fsdp2": Recipe(TORCHRUN_2, 2, daily=True, sharded=True),
+    "fsdp2_tp": Recipe(TORCHRUN_4, 4, sharded=True),
+    "hsdp": Recipe(TORCHRUN_4, 4, sharded=True),
     "accelerate_ddp": Recipe((*ACCELERATE, "--multi_gpu"), 2, needs="accelerate"),
     "accelerate_fsdp2": Recipe(
-        (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), 2, needs="accelerate", daily=True
+        (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), 2, needs="accelerate", daily=True, sharded=True
     ),
     "trainer": Recipe(TORCHRUN_2, 2, needs="transformers", daily=True),
     "fabric_ddp": Recipe(FABRIC, 2, needs="lightning"),
-    "fabric_fsdp2": Recipe(PYTHON, 2, needs="lightning"),
+    "fabric_fsdp2": Recipe(PYTHON, 2, needs="lightning", sharded=True),
     "lightning_trainer": Recipe(PYTHON, 2, needs="lightning", daily=True),
     "nanogpt": Recipe(TORCHRUN_2, 2, alone="nanogpt"),
-    "titan": Recipe(TORCHRUN_2, 2),
+    "titan": Recipe(TORCHRUN_2, 2, sharded=True),
     "compiled": Recipe(TORCHRUN_2, 2),
 }
 """``tiny.py`` and ``tiny_tp.py`` are what they share."""

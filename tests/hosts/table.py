@@ -18,6 +18,7 @@ from .checks import (
     check_bf16,
     check_clipped,
     check_equal,
+    check_placed,
     check_resumed,
     check_scheduled,
     marked_lines,
@@ -28,6 +29,7 @@ from .recipes import ALL, distance
 HEADINGS = (
     "recipe",
     "ranks",
+    "parameters",
     "lines",
     "equal to one process",
     "clip",
@@ -50,6 +52,10 @@ def make_row(name: str, folder: Path, references: References) -> list[str]:
     return [
         name,
         str(ALL[name].ranks),
+        _said(
+            lambda: check_placed(trained.straight + in_bf16.straight, ALL[name].sharded),
+            "shards" if ALL[name].sharded else "whole",
+        ),
         str(len(marked_lines(name))),
         _said(lambda: check_equal(trained.straight, reference), near),
         _said(lambda: check_clipped(trained.straight, reference, inside=name == "zero1")),
@@ -75,12 +81,14 @@ TEXT = """# Hosts
 Made by `python -m tests.hosts.table`: each recipe of `scripts/recipes` under its host's own launcher, on real
 Gloo processes. {versions}.
 
-*Lines* end in `# Muon`. *Equal to one process*: the largest distance of a parameter from a plain loop in one
-process on the same global batches, over how far it has moved; of Muon's, then of AdamW's. In brackets stands
-what another order of the same sums makes in one process; the tests allow {margin} times that. *Clip*,
-*accumulate* and *schedule*: what the optimizer saw at every step. *Resume*: parameters, momentum and moments
-after a new start from the host's own checkpoint, against the run that was not interrupted. *bf16*: the model
-is computed in bf16, parameters and state stay in fp32.
+*Parameters*: DTensors, cut, on every rank, or whole tensors. (Accelerate shards on GPUs alone, and on CPUs
+takes DDP without a word; here a hook of the tests has it shard.) *Lines* end in `# Muon`. *Equal to one
+process*: the largest distance of a parameter from a plain loop in one process on the same global batches,
+over how far it has moved; of Muon's, then of AdamW's. In brackets stands what another order of the same sums
+makes in one process; the tests allow {margin} times that. *Clip*, *accumulate* and *schedule*: what the
+optimizer saw at every step. *Resume*: parameters, momentum and moments after a new start from the host's own
+checkpoint, against the run that was not interrupted. *bf16*: the model is computed in bf16, parameters and
+state stay in fp32.
 
 """
 

@@ -17,6 +17,7 @@ from .checks import (
     check_bf16,
     check_clipped,
     check_equal,
+    check_placed,
     check_resumed,
     check_scheduled,
     code_lines,
@@ -49,6 +50,7 @@ def test_a_recipe_trains_like_one_process_and_resumes_to_the_bit(
     assert {(notes.optimizer, notes.ranks) for notes in trained.straight} == {
         ("MuonWithAdamW", ALL[name].ranks)
     }
+    check_placed(trained.straight, sharded=ALL[name].sharded)
     check_accumulated(trained.straight, reference)
     check_clipped(trained.straight, reference, inside=name == "zero1")
     check_scheduled(trained.straight, reference)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, launch
+from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
 from muon_tutorial.errors import UsageError
 
 
@@ -70,3 +70,27 @@ def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> N
     for found in launch(swap_as_accelerate_does, 2):
         assert len(found) == 2
         assert all(map(torch.equal, found, stocks_answer()))
+
+
+def test_what_was_frozen_is_known_after_a_host_has_replaced_it() -> None:
+    """As Accelerate does with FSDP2: the model's parameters become others, and so do the optimizer's."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    others = {
+        param: nn.Parameter(param.detach().clone(), param.requires_grad) for param in model.parameters()
+    }
+    for module in model:
+        for name, param in list(module.named_parameters()):
+            setattr(module, name, others[param])
+    for group in both.param_groups:
+        group["params"] = [others[param] for param in group["params"]]
+    model[0].requires_grad_(True)
+    model(torch.ones(2, 4)).sum().backward()
+    before = [param.detach().clone() for param in model.parameters()]
+    with pytest.raises(UsageError, match=r"0.weight was frozen when this optimizer was made, and trains now"):
+        both.step()
+    assert all(map(torch.equal, model.parameters(), before))
+    both.add_param_group({"params": list(model[0].parameters())})
+    both.step()
+    assert not any(map(torch.equal, model.parameters(), before))

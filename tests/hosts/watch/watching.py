@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,32 @@ def start(folder: str, fault: str) -> None:
     """Watch this process, with a fault planted if one is named."""
     if fault:
         FAULTS[fault]()
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        _shard_on_cpus()
     watch = Watch(Path(folder))
     register_optimizer_step_pre_hook(watch.before_step)
     register_optimizer_step_post_hook(watch.after_step)
     _replace(torch.nn.utils, "clip_grad_norm_", watch.noting_norm)
     _replace(MuonWithAdamW, "ready_gradients", watch.noting_norm)
+
+
+def _shard_on_cpus() -> None:
+    """Have Accelerate shard on CPUs, too, where it would take DDP without a word."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    def wrap(init: Callable[..., None]) -> Callable[..., None]:
+        def initialising(state: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+            init(state, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+            if fsdp_plugin is not None and state.distributed_type == DistributedType.MULTI_CPU:
+                state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+                PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+                if state.mixed_precision != "no":
+                    fsdp_plugin.set_mixed_precision(state.mixed_precision)
+
+        return initialising
+
+    _replace(AcceleratorState, "__init__", wrap)
 
 
 def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

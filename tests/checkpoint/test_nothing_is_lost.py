@@ -1,0 +1,195 @@
+"""What a checkpoint cannot hold, or a load cannot place, is said; and what is not a checkpoint's stays."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from muon_tutorial import launch
+from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
+from muon_tutorial.errors import CheckpointError
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+
+from .models import Pair, assert_same_bits, bits, fresh, same, trained
+
+
+class Counting(nn.Linear):
+    """Keeps a number that is in no parameter."""
+
+    def get_extra_state(self) -> Any:
+        return 7
+
+
+class WithAverages(torch.optim.AdamW):
+    """Keeps an average of each parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param].setdefault("ema", param.detach().clone())
+        return loss
+
+
+def test_two_tensors_of_one_name_are_refused_by_save_and_load(tmp_path: Path) -> None:
+    model, both = trained(1)
+    with pytest.raises(CheckpointError, match="two tensors of the model would be saved as w"):
+        save_checkpoint(tmp_path / "saved", model, both, rename=lambda name: "w")
+    save_checkpoint(tmp_path / "saved", model, both)
+    with pytest.raises(CheckpointError, match="a rename= must give each a name of its own"):
+        load_checkpoint(tmp_path / "saved", model, both, rename=lambda name: "one")
+
+
+def test_a_modules_own_state_is_warned_of(tmp_path: Path) -> None:
+    model = nn.Sequential(Counting(3, 4), nn.Linear(4, 3))
+    with pytest.warns(UserWarning, match=r"what 0 returns from get_extra_state\(\) is not saved: pass it as"):
+        save_checkpoint(tmp_path / "saved", model, MuonWithAdamW.from_model(model, lr=0.1))
+
+
+def test_a_buffer_that_a_hook_renames_is_saved(tmp_path: Path) -> None:
+    def network(value: float) -> Pair:
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        model.register_buffer("passing", torch.tensor(value), persistent=False)
+        model[1].register_buffer("kept", torch.tensor(value))
+        model.register_state_dict_post_hook(lambda _, state, *__: state.update(other=state.pop("1.kept")))
+        return model, MuonWithAdamW.from_model(model, lr=0.1)
+
+    (one, saver), (other, loader) = network(5.0), network(0.0)
+    save_checkpoint(tmp_path / "saved", one, saver)
+    load_checkpoint(tmp_path / "saved", other, loader)
+    found = dict(other.named_buffers())
+    assert (found["1.kept"].item(), found["passing"].item()) == (5.0, 0.0)
+
+
+def test_state_that_is_not_adamws_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(3, 4)
+    averaging = WithAverages(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    averaging.step()
+    with pytest.raises(CheckpointError, match="keeps 'ema' of weight"):
+        save_checkpoint(tmp_path / "saved", model, averaging)
+
+
+def test_saved_state_that_nobody_steps_here_is_warned_of(tmp_path: Path) -> None:
+    model, both = trained(1)
+    save_checkpoint(tmp_path / "saved", model, both)
+    params = dict(model.named_parameters())
+    with pytest.warns(UserWarning, match="holds optimizer state of two, which this optimizer does not step"):
+        load_checkpoint(tmp_path / "saved", model, Muon([("one", params["one"])]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_checkpoint(tmp_path / "saved", model, both.muon)  # AdamW's may come by a load of its own
+
+
+def test_what_cannot_be_filled_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    model, both = trained(1)
+    model.register_buffer("ones", torch.ones(5))
+    save_checkpoint(tmp_path / "saved", model, both)
+    other, loader = fresh()
+    other.register_buffer("ones", torch.zeros(1).expand(5))
+    before = bits(other, loader)
+    with pytest.raises(CheckpointError, match="shows one number in several places"):
+        load_checkpoint(tmp_path / "saved", other, loader)
+    assert same(bits(other, loader), before)
+
+
+def test_no_whole_checkpoint_goes_in_favour_of_an_incomplete_one(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=2)
+    pair = trained(1)
+    manager.save(10, *pair)
+    for step in (11, 12):
+        (tmp_path / f"step-{step:08d}").mkdir()  # somebody copies a checkpoint here
+    manager.save(20, *pair)
+    manager.save(30, *pair)
+    names = [f"step-{step:08d}" for step in (11, 12, 20, 30)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", *names]
+
+
+def test_what_only_looks_like_a_draft_stays(tmp_path: Path) -> None:
+    (tmp_path / ".thesis.draft-2").mkdir()
+    (tmp_path / ".notes.old-1").touch()
+    CheckpointManager(tmp_path).save(1, *trained(1))
+    assert {".thesis.draft-2", ".notes.old-1"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("there", ["older", "empty", "nothing"])
+def test_a_save_through_a_link_goes_where_the_link_leads(tmp_path: Path, there: str) -> None:
+    place, link = tmp_path / "disk" / "saved", tmp_path / "link"
+    place.parent.mkdir()
+    if there == "older":
+        save_checkpoint(place, *trained(1))
+    elif there == "empty":
+        place.mkdir()
+    link.symlink_to(place)
+    newer = trained(2)
+    save_checkpoint(link, *newer, existing="replace")
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["disk", "link"]
+    for path in (link, place):
+        model, both = fresh()
+        load_checkpoint(path, model, both)
+        assert_same_bits(model, newer[0])
+
+
+def test_bad_arguments_are_one_clear_line(tmp_path: Path) -> None:
+    pair = trained(1)
+    with pytest.raises(CheckpointError, match="/ is no place for a checkpoint"):
+        save_checkpoint("/", *pair)
+    with pytest.raises(CheckpointError, match=r"extra is a dict .* not \[1, 2\]"):
+        save_checkpoint(tmp_path / "saved", *pair, extra=[1, 2])  # type: ignore[arg-type]
+    manager = CheckpointManager(tmp_path / "file" / "run")
+    (tmp_path / "file").touch()
+    assert manager.latest_step() is None
+
+
+def test_a_folder_that_cannot_be_read_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
+        CheckpointManager(tmp_path).latest_step()
+
+
+def stage(rank: int, folder: Path) -> str:
+    """What a rank hears that saves a stage of its own, and a buffer named as the other stage's."""
+    model = nn.Sequential()
+    model.add_module(f"layer{rank}", nn.Linear(3, 3))
+    model.register_buffer("mean", torch.full((2,), float(rank)))
+    try:
+        save_checkpoint(folder / "saved", model, MuonWithAdamW.from_model(model, lr=0.1))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.live
+def test_buffers_of_one_name_on_stages_are_refused(tmp_path: Path) -> None:
+    for heard in launch(stage, 2, args=(tmp_path,)):
+        assert "ranks 0 and 1 have no parameter in common, and each a buffer model.mean" in heard
+
+
+def test_the_momentum_saved_before_the_first_step_has_the_gradients_dtype(tmp_path: Path) -> None:
+    def network() -> tuple[nn.Module, Muon]:
+        model = nn.Linear(4, 3, bias=False, dtype=torch.bfloat16)
+        model.weight.grad_dtype = torch.float32
+        return model, Muon([("weight", model.weight)])
+
+    (one, saver), (other, loader) = network(), network()
+    save_checkpoint(tmp_path / "saved", one, saver)
+    load_checkpoint(tmp_path / "saved", other, loader)
+    for model, muon in ((one, saver), (other, loader)):
+        weight = next(model.parameters())
+        weight.grad = torch.arange(12.0).view(3, 4) / 7
+        muon.step()
+    assert torch.equal(next(one.parameters()), next(other.parameters()))
+    assert all(entry["momentum_buffer"].dtype == torch.float32 for entry in loader.state.values())
