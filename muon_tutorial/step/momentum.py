@@ -16,7 +16,7 @@ from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
 from ..plan.matrix import held_box
 from ..plan.strategies import Plan
-from .parameter_state import ParameterState, placed_alike, placed_as
+from .parameter_state import ParameterState, gradient_dtype, placed_alike, placed_as
 from .rank_bucket import MomentumIndex, RankBucket, RankMatrix
 from .reduce_gradients import stored_gradient
 
@@ -126,8 +126,7 @@ class MomentumShard:
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
-        dtype = self.shards[0].entry.matrix.grad_dtype
-        blank = self.parameter.data.new_zeros
+        dtype, blank = gradient_dtype(self.parameter.param), self.parameter.data.new_zeros
         mine = blank(self.shape, dtype=dtype) if saved is None else self._cut(saved, at)
         state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)
         if self.flat:

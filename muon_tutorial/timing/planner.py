@@ -7,6 +7,7 @@ parallelism: their plan is walked after that of the dense matrices, as a second 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,8 +162,7 @@ def estimate(
     walked = _Walked(machine, beside)
     (_walk_whole if window > 1 else _walk_buckets)(walked, step)
     if plan.expects == "averaged" and grid.size("dp") * grid.size(SHARDING) > 1:
-        lengths = Counter(_whole_over_dp(bucket, at) for bucket in plan.buckets)
-        for length, times in lengths.items():
+        for length, times in averaged_at_once(plan, at).items():
             if length:
                 walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
     worked = [e for b in plan.buckets for e in b.entries if b.works_on(e, at)]
@@ -225,6 +225,35 @@ class _Walked:
 def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
     """Elements of a bucket that DDP averages. What is sharded over dp, its framework reduces in backward."""
     return sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
+
+
+def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
+    """How often gradients of how many elements are averaged together before a step.
+
+    DDP has buckets as large as Muon's. FSDP2 reduces what it wraps: a layer, of which each rank keeps its
+    shard.
+    """
+    lengths = [_whole_over_dp(bucket, at) for bucket in plan.buckets]
+    shards = at.size(SHARDING)
+    if shards == 1:
+        return Counter(lengths)
+    layers: Counter[str] = Counter()
+    for bucket in plan.buckets:
+        for entry in bucket.entries:
+            layers[_layer_of(entry.matrix.name)] += entry.matrix.numel
+    layer = max(1, max(layers.values(), default=0) // (shards * at.size("tp")))
+    times, rest = divmod(sum(lengths), layer)
+    return Counter({layer: times, rest: 1})
+
+
+def _layer_of(name: str) -> str:
+    """What FSDP2 wraps: what a number counts; a matrix of its own where there is none.
+
+    >>> _layer_of("layers.11.attention.q")
+    'layers.11'
+    """
+    found = re.match(r"(.*?\.)?\d+(?=\.)", name)
+    return found[0] if found else name
 
 
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:

@@ -18,7 +18,16 @@ from ..plan.matrix import Matrix
 from ..plan.strategies import BUCKET_BYTES, Builder, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
-from .planner import SHARDED, SHARDING, STRATEGIES, WITHOUT_TP, StepEstimate, compare, estimate_adamw
+from .planner import (
+    SHARDED,
+    SHARDING,
+    STRATEGIES,
+    WITHOUT_TP,
+    StepEstimate,
+    averaged_at_once,
+    compare,
+    estimate_adamw,
+)
 
 COLUMNS = ("strategy", "step", "×AdamW", "compute", "exposed", "sends", "shares", "holds", "peak")
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
@@ -162,9 +171,13 @@ class StagePart:
 
     def adamw(self, bucket_bytes: int, beside: int, sharded: bool = True) -> StepEstimate:
         """AdamW's step over them; under DDP where it is not ``sharded``."""
-        builder = owner_per_replica if self.grid.size(SHARDING) > 1 else zero1
-        buckets = builder(self.matrices, self.grid, bucket_bytes=bucket_bytes).buckets
-        lengths = [bucket.length(LocalShards(), self.grid.at(0)) for bucket in buckets]
+        at = self.grid.at(0)
+        if self.grid.size(SHARDING) > 1:
+            plan = owner_per_replica(self.matrices, self.grid, bucket_bytes=bucket_bytes)
+            lengths = list(averaged_at_once(plan, at).elements())
+        else:
+            plan = zero1(self.matrices, self.grid, bucket_bytes=bucket_bytes)
+            lengths = [bucket.length(LocalShards(), at) for bucket in plan.buckets]
         return estimate_adamw(lengths, self.grid, self.machine, beside=beside, sharded=sharded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -261,6 +262,15 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
         assert one.phases["gradient reduce_scatter, by FSDP2"] == elements * 4 * 7 / 8
         assert one.phases["gradient all_reduce, by FSDP2"] == elements / 8 * 4 * 2 * 3 / 4
     assert within.runs >= 2 * crossing.runs  # every replica does all of it
+
+
+def test_more_shards_never_take_more_memory() -> None:
+    """FSDP2 reduces a layer's gradients at once, however few of them a rank keeps."""
+    found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64, 512)]
+    for fewer, more in itertools.pairwise(found):
+        for one, other in zip(fewer.estimates, more.estimates, strict=True):
+            assert other.peak <= one.peak
+            assert other.held < one.held
 
 
 def test_nothing_of_owner_per_replica_travels_between_replicas() -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ... import DistMeta, Grid, Ledger, LiveWorld, Muon, build_mesh
 from ...plan.strategies import Builder
-from ..the_mirror.on_ranks import MATRICES, parameters_on, plan_of
+from ..the_mirror.on_ranks import MATRICES, average_as_ddp, parameters_on, plan_of
 from .costs import builders, holders, rows_of
 
 Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
@@ -34,6 +34,7 @@ def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, Counted]:
 def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
     dims, ledger = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}, Ledger()
     muon = Muon(parameters_on(world.at, seed), strategy=build, mesh=world, tp_dim=dims)
+    average_as_ddp(muon, world)
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)

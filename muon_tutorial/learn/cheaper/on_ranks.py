@@ -19,7 +19,7 @@ from ...evidence.ledger import LedgerEntry
 from ...plan.bucket import Bucket
 from ...plan.strategies import Builder, layerwise
 from ..bill.costs import FLAGS, small_matrices
-from ..the_mirror.on_ranks import local_gradients, weights
+from ..the_mirror.on_ranks import average_as_ddp, local_gradients, weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STRATEGIES: Mapping[str, Builder] = {"zero1": zero1, "layerwise": layerwise, "owner": owner}
@@ -140,6 +140,7 @@ def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
 def _count_muon(world: LiveWorld, build: Builder, dtype: torch.dtype, seed: int) -> Sent:
     dims = {matrix.index: cut.dim for matrix in small_matrices() for _, cut in matrix.cuts}
     muon, ledger = Muon(pieces(world.at, dtype, seed), strategy=build, mesh=world, tp_dim=dims), Ledger()
+    average_as_ddp(muon, world)
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Coordinate, Grid, LocalWorld, Matrix, Plan, Route, Shard, build_mesh, zero1
+from ... import Coordinate, Grid, LocalWorld, Matrix, Muon, Plan, Route, Shard, build_mesh, zero1
 from ...engine.collective import Collective, Label, Walk
-from ...engine.travel import travel
+from ...engine.travel import all_reduce, travel
 from ...errors import UsageError
 from ...evidence.predict import SETTINGS
 from ...plan.bucket import Bucket, BucketEntry, DistMeta
@@ -85,6 +85,15 @@ def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Paramet
         parameter.grad = local_gradients(seed, at["dp"])[name][piece].clone()
         named.append((name, parameter))
     return named
+
+
+def average_as_ddp(muon: Muon, world: LiveWorld) -> None:
+    """Average the gradients over dp, as DDP does in backward, where the strategy expects that."""
+    if muon.plan is not None and muon.plan.expects == "averaged":
+        for group in muon.param_groups:
+            for param in group["params"]:
+                total = world.run(all_reduce(param.grad.clone(), "dp", world.at, Label("by DDP")))
+                param.grad = total / world.grid.size("dp")
 
 
 def step_on(at: Coordinate, seed: int) -> PlanStep:
