@@ -18,6 +18,7 @@ from .report import PREDICTED, as_data, plan_model, read_sizes, say, table_of
 
 MACHINES = Path(__file__).with_name("machines")
 MEGABYTE = 10**6
+MOST_TOKENS = 10**15
 
 EPILOG = """\
 examples:
@@ -118,11 +119,13 @@ def plan(options: argparse.Namespace) -> int:
     """Print what each strategy would cost."""
     if options.window < 1:
         raise UsageError(f"--window is a number of buckets, at least 1; got {options.window}")
-    if options.batch is not None and options.batch < 1:
-        raise UsageError(f"--batch is a number of tokens, at least 1; got {options.batch}")
+    if options.batch is not None and not 1 <= options.batch <= MOST_TOKENS:
+        raise UsageError(
+            f"--batch is a number of tokens, from 1 to {MOST_TOKENS:,}; got {options.batch!r:.40}"
+        )
     if options.map is not None:
         _check_map(options.map, options.window)
-    if not (math.isfinite(options.bucket_mb) and options.bucket_mb * MEGABYTE >= 1):
+    if not 1 <= options.bucket_mb * MEGABYTE < math.inf:
         raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
     sizes, machine = read_sizes(options.grid), find_machine(options.machine)
     found = plan_model(

@@ -119,6 +119,10 @@ class Machine:
         Path(path).write_text(self.text(), encoding="utf-8")
 
 
+LEAST, MOST = 1e-6, 1e24
+"""Between these lie all rates, sizes and counts of a machine: others make seconds that are no number."""
+
+
 def read_machine(path: str | Path) -> Machine:
     """Read a machine's file.
 
@@ -129,7 +133,7 @@ def read_machine(path: str | Path) -> Machine:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"the machine {path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no text, no JSON, a number too long, too deeply nested
         raise UsageError(f"the machine {path} is no JSON: {error}") from None
     try:
         return machine_from(held)
@@ -207,10 +211,12 @@ def _check(machine: Machine) -> None:
         if whole is not None and not isinstance(whole, int):
             raise UsageError(f"{name} is a whole number; got {whole!r}")
     for name, number in (numbers | positive).items():
-        right = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        if not right or number < 0 or (name in positive and number == 0):
+        right = isinstance(number, int | float) and not isinstance(number, bool) and number < math.inf
+        if not right or not number >= 0 or (name in positive and number == 0):
             least = "above zero" if name in positive else "and not below zero"
             raise UsageError(f"{name} is a number {least}; got {number!r}")
+        if number > MOST or (name in positive and number < LEAST):
+            raise UsageError(f"{name} lies between {LEAST:g} and {MOST:g} on any machine; got {number!r:.40}")
     for name, rates in tables.items():
         if any(one[0] >= two[0] for one, two in pairwise(rates)):
             raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")

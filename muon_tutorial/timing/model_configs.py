@@ -142,6 +142,10 @@ MODEL_TYPES = tuple(sorted({"gpt2", *ARCHITECTURES, *SAME_AS}))
 Family = MatrixFamily | OtherFamily
 
 
+LARGEST = 10**8
+"""The largest size in a config: beyond it, a matrix has more elements than torch can count."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
     """The keys of a ``config.json``, read with an error that names the file and the key."""
@@ -168,6 +172,8 @@ class ConfigKeys:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{self.where}: {key!r} is a whole number, at least {least}; got {value!r}")
+            if value > LARGEST:
+                raise UsageError(f"{self.where}: {key!r} is at most {LARGEST:,}; got {value!r:.40}")
             return value
         return otherwise
 
@@ -225,6 +231,8 @@ def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: st
     experts = max((family.experts for family in families), default=0)
     shape = _shape(name, source, layers, heads, kv_heads, experts, families)
     met = keys.size_or(0, "num_experts_per_tok") if experts else 0
+    if met > experts:
+        raise UsageError(f"{keys.where}: 'num_experts_per_tok' is {met}, of {experts} experts")
     return replace(shape, experts_met=met or None)
 
 

@@ -79,7 +79,7 @@ def _from_file(path: Path) -> ModelShape:
         held = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"the model {path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no text, no JSON, a number too long, too deeply nested
         raise UsageError(f"the model {path} is no JSON: {error}") from None
     name = path.parent.name if path.name == "config.json" else path.stem
     return shape_from_config(held, name or "model", str(path), f"the model {path}")

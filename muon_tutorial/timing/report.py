@@ -30,6 +30,8 @@ from .planner import (
 )
 
 COLUMNS = ("strategy", "step", "×AdamW", "compute", "exposed", "sends", "shares", "holds", "peak")
+MOST_PLANNED = 131_072
+"""How many ranks a grid may have: for a small model, half a minute of planning."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = "Seconds follow from the machine's file; nobody has held them against a clock at this scale."
 DOUBLINGS = 7  # of bandwidth, and halvings, at which another strategy may win
@@ -111,9 +113,12 @@ def read_sizes(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = part.strip().partition("=")
-        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
+        if axis not in AXES or axis in sizes or not size.isdecimal() or len(size) > 18 or int(size) < 1:
             raise UsageError(f"a grid is typed as dp=64,tp=8 with the axes {', '.join(AXES)}; got {text!r}")
         sizes[axis] = int(size)
+    ranks = math.prod(size for axis, size in sizes.items() if axis != "ep")
+    if ranks > MOST_PLANNED:
+        raise UsageError(f"a grid of {ranks:,} ranks; plans are made for up to {MOST_PLANNED:,}")
     return {axis: sizes.get(axis, 1) for axis in AXES}
 
 

@@ -52,6 +52,16 @@ def find_restarted(run_id: str | None) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
+KINDS: Mapping[type, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    type(None): (str, type(None)),
+}
+"""What a setting may be, by the type of its default."""
+
+
 def resumed_settings(
     said: Mapping[str, Any], options: Mapping[str, Any], given: Collection[str]
 ) -> TrainSettings:
@@ -65,6 +75,10 @@ def resumed_settings(
         UsageError: another setting was given, and differs; or the settings do not fit one another.
     """
     own = {name: said[name] for name in asdict(TrainSettings()) if name in said}
+    for name, value in own.items():
+        kinds = KINDS[type(getattr(TrainSettings(), name))]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise UsageError(f"the run's settings.json is damaged: {name} is {value!r:.40}")
     for name in given:
         if name in own and name not in MAY_CHANGE and options[name] != own[name]:
             raise UsageError(

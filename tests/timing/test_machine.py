@@ -78,6 +78,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"inside": {"bandwidth": 1, "latency": 0, "shared": "false"}},
         "inside.shared is true or false; got 'false'",
     ),
+    "next to nothing": (
+        {"inside": {"bandwidth": 1e-310, "latency": 0}},
+        "inside.bandwidth lies between 1e-06 and 1e+24 on any machine; got 1e-310",
+    ),
+    "too large to be a float": ({"memory": 10**400}, "memory lies between 1e-06 and 1e+24 on any machine"),
     "unknown": ({"colour": "red"}, "colour is unknown; known are name, gemm"),
 }
 

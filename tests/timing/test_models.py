@@ -377,6 +377,13 @@ CONFIGS = {
         "'vocab_size' is a whole number, at least 1; got 'many'",
     ),
     "nought": (json.dumps({**LLAMA, "num_hidden_layers": 0}), "at least 1; got 0"),
+    "wider than torch can count": (json.dumps({**LLAMA, "hidden_size": 10**12}), "is at most 100,000,000"),
+    "more digits than Python reads": ('{"model_type": ' + "9" * 5000 + "}", "is no JSON"),
+    "deeper than Python reads": ("[" * 100_000, "is no JSON"),
+    "more experts met than there are": (
+        json.dumps({"model_type": "qwen3_moe", **MIXED, "num_experts_per_tok": 999}),
+        "'num_experts_per_tok' is 999, of",
+    ),
     "every other layer": (
         json.dumps({**LATENT, "model_type": "deepseek_v3", "moe_layer_freq": 2}),
         "'moe_layer_freq' is 1",

@@ -15,7 +15,7 @@ import torch
 
 from muon_tutorial import Coordinate, Grid, Matrix, Shard
 from muon_tutorial.cli import main
-from muon_tutorial.errors import GridError
+from muon_tutorial.errors import GridError, UsageError
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict, step_over_ones
 from muon_tutorial.plan.exchange import Exchange, Parcels
@@ -416,3 +416,17 @@ def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
     assert square["owner"].sent < square["gram"].sent / 3
     assert square["owner"].seconds < square["gram"].seconds
     assert found("owner", 8, 16).sent < found("gram", 8, 16).sent  # and one below it
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ("dp=1000000", "a grid of 1,000,000 ranks; plans are made for up to 131,072"),
+        ("dp=65536,pp=4", "a grid of 262,144 ranks"),
+        ("dp=" + "9" * 5000, "a grid is typed as dp=64,tp=8"),
+    ],
+)
+def test_a_grid_that_would_take_hours_is_refused(grid: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read_sizes(grid)
+    assert read_sizes("dp=65536,ep=64,tp=2")["ep"] == 64  # experts lie across the others

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muon_tutorial.errors import RankFailedError, RunFolderError
+from muon_tutorial.errors import RankFailedError, RunFolderError, UsageError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training import resume
 from muon_tutorial.training.checkpoints import Saving, StoppedRun
@@ -109,3 +109,13 @@ def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -
     assert [json.loads(line)["step"] for line in left] == [0, 1, 2]
     assert _earlier_records(folder, Saving(folder.path), "metrics.jsonl") == []
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("steps", "8"), ("lr", None), ("dp", 2.0), ("check", 1), ("layers", True), ("text", 3)],
+)
+def test_a_setting_of_another_type_is_one_clear_line(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"settings.json is damaged: {name} is "):
+        resume.resumed_settings({**asdict(SETTINGS), name: value}, {}, ())
+    assert resume.resumed_settings({**asdict(SETTINGS), "timeout": 5}, {}, ()).timeout == 5
