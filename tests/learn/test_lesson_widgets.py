@@ -25,7 +25,7 @@ from muon_tutorial.learn import (
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.widgets.shell import Shell
 
-from ..exhaustive import left_out
+from ..exhaustive import every_other, left_out
 from .drive_widget import FEW, MOST, drive_shell
 from .test_collectives import all_reduce, pretended_runs
 from .test_first_look import pretended as pretended_step
@@ -153,7 +153,7 @@ for ranks in (1, 2, 3, 4):
 
 @pytest.mark.live
 @pytest.mark.parametrize("most", [FEW, left_out(MOST)])
-@pytest.mark.parametrize("name", SHELLS)
+@pytest.mark.parametrize("name", every_other(SHELLS))
 def test_every_position_can_be_drawn_and_says_what_it_shows(name: str, most: int) -> None:
     make, says, still = SHELLS[name]
     shell = make()
