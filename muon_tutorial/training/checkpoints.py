@@ -20,8 +20,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..checkpoint import CheckpointManager
+from ..errors import RunFolderError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from .run_folder import METRICS
+from .run_folder import METRICS, RunFolder
 
 KEPT = 2
 TORCHRUN_ECHO = 1.0
@@ -53,10 +54,10 @@ class Saving:
     def has_begun(self) -> bool:
         """Whether a step has been recorded since the run began, or went on."""
         try:
-            records = (self.folder / METRICS).read_bytes().count(b"\n")
-        except OSError:
+            records = RunFolder(self.folder).records(METRICS)
+        except RunFolderError:
             return False
-        return records > (self.begin or 0)
+        return any(record.get("step", -1) >= (self.begin or 0) for record in records[-1:])
 
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint."""

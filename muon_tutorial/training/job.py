@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from .text import load_text
 
 RECORD = "@step "
 SPARE_LINES = 200
+FIELDS = {field.name for field in fields(StepRecord)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def run_launched(
     Raises:
         LaunchError: a rank failed; the message names the first.
     """
-    earlier = _earlier_records(folder, saving, name)
+    earlier = _earlier_records(folder, saving, name, console)
     with _recording(settings, folder, console, name) as record:
 
         def listen(rank: int, line: str) -> None:
@@ -94,19 +95,31 @@ def run_seated(
     """Train as one rank of a group that is already joined. Rank 0 has the folder."""
     if folder is None:
         return train_rank(rank, settings, lambda record: None, saving)
-    earlier = _earlier_records(folder, saving, METRICS)
+    earlier = _earlier_records(folder, saving, METRICS, console)
     with _recording(settings, folder, console, METRICS) as record:
         return _with_earlier(train_rank(rank, settings, record, saving), earlier)
 
 
-def _earlier_records(folder: RunFolder, saving: Saving | None, name: str) -> list[StepRecord]:
-    """The records of the steps before the one that a run goes on from; the file keeps no others."""
+def _earlier_records(
+    folder: RunFolder, saving: Saving | None, name: str, console: Console
+) -> list[StepRecord]:
+    """The records of the steps before the one that a run goes on from; the file keeps no others.
+
+    A machine that died may have lost some that the checkpoint is past: the run goes on, and says so.
+    """
     begin = 0 if saving is None else saving.begin or 0
     found = folder.records(name)
-    kept = [record for record in found if record["step"] < begin]
+    by_step = {step: record for record in found if isinstance(step := record.get("step"), int)}
+    kept = [StepRecord(**by_step[step]) for step in range(begin) if set(by_step.get(step, ())) == FIELDS]
     if found:
-        folder.rewrite(name, kept)
-    return [StepRecord(**record) for record in kept]
+        folder.rewrite(name, [asdict(record) for record in kept])
+    if len(kept) < begin:
+        console.print(
+            f"{name} has the records of {len(kept)} of the {begin} steps that the checkpoint is past; "
+            "the others are lost, and missing from the picture",
+            highlight=False,
+        )
+    return kept
 
 
 def _with_earlier(result: RunResult | StoppedRun, earlier: list[StepRecord]) -> RunResult | StoppedRun:
@@ -118,8 +131,8 @@ def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OnePro
     settings = replace(result.settings, dp=1, tp=1)
     alone = run_launched(settings, folder, console, name="metrics_one_process.jsonl")
     assert isinstance(alone, RunResult)
-    gaps = [abs(a.loss - b.loss) for a, b in zip(result.records, alone.records, strict=True)]
-    return OneProcessRun(alone, max(gaps))
+    losses = {record.step: record.loss for record in alone.records}
+    return OneProcessRun(alone, max(abs(record.loss - losses[record.step]) for record in result.records))
 
 
 def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str, Any]:

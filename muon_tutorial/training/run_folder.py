@@ -73,11 +73,11 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """The records of a file of JSON lines; a last line that was cut off is left out."""
+        """The records of a file of JSON lines that can be read; a last line that was cut off is left out."""
         with _unwritable(self.path):
             path = self.path / name
-            lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return [record for line in text.split("\n")[:-1] if (record := _as_record(line)) is not None]
 
     def rewrite(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Write a file of JSON lines anew: whole, or not at all."""
@@ -102,6 +102,14 @@ def unused(path: Path) -> Path:
         path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1)
     )
     return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _as_record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _as_json(data: Mapping[str, Any]) -> str:

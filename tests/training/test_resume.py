@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from muon_tutorial.errors import RankFailedError, RunFolderError, UsageError
 from muon_tutorial.launching.launch import launch
@@ -89,7 +90,7 @@ def test_a_run_goes_on_with_its_own_settings_but_for_the_grid() -> None:
 
 def test_a_run_has_begun_when_a_step_is_recorded_that_it_took(tmp_path: Path) -> None:
     assert not Saving(tmp_path).has_begun
-    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n{")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{')
     assert Saving(tmp_path).has_begun
     assert not Saving(tmp_path, begin=2).has_begun
     assert Saving(tmp_path, begin=1).has_begun
@@ -104,11 +105,35 @@ def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -
         folder.append("metrics.jsonl", asdict(record))
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": 4, "lo')  # cut off by a kill
-    assert _earlier_records(folder, Saving(folder.path, begin=3), "metrics.jsonl") == records[:3]
+    said = Console(record=True, width=200)
+    assert _earlier_records(folder, Saving(folder.path, begin=3), "metrics.jsonl", said) == records[:3]
     left = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in left] == [0, 1, 2]
-    assert _earlier_records(folder, Saving(folder.path), "metrics.jsonl") == []
+    assert _earlier_records(folder, Saving(folder.path), "metrics.jsonl", said) == []
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    assert said.export_text() == ""
+
+
+@pytest.mark.parametrize("damage", ["", "\0\0\0\n", '{"step": 1, "lo\n', "[1]\n", "7\n", '{"step": "x"}\n'])
+def test_records_that_a_dead_machine_lost_are_said_and_the_run_goes_on(tmp_path: Path, damage: str) -> None:
+    from muon_tutorial.training.job import _earlier_records
+
+    folder = RunFolder.create(tmp_path / "run", {})
+    records = [StepRecord(step, 5.0 - step, 0.1, 1.0, 0.5) for step in (0, 2)]
+    folder.append("metrics.jsonl", asdict(records[0]))
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write(damage)
+    folder.append("metrics.jsonl", asdict(records[1]))
+    said = Console(record=True, width=200)
+    assert _earlier_records(folder, Saving(folder.path, begin=4), "metrics.jsonl", said) == records
+    assert said.export_text() == (
+        "metrics.jsonl has the records of 2 of the 4 steps that the checkpoint is past; "
+        "the others are lost, and missing from the picture\n"
+    )
+    assert folder.records("metrics.jsonl") == [asdict(record) for record in records]
+    assert not Saving(folder.path, begin=4).has_begun
+    folder.append("metrics.jsonl", {"step": 4})
+    assert Saving(folder.path, begin=4).has_begun
 
 
 @pytest.mark.parametrize(
