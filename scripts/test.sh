@@ -13,9 +13,16 @@ run() {
 }
 
 run ruff check .
-run mypy
+# mypy works beside pytest, and speaks when it is done: it keeps one core busy for a minute.
+typed=$(mktemp)
+"$PY" -m mypy >"$typed" 2>&1 </dev/null &
+types=$!
+trap 'kill "$types" 2>/dev/null || true; rm -f "$typed"' EXIT
 # A file at a time in each of three processes, for tests often wait; in order, or the files of few long tests would come last.
 run pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 "$@"
+echo "test: mypy"
+wait "$types" || failed="$failed mypy"
+cat "$typed"
 
 [ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }
 echo "test: ruff, mypy and pytest passed"

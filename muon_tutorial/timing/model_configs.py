@@ -246,6 +246,10 @@ def _shape(
 
 def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
     """GPT-2 has biases and gains everywhere, a table of positions, and a plain MLP."""
+    if keys.flag(("add_cross_attention", False)):
+        raise UsageError(
+            f"{keys.where}: a GPT-2 with 'add_cross_attention' is not known; module:function takes any model"
+        )
     layers, width, heads = keys.size("n_layer"), keys.size("n_embd"), keys.size("n_head")
     inner, each = keys.size_or(4 * width, "n_inner"), tuple(range(layers))
     tied, table = keys.flag(("tie_word_embeddings", True)), keys.size("vocab_size") * width

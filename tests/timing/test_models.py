@@ -388,6 +388,10 @@ CONFIGS = {
         json.dumps({**LATENT, "model_type": "deepseek_v3", "moe_layer_freq": 2}),
         "'moe_layer_freq' is 1",
     ),
+    "attention to an encoder": (
+        json.dumps({"model_type": "gpt2", **GPT2, "add_cross_attention": True}),
+        "a GPT-2 with 'add_cross_attention' is not known; module:function takes any model",
+    ),
 }
 
 
