@@ -44,7 +44,10 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/parent_watch says why SIGCONT
 end_without_parent()
 from muon_tutorial.launching.fork_server import serve
-serve(control)
+try:
+    serve(control)
+except SystemExit:
+    os._exit(0)  # nothing is left to write, and torch's modules take a while to take apart
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Importing torch's compiler makes a folder for its cache; the server names one that is there already.

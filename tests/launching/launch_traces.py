@@ -12,6 +12,12 @@ import psutil
 
 from muon_tutorial.launching.fork_server import warm_server
 
+WITHIN = 15.0
+"""Seconds for a report, or an end, that takes half a second here: a busy machine may want many times that.
+
+Less than the minute that ranks wait for one another, which would pass if nobody noticed a fault.
+"""
+
 
 @contextlib.contextmanager
 def nothing_is_left() -> Iterator[None]:

@@ -13,11 +13,9 @@ from muon_tutorial.errors import LaunchTimeoutError, RankFailedError
 from muon_tutorial.launching import spawn
 from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
-from tests.launching.launch_traces import nothing_is_left
+from tests.launching.launch_traces import WITHIN, nothing_is_left
 
 pytestmark = pytest.mark.live
-
-WITHIN = 2.0  # seconds from the fault to the report
 
 
 def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, float]:

@@ -11,14 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launching.launch_traces import still_running
+from tests.launching.launch_traces import WITHIN, still_running
 
 start_new_kernel = pytest.importorskip("jupyter_client.manager").start_new_kernel
 pytest.importorskip("ipykernel")
 
 pytestmark = pytest.mark.live
 
-WITHIN = 2.0  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 OPENING = """
 import os, torch

@@ -16,11 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching.launch_traces import still_running
+from tests.launching.launch_traces import WITHIN, still_running
 
 pytestmark = pytest.mark.live
 
-WITHIN = 2.0  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 HANG = """
 from muon_tutorial.launching.launch import launch

@@ -19,11 +19,10 @@ import pytest
 from muon_tutorial.errors import LaunchError, UsageError
 from muon_tutorial.launching import torchrun
 from muon_tutorial.launching.peers import Peers
-from tests.launching.launch_traces import still_running
+from tests.launching.launch_traces import WITHIN, still_running
 
 pytestmark = pytest.mark.live
 
-WITHIN = 2.0  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("torchrun_rank.py"))
 
