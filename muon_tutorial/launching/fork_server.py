@@ -33,7 +33,8 @@ from .rank_process import be_rank
 from .run_files import RunFiles
 
 _BOOT = """
-import ctypes, json, os, signal, sys
+import ctypes, gc, json, os, signal, sys
+gc.disable()  # for good: what is imported here stays
 path, control, parent = json.loads(sys.argv[1])
 sys.path[:] = path
 def end_without_parent(number=0, frame=None):  # also in the midst of an import, which takes seconds

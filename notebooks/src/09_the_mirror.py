@@ -147,8 +147,9 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# The blueprint behind this lesson is a published script, with a list of its bugs. Here is one. In a bucket everything
-# is flat. The script cut out its part with `.view(-1)`, which leaves it flat. Newton–Schulz answers:
+# The blueprint of this course is Jen Wei's tutorial script (2025), published with a list of its own bugs. Here is one.
+# In a bucket everything is flat. The script cut out its part with `.view(-1)`, which leaves it flat. Newton–Schulz
+# answers:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -271,7 +272,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # collect the pieces in a flat buffer of zeros. The check compares every request of every rank with the package's, and
 # shows the first that differs.
 #
-# *Hard · 20 minutes · optional · par 13 lines*
+# *Hard · 20 minutes · optional · par 12 lines*
 
 # %%
 way_back = back.accepted_or(lesson.way_back)

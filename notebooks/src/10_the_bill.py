@@ -154,7 +154,8 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes: the published bound. All in bfloat16, 6 / 4.
+# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes: the bound of Liu et al. (2025).
+# All in bfloat16, 6 / 4.
 #
 # And the state? AdamW keeps two moments for each entry, Muon one momentum. ZeRO-1 divides either by dp:
 
@@ -166,7 +167,7 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# The published script gathers the *whole* bucket. But only a matrix that **straddles** a boundary is incomplete anywhere.
+# Wei's script gathers the *whole* bucket. But only a matrix that **straddles** a boundary is incomplete anywhere.
 # `gather="boundary"` moves nothing else. Write it for one matrix: how many entries do you send to each place along dp?
 #
 # *Medium · 8 minutes · required*
@@ -211,6 +212,13 @@ print(lesson.say_fetched(launch(fetch, dp * tp, backend=backend)))
 lesson.explore_bills(live=widgets)
 
 # %% [markdown]
+# <details><summary>Answers</summary>
+#
+# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW: nothing straddles. In
+# small buckets on many ranks, each matrix straddles all of them, and up to 12 ranks orthogonalize it.
+#
+# </details>
+#
 # ## Put the boundaries where nothing is
 #
 # Each of k ranks that share a matrix lacks what the others hold. That makes k · entries − entries, or
@@ -294,7 +302,7 @@ print(lesson.say_orders(seed, texts=8))
 #
 # `error ≤ γ · (|g₀| + |g₁| + …) / dp`, with `γ = dp · u / (1 − dp · u)`
 #
-# The next cell measures the error against the exact mean in float64. In parts of its bound it cannot exceed 1.
+# The next cell measures the error against the exact mean in float64. Divided by its bound, it cannot exceed 1.
 #
 # </details>
 

@@ -110,8 +110,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 
 # %% [markdown]
 # An **empty shard** is nothing special: its rank calls, with nothing in hand. Now play the layouts. **HSDP** is FSDP2
-# within each *replica*, ranks that hold the whole model between them. Under **expert parallel** (EP), each rank has
-# experts of its own. When do arrows cross to another replica?
+# within each *replica*, ranks that hold the whole model between them. Some models have many small MLPs side by side, the
+# *experts*, and send each token through a few; all their other matrices are *dense*. Under **expert parallel** (EP), each
+# rank has experts of its own. When do arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -261,8 +262,8 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# Fourth, `Partial`: each rank holds a sum over its own data, in full size. Nothing seems to be missing. And fifth, one weight
-# may hold several matrices, such as fused QKV or a stack of experts:
+# Fourth, `Partial`: each rank holds a sum over its own data, in full size. Nothing seems to be missing. And fifth, one
+# weight may hold several matrices, such as fused QKV or a stack of experts:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
@@ -271,8 +272,8 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# While an owner computes, others wait, so `assign_fn` decides how long a step takes, where every rank has a core. In this model anybody may own a dense
-# matrix, but only its group an expert:
+# A step lasts as long as its busiest owner works, if every rank has a core. So `assign_fn` decides. In this model any
+# rank may own a dense matrix, but an expert only a rank of its group:
 
 # %%
 model = lesson.mixed_model(dp, tp)
@@ -373,8 +374,8 @@ lesson.draw_windows(windows)
 
 # %% [markdown]
 # First a staircase: one owner computes, all others wait. Then owners compute side by side. That needs cores: with fewer
-# cores than ranks it may even take longer, as the milliseconds above the lanes tell. What is gathered ahead is there in
-# time, and takes memory for it. And the bits?
+# cores than ranks it may even take longer, as the milliseconds above the lanes tell. A matrix that is gathered
+# ahead is there in time, and takes memory meanwhile. And the bits?
 
 # %% tags=["volatile"]
 print(lesson.say_windows(windows))

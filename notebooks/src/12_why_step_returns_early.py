@@ -73,9 +73,9 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# No network is as fast as that call. (Slow calls? Another rank had the core just then.) It is **asynchronous**: it hands
-# the tensor to another thread and returns. Until the wait returns, the tensor belongs to that thread. *Launch is not
-# execution.*
+# Compare the two times: the call is over long before sixteen megabytes can have travelled. (Slow calls? Another rank had
+# the core just then.) It is **asynchronous**: it hands the tensor to another thread and returns. Until the wait returns,
+# the tensor belongs to that thread. *Launch is not execution.*
 #
 # On a GPU *every* operation is like that; on CPUs, only communication. `step()` returns when its kernels are launched, and
 # without `torch.cuda.synchronize()` your watch times the launch. A kernel that waits for other ranks spins: waiting looks
@@ -167,7 +167,7 @@ ahead.check(prefetch)
 # </details>
 
 # %% [markdown]
-# What does it gain? The timed world says, for times that we choose:
+# What does it gain? The **timed world** (ranks as generators, each with a clock) says, for times that we choose:
 
 # %%
 prefetch = ahead.accepted_or(lesson.prefetch)
@@ -187,8 +187,8 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # ## Play with the window
 #
 # The package's own step again. Nothing runs: these seconds follow from a machine's file. Press play for each link. Which
-# gains most? From which window on do you only pay memory? And what happens on a bare loopback, where both ranks share one
-# core, which also sends?
+# one saves the largest part of its step? From which window on is nothing left to gain? And what happens on a bare
+# loopback, where both ranks share one core, which also sends?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -199,6 +199,9 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
+# The link of 200 Mbit/s saves most, almost a third of its step: there, both lanes are about as long. Only the shorter
+# lane can hide.
+#
 # Overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is one:
 # while a rank waits, another computes or copies bytes.
 #
@@ -315,8 +318,12 @@ lesson.explore_recording(recording, expected, live=widgets)
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
+# So little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve. Only the shorter
+# lane can hide: no window saves more than 4 % there.
+#
 # Where nothing is predicted and a little was saved, ranks had idled between their turns on a core: the timed world's
-# turns are perfect. Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when nobody computes.
+# turns are perfect. Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when
+# nobody computes.
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)
@@ -327,7 +334,8 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # ## Recap
 #
 # - A call that returns has launched something. Only a wait says that it is done.
-# - The busier lane sets the pace. Prefetch hides the other one, and every step of the window costs memory.
+# - The busier lane sets the pace. Prefetch hides the other one. A larger window holds more buffers,
+#   until all of them are under way.
 # - Before the wait, a buffer is not yours.
 # - All ranks ask in one order.
 # - Where ranks and sending share cores, overlap has nothing to hide behind.

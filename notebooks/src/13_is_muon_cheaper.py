@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 · Is Muon cheaper than AdamW?
 #
-# A published report measured 0.57 times AdamW's communication; Muon's own paper allows 1.25 times. Both added up honest
-# numbers: so what did each of them count, and which one is your bill?
+# A published report measured 0.57 times AdamW's communication; the paper that cut Muon over ranks (Liu et al., 2025)
+# allows up to 1.25 times. Both added up honest numbers: so what did each of them count, and which one is your bill?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -57,7 +57,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## Three bills, three answers
 #
 # A **waterfall** leads from one number to another, change by change. This one says: more bytes, more time, less memory.
-# Whoever says "cheaper" has picked one of these. We check all three.
+# Whoever says "cheaper" has picked one of these. We check all three. (The **planner** walks a step without data and
+# charges it by a file that describes a machine.)
 #
 # ## First bill: bytes
 #
@@ -139,8 +140,8 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is *time*: durations of all events with `all_reduce` or `all_gather` in their names, summed. Here is a
-# little trace, made up in the same form (microseconds; a kernel is what the GPU runs):
+# The report's 0.57 is *time*: durations of all events whose names say all-reduce or all-gather, however they spell it,
+# summed. Here is a little trace, made up in the same form (microseconds; a kernel is what the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -296,7 +297,7 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# By its own trace, rank 1 needs faster links. What it needs is a better balance.
+# Its own trace says that rank 1 needs faster links. In truth rank 0 has too much work: what helps is a better balance.
 #
 # ## Third bill: the whole step
 #
@@ -334,8 +335,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and the winner turns round. Then slow the links down. Can you make Muon lose at the largest
-# batch?
+# Press play: the batch grows, and the winner turns round. Then slow the links down: even the slowest cannot save AdamW
+# at the largest batch. Which other button can?
 
 # %%
 lesson.explore_costs(live=widgets)

@@ -65,7 +65,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 
 # %% tags=["stub", "predict"]
 idle = ...  # how many owners have nothing to do on 4,096 ranks?
-shrinks = ...  # how many times shorter is Newton–Schulz of the busiest owner there than on 2,048?
+shrinks = ...  # the busiest owner's Newton–Schulz on 2,048 ranks, divided by that on 4,096 (2: half as long; 1: no gain)
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
@@ -98,6 +98,8 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
+# Faster links help most where ranks are many: there, a step waits for bytes. Where they are few, it computes.
+#
 # ## Even entries, uneven work
 #
 # As long as there are enough matrices, be fair. Somebody gave each owner as many *entries* as the next. Perfect, on the
@@ -108,7 +110,8 @@ print(lesson.say_shapes())
 lesson.draw_balance()
 
 # %% [markdown]
-# The largest has eight times the entries of an expert's matrix, and thirty times the work. Choose better owners.
+# The largest (7,168 × 16,384) has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work.
+# Choose better owners.
 #
 # *Medium · 8 minutes · required · par 2 percent above fair shares*
 
@@ -160,8 +163,8 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # ## Inside a node and between nodes
 #
-# Inside a node of 8 GPUs, links are fast. Between nodes each GPU has a slower card of its own. A ring leaves a node over
-# the cards of all its members there.
+# Inside a node of 8 GPUs, links are fast. Between nodes each GPU has a slower card of its own. If a ring has several
+# members in a node, its traffic leaves the node over all their cards.
 #
 # Take dp=64 for the 8B. With tp=1 one ring runs through all, and each rank sends all gradients. With tp=8 there are eight
 # rings with one member a node, and each rank sends an eighth. Which is sooner?
@@ -202,8 +205,13 @@ print(lesson.say_experts())
 #
 # ## Plan a 70B
 #
-# Your limits: 20 GB a rank for the matrices and a step, half a second a step, at most 8 **pipeline stages** (pp cuts the
-# layers), tp at most a node's 8 GPUs, and 512 GPUs. Fewer are better. This grid fails:
+# Your limits:
+#
+# - 20 GB a rank for the matrices and a step, and half a second a step;
+# - at most 8 **pipeline stages** (pp cuts the layers), and tp at most a node's 8 GPUs;
+# - at most 512 GPUs. Fewer are better.
+#
+# This grid fails:
 
 # %%
 print(lesson.say_grid(dp=32, tp=8, pp=2))
@@ -232,11 +240,14 @@ limits.check(grid)
 # %% [markdown]
 # ## Your own model
 #
-# Give it a billion entries in matrices or more, on 1024 GPUs or more. The busiest owner may have 1.25 fair shares, and a
-# step may take twice as long as AdamW's. What keeps an owner busy? What makes a message worth its latency? A function that returns a module will do as well as this config: it is built
-# without data, so size costs nothing. `lesson.plan_mine(my_model, my_grid)` says where you are.
+# Give it at least a billion entries in matrices, on at least 1024 GPUs. The busiest owner may have at most 1.25 fair
+# shares, and a step may take at most twice as long as AdamW's. What keeps an owner busy? What makes a message worth its
+# latency?
 #
-# *Hard · 20 minutes · optional · par 129 percent of AdamW's step*
+# A function that returns a module will do, too: it is built without data, so size costs nothing.
+# `lesson.plan_mine(my_model, my_grid)` says where you are.
+#
+# *Hard · 20 minutes · optional · par 128 percent of AdamW's step*
 
 # %% tags=["stub", "hard"]
 my_model = {
@@ -277,10 +288,10 @@ own.check(my_model, my_grid)
 # ## Recap
 #
 # - More ranks share out work until owners run out. Then the costliest matrix is the floor.
-# - Bytes a rank sends stay as they are: in the end, a step waits for them. Latency grows by as much with each doubling,
-#   since messages climb a tree.
+# - Bytes a rank sends stay as they are: in the end, a step waits for them. Latency grows by about the same with each
+#   doubling: over so many ranks, messages go by a tree and no longer round a ring.
 # - Balance work, not entries.
-# - tp divides the bytes between nodes, and the cards.
+# - tp divides the bytes that a rank sends between nodes, and the cards that its ring has, by as much: nothing gained.
 #
 # Any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
 #

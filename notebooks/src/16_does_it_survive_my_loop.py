@@ -29,7 +29,7 @@ lesson.hero()
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
 # - *Previous:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
-# - *Next:* none yet, this is the last so far.
+# - *Next:* none, this is the last.
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. It has
 #   nothing to install.
@@ -328,7 +328,7 @@ print(lesson.say_torchrun(under_torchrun))
 #
 # </details>
 #
-# ## Five traps that make a run worse, and do not stop it
+# ## Five traps that AdamW did not have
 
 # %%
 print(lesson.say_traps(seed))
@@ -363,8 +363,8 @@ match.check(found)
 # <details><summary>Solution</summary>
 #
 # `print(lesson.say_match())` says what each of them does. Both deal out matrices by the cost of Newton–Schulz.
-# In torchtitan's every rank keeps the momentum of its shard, as in this course. In Megatron-LM's a rank's
-# optimizer has whole parameters only, those that it owns, so the owner keeps the momentum, too.
+# In torchtitan, every rank keeps the momentum of its shard, as in this course. In Megatron-LM, a rank's optimizer has
+# only whole parameters, those that it owns, so the owner keeps the momentum, too.
 #
 # ```python
 # found = {"owner": "BH", "bucket": "DF", "way_back": "CE", "momentum": "AG"}

@@ -154,6 +154,10 @@ def momentum_not_loaded(manager: Any, model: nn.Module, optimizer: Any, schedule
     return extra["step"]
 
 
+def nothing_asked(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    return manager.load(model, optimizer)["step"]
+
+
 def no_step_returned(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> Any:
     if manager.latest_step() is not None:
         port.load(manager, model, optimizer, scheduler)

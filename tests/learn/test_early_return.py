@@ -167,11 +167,14 @@ WRONG_WAITS = [
     (12, "leaving[i - 2]", "still comes out wrong"),
     (7, "coming[i]", "still comes out wrong"),
     (4, "leaving[i - 1]", "The bits are right, but it takes 58 ms; 50 are possible"),
+    (9, "leaving[i - 1]", "that share used the *other* buffer"),
+    (10, " leaving[ i-1 ]", "that share used the *other* buffer"),
     (1, "leaving[i - 2]", "one of the lines 2 to 13"),
     ("9", "leaving[i - 2]", "yours is '9'"),
     (9, "buffer", "Name a ticket"),
     (9, 2, "Name a ticket"),
     (13, "leaving[i]", "Before line 13 there is no i"),
+    (3, "leaving[i - 2]", "Before line 3 there is no i"),
 ]
 
 
@@ -187,7 +190,7 @@ def test_a_wrong_wait_is_told_by_its_own_run(line: Any, ticket: Any, says: str, 
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("answer", [(9, "leaving[i - 2]"), (8, "leaving[ i-2 ]"), (9, "leaving[i - 1]")])
+@pytest.mark.parametrize("answer", [(9, "leaving[i - 2]"), (8, "leaving[ i-2 ]")])
 def test_a_wait_that_is_early_enough_and_late_enough_passes(answer: tuple[int, str], ranks: int) -> None:
     assert exercises.wait_exercise(ranks).check(*answer)
     assert exercises.wait_exercise(ranks).check(..., answer[1]).passed is None

@@ -62,6 +62,8 @@ def test_the_lines_that_change_are_known() -> None:
         ([], [4, 11], "for_muon: 0 found, and another line has to change. Hint: What in the loop knows"),
         ([2], [4], "to_survive: 1 found, and another line has to change. Hint: What does a new process"),
         ([2], [2, 4, 11], "to_survive: line 2 stays."),
+        ([2], [3, 4, 11], "to_survive: line 3 stays. Its count has to come back"),
+        ([2, 3], [4, 11], "for_muon: line 3 stays. MuonWithAdamW is a torch Optimizer"),
         ([2, 12], [4, 11], "line numbers from 1 to 11"),
         ("2", [4, 11], "line numbers"),
         ([2], 4, "line numbers"),
@@ -257,6 +259,9 @@ def test_ranks_that_do_not_save_together_are_told_so() -> None:
     exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
     assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")
     assert_wrong(exercise, ports.torch_save, port.load, "there was no checkpoint of step 2")
+    assert_wrong(
+        exercise, port.save, ports.nothing_asked, "there nothing has been saved. Hint: manager.latest_step()"
+    )
     assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the step")
 
 

@@ -304,4 +304,4 @@ def test_a_failed_step_and_a_wrong_step_are_told() -> None:
 def test_hints_come_one_by_one_for_the_same_mistake() -> None:
     exercise = lesson.guess(4)
     first = message_of_wrong(exercise, [3, 2, 2, 2], [None, None, None, "tensor"])
-    assert "Hint: torch rounds 3 up from 9 / 4" in first
+    assert "Hint: torch rounds 9 / 4 up to 3" in first

@@ -189,7 +189,7 @@ GATHERED: dict[str, tuple[Callable, str]] = {
     "own shard": (own_shard, "That is one rank's rows"),
     "upside down": (upside_down, "where row 0 of the matrix belongs stands row 4"),
     "not filled": (not_filled, "no row of it, as if nobody had filled it"),
-    "flat": (flat, "it returned (30,)"),
+    "flat": (flat, "it returned (30,). All its entries are there"),
     "nothing": (lambda *given: None, "the owner is to return the whole matrix"),
     "to a place": (to_a_place, "gather raised on rank"),
     "plain gather": (plain_gather, "gather"),
@@ -200,6 +200,7 @@ GIVEN_BACK: dict[str, tuple[Callable, str]] = {
     "no answer": (no_answer, "everybody gets its part; it returned None"),
     "first rows": (first_rows, "due are rows 3 to 4 of the update, and it has [0, 1]"),
     "raises": (redistribute_raises, "redistribute raised on rank 2 for matrix 0"),
+    "needs an update": (redistribute_raises, "no attribute 'flatten' Hint: Off the owner there is no update"),
 }
 
 

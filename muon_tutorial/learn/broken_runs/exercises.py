@@ -240,7 +240,7 @@ def _not_this_hang(run: TrainingRun, fault: Fault, kind: str) -> str:
         return f"A rank that leaves early has returned. Rank {fault.rank} went on, to {instead}."
     if kind == "skipped call":
         return f"A rank that skips a call goes on to the next of the program. This one went to {instead}."
-    return f"In another order, its next call would be one that is not due yet. It went to {instead}."
+    return f"A rank with another order jumps ahead. This one went to {instead}, which simply comes next."
 
 
 _EXCLUDED = {

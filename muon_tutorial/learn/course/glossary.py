@@ -117,12 +117,14 @@ overlap | 12 | To compute while something travels. It hides the time of the one 
 exposed | 12 | Said of communication for which a rank waits: nothing hides it.
 prefetch | 12 | To ask for what comes later before working on what is here.
 window | 12 | How many matrices or buckets may be asked for and not yet done.
+timed world | 12 | Ranks as generators, each with a clock. Messages and computations cost what a
+    file about a machine says; nothing is sent.
 bus | 12 | One link that all ranks share. What one sends, the others wait for.
 waterfall | 13 | A picture that leads from one number to another, one named change at a time.
 like for like | 13 | Said of a comparison: both sides begin with the same and end with the same.
 annotation | 13 | A label in a trace over a stretch of time. Nothing runs because of it.
 break-even | 13 | The point at which two choices cost the same.
-planner | 14 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
+planner | 13 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
     a machine.
 floor | 14 | The time of the costliest matrix at one owner. No number of ranks makes a step shorter than it.
 pipeline stage (pipeline stages) | 14 | Some of a model's layers, on ranks of their own. The axis of stages

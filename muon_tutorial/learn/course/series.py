@@ -221,7 +221,7 @@ def _navigation(of: Lesson, words: str, colab: str, *others: str) -> str:
     before, after = neighbours(of)
     items = (
         f"*Previous:* {link(before) if before else 'none, this is the first.'}",
-        f"*Next:* {link(after) if after else 'none yet, this is the last so far.'}",
+        f"*Next:* {link(after) if after else 'none, this is the last.'}",
         f"*Words and symbols:* {words}",
         f"*In Colab:* {colab}",
         *others,

@@ -5,6 +5,7 @@ Loops and programs are judged by what they do: in the timed world, and over real
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,6 +139,11 @@ def wait_exercise(ranks: int) -> Exercise:
                 said,
                 ("Wait as late as you can, and for the oldest ticket that will do.",),
                 draw_program(run, "Your run: right, and slow"),
+            )
+        if re.sub(r"\s", "", ticket) == "leaving[i-1]":
+            return Diagnosis(
+                "The bits are right. But that share used the *other* buffer: with this wait, one would do.",
+                ("Which matrix used buffers[i % 2] before matrix i?",),
             )
         return None
 

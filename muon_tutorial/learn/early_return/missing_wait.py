@@ -77,7 +77,7 @@ def with_wait(line: Any, ticket: Any) -> str:
     found = _TICKET.fullmatch(ticket) if isinstance(ticket, str) else None
     if found is None:
         raise MistakeError(f"Name a ticket such as 'coming[i]' or 'leaving[i - 1]'; yours is {ticket!r}.")
-    if line == 2 or line == len(lines):
+    if line in (2, 3, len(lines)):
         raise MistakeError(f"Before line {line} there is no i.")
     name, sign, number = found.groups()
     index = f"i {sign} {number}" if sign else "i"

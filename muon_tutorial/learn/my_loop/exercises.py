@@ -40,6 +40,12 @@ _STAYS = {
 }
 
 
+_STAYS_TO_SURVIVE = {
+    "LambdaLR": "Its count has to come back, but the line that you add, which loads, does that: this one "
+    "makes the scheduler as before."
+}
+
+
 def line_of(text: str) -> int:
     """The number of the plain loop's line that contains a text."""
     return next(number for number, line in enumerate(plain_lines(), 1) if text in line)
@@ -62,7 +68,7 @@ def check_lines() -> Exercise:
             if said is None or not all(1 <= line <= len(lines) for line in said):
                 return f"{name}: give a list of line numbers from 1 to {len(lines)}, such as [1, 6]."
             if extra := sorted(said - set(right[name])):
-                what = f"{name}: line {extra[0]} stays. {_why_it_stays(lines[extra[0] - 1])}"
+                what = f"{name}: line {extra[0]} stays. {_why_it_stays(name, lines[extra[0] - 1])}"
                 return Diagnosis(what, (_LOOK[name], f"{len(right[name])} in all."))
             if missing := sorted(set(right[name]) - said):
                 what = f"{name}: {len(said)} found, and another line has to change."
@@ -86,8 +92,9 @@ def _whole_numbers(answer: object) -> set[int] | None:
     return set(said) if all(type(number) is int for number in said) else None
 
 
-def _why_it_stays(line: str) -> str:
-    return next(why for text, why in _STAYS.items() if text in line)
+def _why_it_stays(name: str, line: str) -> str:
+    known = {**_STAYS, **_STAYS_TO_SURVIVE} if name == "to_survive" else _STAYS
+    return next(why for text, why in known.items() if text in line)
 
 
 def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -223,7 +230,8 @@ def check_survival(
         "manager.save(step, model, optimizer, extra={…}) on every rank; manager.load returns that extra.",
     )
     praise = (
-        "A rank was killed, other ranks went on from the checkpoint on another grid, and nothing was lost."
+        "A rank was killed, other ranks went on from the checkpoint on another grid. Only the steps since "
+        "that checkpoint had to be done again."
     )
     return Exercise(judge, hints, praise)
 
@@ -233,6 +241,9 @@ def _explain_failure(error: RankFailedError) -> Diagnosis:
     if "save of step" in said:
         what = "The ranks waited for each other in a save: some of them never called it."
         return Diagnosis(what, ("Each rank holds a part of every matrix. Who is to call manager.save?",))
+    if "holds no complete checkpoint" in said:
+        what = "load runs first in a new run, too, and there nothing has been saved."
+        return Diagnosis(what, ("manager.latest_step() is None there: return 0.",))
     return Diagnosis(say_failure(error))
 
 

@@ -45,21 +45,19 @@ def guess(ranks: int) -> Exercise:
     """The prediction: the rows of each rank, and what ``gather_fn`` returns on each. The last one owns."""
     rows = rows_of(bad_rows(ranks), ranks)
 
-    def judge(mine: object, got: object) -> str | None:
+    def judge(mine: object, got: object) -> str | Diagnosis | None:
         if not isinstance(mine, list | tuple) or len(mine) != ranks:
             return f"rows: give a list with a number for each of {ranks} ranks."
         if list(mine) != rows:
-            return _why_not_rows(list(mine), rows)
+            return Diagnosis(_why_not_rows(list(mine), rows), hints)
         if not isinstance(got, list | tuple) or len(got) != ranks:
             return f"got: give a list with 'tensor' or None for each of {ranks} ranks."
         if [value is not None for value in got] != [False] * (ranks - 1) + [True]:
             return "got: how many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
         return None
 
-    hints = (
-        f"torch rounds {rows[0]} up from {bad_rows(ranks)} / {ranks}; the last ranks take what is left.",
-    )
-    return Exercise(judge, hints, "Whoever holds nothing can own the matrix, and must call in either case.")
+    hints = (f"torch rounds {bad_rows(ranks)} / {ranks} up to {rows[0]}; the last ranks take what is left.",)
+    return Exercise(judge, (), "Whoever holds nothing can own the matrix, and must call in either case.")
 
 
 def _why_not_rows(mine: list[Any], rows: list[int]) -> str:
@@ -248,6 +246,8 @@ def _absent(rank: int, note: CallNote, silent: Sequence[int], timeout: float) ->
 def _hints_for(note: CallNote) -> tuple[str, ...]:
     if "not part of group" in note.error:
         return ("src and dst of torch's collectives are global ranks, whatever the group.",)
+    if "NoneType" in note.error:
+        return ("Off the owner there is no update, it is None: make an empty tensor, and call all the same.",)
     if "size" in note.error or "split" in note.error or "shape" in note.error:
         return ("Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is.",)
     return ("Which matrix is it, and how many rows does this rank hold of it?",)
@@ -293,6 +293,8 @@ _SHAPE_HINTS = (
 
 def _wrong_shape(value: Tensor, due: Tensor, ranks: int) -> str:
     said = f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(value.shape)}."
+    if value.numel() == due.numel():
+        return f"{said} All its entries are there: give them their rows and columns back with .view(shape)."
     if value.ndim == 2 and len(value) == max(rows_of(len(due), ranks)) * ranks > len(due):
         return f"{said} That is with padding."
     if value.ndim == 2 and len(value) in rows_of(len(due), ranks):

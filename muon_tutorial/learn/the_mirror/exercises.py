@@ -23,7 +23,7 @@ from .recording import PHASES, say_phase
 
 GRIDS = ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3))
 STEP_GRIDS = ((2, 1), (1, 2), (3, 2))
-PAR_LINES = 13
+PAR_LINES = 12
 
 SPOILERS = {
     "undoes": [r"\{1: 7, 2: 6, 3: 5\}"],
