@@ -38,7 +38,7 @@ from ..step.agreement import (
 )
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
-from ..step.parameter_state import ParameterState, local_part, placed_as
+from ..step.parameter_state import ParameterState, gradient_dtype, local_part, placed_as
 from ..step.write_parameters import apply_update
 from ..worlds.live import gather_objects, sum_counts
 from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
@@ -90,7 +90,8 @@ class CallbackStep:
         """
         for name, parameter in zip(self.names, self.parameters, strict=True):
             param = parameter.param
-            buffer = parameter.state.setdefault("momentum_buffer", torch.zeros_like(param.detach()))
+            blank = torch.zeros_like(param.detach(), dtype=gradient_dtype(param))
+            buffer = parameter.state.setdefault("momentum_buffer", blank)
             if buffer.shape != param.shape:
                 raise UsageError(
                     f"{name}: a loaded momentum of shape {tuple(buffer.shape)} does not fit the parameter "
@@ -171,6 +172,7 @@ class CallbackStep:
             "full_shape": tuple(parameter.param.shape) if isinstance(parameter.param, DTensor) else None,
             "local_shape": tuple(parameter.data.shape),
             "dtype": parameter.param.dtype,
+            "wire_dtype": WIRE,
         }
         try:
             answer = getattr(self.config, name)(tensor, rank, state)
@@ -181,7 +183,7 @@ class CallbackStep:
                 raise
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
-        return BareWork() if isinstance(answer, dist.Work) else answer
+        return BareWork() if isinstance(answer, dist.Work) else _own_copy(answer)
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
         """The first time, all ranks learn of a wrong answer, and of the full matrix's shape."""
@@ -234,3 +236,11 @@ class CallbackStep:
 
     def _where(self, name: str, index: int) -> str:
         return f"{name}, for {self.names[index]} on rank {global_rank()},"
+
+
+def _own_copy(answer: Any) -> Any:
+    """A tensor that the function cannot write again: it may keep a buffer, and is called for others before
+    this answer is used. What is still on its way is new."""
+    if isinstance(answer, DTensor):
+        return answer.clone() if type(answer.to_local()) is Tensor else answer
+    return answer.clone() if type(answer) is Tensor else answer

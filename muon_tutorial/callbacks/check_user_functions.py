@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, TutorialError
 from ..parameters.mesh_parameters import global_rank
+from ..plan.strategies import WIRE
 from ..step.parameter_state import ParameterState, local_part
 from .config import DistributedConfig
 
@@ -66,6 +67,8 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
         return "" if answer is None else f"{where} must return None off rank {owner}, got {_kind(answer)}"
     if not isinstance(answer, Tensor) or isinstance(answer, DTensor):
         return f"{where} must return the full plain tensor on its owner, got {_kind(answer)}"
+    if answer.dtype != WIRE:
+        return f"{where} must return the matrix in {WIRE}, as state['wire_dtype'] says, got {answer.dtype}"
     param, due = state.param, tuple(state.data.shape)
     if isinstance(param, DTensor) and answer.shape != param.shape:
         return f"{where} must return shape {tuple(param.shape)}, got {tuple(answer.shape)}"
@@ -84,6 +87,8 @@ def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
     if isinstance(answer, DTensor) and not _placed_as(answer, state.param):
         return f"{where} {due}; got a DTensor that lies as {answer.placements}"
     part = local_part(answer)
+    if part.dtype != WIRE:
+        return f"{where} {due}, in {WIRE}, as state['wire_dtype'] says; got {part.dtype}"
     fits = part.shape == state.data.shape or not (part.numel() or state.data.numel())
     return "" if fits else f"{where} {due}; got shape {tuple(part.shape)}"
 

@@ -27,17 +27,19 @@ class DistributedConfig:
             ``dst_rank``, None elsewhere. What it is given is the Newton–Schulz input, in bfloat16, of the
             parameter's kind (DTensor or plain).
         redistribute_fn: ``(update | None, src_rank, state) -> Tensor``: this rank's part of the update. It is
-            given None on all ranks but ``src_rank``.
+            given None on all ranks but ``src_rank``; the update is plain and in bfloat16.
         state: whatever the functions need. Each call gets a fresh copy that also holds ``param_idx``,
-            ``full_shape`` (None where it is not known), ``local_shape`` and ``dtype``. ``"agree_group"``: the
+            ``full_shape`` (None where it is not known), ``local_shape``, the parameter's ``dtype``, and
+            ``wire_dtype``, in which matrices and updates come and go: bfloat16. ``"agree_group"``: the
             process group of the ranks that share parameters; all ranks unless given.
         async_gpu_parallelism: owners work side by side; False is the strict sequence, for debugging.
         prefetch_count: how many parameters (or buckets of them) are gathered ahead.
         helper: where ``create_…_config`` made this: its plan stands for gather and redistribute while both
-        are
-            its own.
+            are its own.
 
-    The last two functions may also return a handle whose ``wait()`` returns the tensor.
+    The last two functions may also return a handle whose ``wait()`` returns the tensor. An answer is copied
+    at once; the buffer of a handle is to stay as it is until the step ends. Ranks that hold the same of a
+    parameter must begin with the same values: with functions of your own, nobody can tell which those are.
     """
 
     assign_fn: AssignFn

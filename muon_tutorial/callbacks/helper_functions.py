@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,16 +43,23 @@ class HelperFunctions:
         return known
 
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
-        """Balance Newton–Schulz cost over the ranks that hold each parameter, the costliest first."""
-        loads: dict[int, int] = {}
+        """Balance Newton–Schulz cost over the ranks that hold each parameter, the costliest first.
+
+        What ranks have to do for an earlier mesh counts where all ranks of this one were on it: the others
+        do not know of it, and all must come to the same owners.
+        """
+        loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}
         for mesh in self.on_meshes(params, state).meshes:
             costs = [newton_schulz_cost(matrix.sides) for matrix in mesh.matrices.values()]
             ranks = mesh.ranks
-            owners = longest_first(costs, [loads.get(rank, 0) for rank in ranks])
+            known = [its for members, its in loads if members.issuperset(ranks)]
+            owners = longest_first(costs, [sum(its[rank] for its in known) for rank in ranks])
+            mine: Counter[int] = Counter()
             for index, cost, position in zip(mesh.matrices, costs, owners, strict=True):
                 assignments[index] = ranks[position]
-                loads[ranks[position]] = loads.get(ranks[position], 0) + cost
+                mine[ranks[position]] += cost
+            loads.append((frozenset(ranks), mine))
         return dict(sorted(assignments.items()))
 
     def gather(self, momentum_buffer: Tensor, dst_rank: int, state: dict[str, Any]) -> Tensor | None:

@@ -41,13 +41,15 @@ class Replica:
     """Tensors of this rank, and the axes along which every rank holds the same.
 
     Whether it was ``named`` by the user: else the name says where it stands in a list, and that list may be
-    in another order on another rank.
+    in another order on another rank. ``assumed``: a plain parameter among DTensors is taken to be the same,
+    and may yet be each rank's own, such as an expert that FSDP2 was told to ignore.
     """
 
     name: str
     parts: tuple[Tensor, ...]
     axes: Axes
     named: bool = True
+    assumed: bool = False
 
     @property
     def hash(self) -> Tensor:
@@ -73,9 +75,9 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, also what other optimizers step, or none.
 
     Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
-    parameters are taken to be the same along ``dp``. ``rest`` are parameters whose gradients are averaged
-    with Muon's, by their place in a list. Two tiny sums an axis. Where a plan expects averaged
-    gradients, they are compared as well. All ranks must call.
+    parameters are taken to be the same along ``dp``, unless Muon's are DTensors. ``rest`` are parameters
+    whose gradients are averaged with Muon's, by their place in a list. Two tiny sums an axis. Where a plan
+    expects averaged gradients, they are compared as well. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: something is not the same where it should be.
@@ -88,6 +90,11 @@ def compare_replicas(
             when = f"after {steps_done} steps" if steps_done else "before the first step"
             others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
             remedy = "load a checkpoint" if steps_done else "seed all alike, or load the same file on all"
+            if replicas[wrong[0]].assumed:
+                remedy += (
+                    "; if each rank has its own, such as an expert, that is for another Muon, with "
+                    "create_processgroup_config(ep_pg=...) as its distributed_config"
+                )
             raise MismatchError(
                 f"{when} {replicas[wrong[0]].name} is not the same on all ranks that should hold the same of "
                 f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
@@ -142,7 +149,8 @@ def broadcast_parameters(
     """Give all ranks that should hold the same of a parameter the first one's, as DDP does when it is made.
 
     Frozen ones, too. Only what differs travels. Parameters without values, on the meta device, are left
-    alone, and those without names: nobody can tell which of another rank's they are. All ranks must call.
+    alone, and those without names: nobody can tell which of another rank's they are; and plain ones among
+    DTensors, which may be each rank's own. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: they name their parameters in another order; nothing was sent.
@@ -150,7 +158,7 @@ def broadcast_parameters(
     for world, replicas in _meshes(steps, companions, unstepped, (), with_state=False):
         _refuse_other_names(world, replicas)
         for index in _differing(world, replicas):
-            if replicas[index].named:
+            if replicas[index].named and not replicas[index].assumed:
                 world.run(_sent_anew(replicas[index], world))
 
 
@@ -174,6 +182,7 @@ def _meshes(
 ) -> Iterator[tuple[LiveWorld, list[Replica]]]:
     """What is held on each mesh of real processes, by parameter: its values and, if told to, its state."""
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
+    mixed = any(isinstance(it.param, DTensor) for step in plans for it in step.parameters)
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
     still, others = (
@@ -188,8 +197,8 @@ def _meshes(
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
             all_groups = [*groups, (still, {}, True), (others, {}, False)]
-            beside = _beside(all_groups, mesh.world, plain=mesh is steps[0])
-            held = [*_planned(mesh.step), *beside]
+            beside = _beside(all_groups, mesh.world, plain=mesh is steps[0] and not mixed)
+            held = [*_planned(mesh.step, mixed), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
             yield mesh.world, [*known, *(states if with_state else ())]
@@ -200,14 +209,18 @@ def _is_dense(param: Tensor) -> bool:
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
-def _planned(step: PlanStep) -> Iterator[tuple[Replica, Replica]]:
-    """Each parameter of a plan, and its momentum, which may be sliced over ``dp``."""
+def _planned(step: PlanStep, mixed: bool = False) -> Iterator[tuple[Replica, Replica]]:
+    """Each parameter of a plan, and its momentum, which may be sliced over ``dp``.
+
+    ``mixed``: there are DTensors on one of the meshes.
+    """
     for shard in step.momentum_shards.values():
         matrix, axes = shard.shards[0].entry.matrix, _copied(step, shard)
         sliced = frozenset({"dp"} if shard.flat else ())
         momentum = Replica(f"the momentum of {matrix.name}", (shard.parameter.momentum,), axes - sliced)
         named = "param_names" in shard.parameter.group
-        yield Replica(matrix.name, (shard.parameter.data,), axes, named), momentum
+        assumed = mixed and not isinstance(shard.parameter.param, DTensor)
+        yield Replica(matrix.name, (shard.parameter.data,), axes, named, assumed), momentum
 
 
 def _gradient(step: PlanStep, shard: MomentumShard) -> Replica:

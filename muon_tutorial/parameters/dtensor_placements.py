@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch.distributed.tensor import DTensor
@@ -18,10 +19,12 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
     """The axes that cut a DTensor, outermost first; by the mesh's own names unless told others.
 
     Placements read from left to right, except that a strided shard (FSDP2 over tensor parallelism) lies
-    within the shards of the same dimension that stand to its right.
+    within shards of the same dimension that stand to its right: those whose sizes make up its
+    ``split_factor`` (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
 
     Raises:
-        StrategyError: a placement is partial, or the mesh has no axis names.
+        StrategyError: a placement is partial, a strided shard cuts otherwise, such as each of a fused
+            matrix's parts, or the mesh has no axis names.
     """
     names = names or param.device_mesh.mesh_dim_names
     if names is None:
@@ -38,7 +41,30 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
             strided.append((axis, Shard(placement.dim)))
         elif isinstance(placement, TorchShard):
             outer.append((axis, Shard(placement.dim)))
-    return (*outer, *strided)
+    if not strided:
+        return tuple(outer)
+    cuts = [*outer, *strided]
+    for dim in {shard.dim for _, shard in cuts}:
+        order = iter(_order(name, param, dim, names))
+        cuts = [(next(order), shard) if shard.dim == dim else (axis, shard) for axis, shard in cuts]
+    return tuple(cuts)
+
+
+def _order(name: str, param: DTensor, dim: int, names: Sequence[str]) -> list[str]:
+    """The axes that cut a dimension, outermost first."""
+    sizes, order = dict(zip(names, param.device_mesh.shape, strict=True)), list[str]()
+    for axis, placement in reversed(list(zip(names, param.placements, strict=True))):
+        if not isinstance(placement, TorchShard | _StridedShard) or placement.dim != dim:
+            continue
+        factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        before = [math.prod(sizes[other] for other in order[:place]) for place in range(len(order) + 1)]
+        if factor not in before:
+            raise StrategyError(
+                f"{name} is cut by {axis!r} as {placement}, within {factor} pieces that are no axis's of its "
+                "mesh: give each of the matrices that it holds a parameter of its own"
+            )
+        order.insert(before.index(factor), axis)
+    return order
 
 
 def check_axes(name: str, param: DTensor, cuts: tuple[Cut, ...], at: Coordinate) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.matrix import Cut, Matrix
-from ..step.parameter_state import mesh_axes
+from ..step.parameter_state import gradient_dtype, mesh_axes
 from ..worlds.live import LiveWorld, check_same
 from ..worlds.local import LocalMesh, LocalWorld
 from .dtensor_placements import dtensor_cuts
@@ -131,7 +131,7 @@ def cuts_text(cuts: Sequence[Cut]) -> str:
 
 def whole_matrix(index: int, param: Tensor, cuts: tuple[Cut, ...], shape: Shape | None = None) -> Matrix:
     whole = tuple(param.shape) if shape is None else shape
-    return Matrix(index, index_name(index), whole, cuts, 0, param.dtype, param.dtype)
+    return Matrix(index, index_name(index), whole, cuts, 0, param.dtype, gradient_dtype(param))
 
 
 def index_name(index: int) -> str:

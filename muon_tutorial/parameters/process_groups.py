@@ -47,9 +47,11 @@ def read_process_groups(
     Along ``independent`` groups each rank has its own: a DTensor cut there is taken for its local part.
 
     Raises:
-        ConfigError: a DTensor is cut along a group that was not given, or shapes do not fit the groups.
+        ConfigError: a DTensor is cut along a group that was not given, shapes do not fit the groups, or a
+            group of crossing ranks is one of independent ranks as well.
         PlanMismatchError: ranks have different parameters.
     """
+    _refuse_two_roles(crossing, independent)
     if not crossing:
         world: LiveWorld | LocalMesh = alone()
     else:
@@ -74,6 +76,20 @@ def read_process_groups(
     for index, matrix in matrices.items():
         check_boxes(matrix, dict(enumerate(row[index] for row in shapes)), world.grid)
     return [MeshParameters(world, matrices)]
+
+
+def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup]) -> None:
+    """Refuse an independent group of which two ranks share a crossing one: they cannot have parameters of
+    their own and the same ones, or pieces of the same ones, at once."""
+    for own, group in independent.items():
+        mine = set(dist.get_process_group_ranks(group))
+        for axis, other in crossing.items():
+            if len(mine.intersection(dist.get_process_group_ranks(other))) > 1:
+                raise ConfigError(
+                    f"{own}_pg has ranks of {axis}_pg: in one config they hold parameters of their own, or "
+                    f"share them. Make a Muon for each kind: one with {own}_pg for what is each rank's own, "
+                    f"the other without it"
+                )
 
 
 def _shapes_by_rank(world: LiveWorld | LocalMesh, params: Sequence[Tensor]) -> list[list[Shape]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..errors import GradientError
+from ..errors import GradientError, StrategyError
 from ..plan.matrix import Parts
 from .unreduced_gradient import UnreducedGradient
 
@@ -66,8 +66,18 @@ def local_gradient(param: Tensor) -> Tensor | None:
 
 
 def gradient_dtype(param: Tensor) -> torch.dtype:
-    """The dtype of a parameter's gradient: its own, unless its ``grad_dtype`` says otherwise."""
-    return getattr(param, "grad_dtype", None) or param.dtype
+    """The dtype of a parameter's gradient: its own, unless its ``grad_dtype`` says otherwise.
+
+    Raises:
+        StrategyError: it says that any will do, and ranks are to agree on one.
+    """
+    dtype = getattr(param, "grad_dtype", param.dtype)
+    if dtype is None:
+        raise StrategyError(
+            f"a parameter of shape {tuple(param.shape)} has grad_dtype=None, gradients of any dtype: set it "
+            "to the one that they have, so that all ranks keep momentum alike"
+        )
+    return dtype
 
 
 def place_gradient(param: Tensor) -> None:
