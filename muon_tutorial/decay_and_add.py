@@ -80,14 +80,16 @@ def decay_and_add(
     adjusted: float | Tensor,
     weight_decay: float,
     shard: ShardRange | None = None,
+    by_rows: bool = False,
 ) -> None:
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted one.
 
     With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape;
     the result is, to the bit, what the same call does to that part within the whole matrix. The whole is
-    taken to be contiguous, and its update to be as Newton–Schulz returns it (column-major if tall). The bits
-    are those of a process with one thread: with more, torch itself splits a bfloat16 matrix above 32,768
-    elements at other places and rounds other elements in the scalar loop.
+    taken to be contiguous, and its update to be as torch's Newton–Schulz returns it (column-major if tall),
+    or ``by_rows``, as recipes do. The bits are those of a process with one thread: with more, torch itself
+    splits a bfloat16 matrix above 32,768 elements at other places and rounds other elements in the scalar
+    loop.
 
     Raises:
         UsageError: the parameter, the update and the range are not of one size.
@@ -111,7 +113,7 @@ def decay_and_add(
     by_position = param.device.type == "cpu" and param.dtype == update.dtype == torch.bfloat16
     if shard is None or not by_position:
         param.add_(update.reshape(param.shape), alpha=-adjusted)  # type: ignore[arg-type]  # a one-element tensor works
-    elif shard.full_shape[0] > shard.full_shape[1] > 1:
+    elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
         _add_one_by_one(param.view(-1), update.reshape(-1), adjusted)
     else:
         _add_by_position(param.view(-1), update.reshape(-1), adjusted, shard)

@@ -18,11 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..decay_and_add import ShardRange
 from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
 from ..launching.echo import is_echo
-from ..parameters.mesh_parameters import global_rank
+from ..parameters.dtensor_placements import dtensor_cuts
+from ..parameters.mesh_parameters import global_rank, whole_matrix, with_names
+from ..plan.bucket import flat_frame
+from ..plan.grid import Grid
 from ..plan.strategies import WIRE
 from ..step.agreement import (
     NO_STAMP,
@@ -52,7 +56,7 @@ class CallbackStep:
     """Takes one rank's parameters through a config's functions. ``names`` and ``parameters`` go by index.
 
     ``shapes`` are those of the full matrices, ``settled`` the parameters whose first answers were right on
-    all ranks, and ``present`` those that have a gradient in this step.
+    all ranks, ``ranges`` where this rank's parts lie, and ``present`` those that have a gradient in this step.
     """
 
     config: DistributedConfig
@@ -61,6 +65,7 @@ class CallbackStep:
     parameters: Sequence[ParameterState]
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
+    ranges: dict[int, ShardRange | None] = field(default_factory=dict)
     present: list[int] | None = None
 
     def __post_init__(self) -> None:
@@ -133,7 +138,11 @@ class CallbackStep:
         parameter, owner = self.parameters[index], self.assignments[index]
         full = yield self._call("gather_fn", index, self._newton_schulz_input(parameter), owner)
         wrong = complaint_about_full(full, self._where("gather_fn", index), owner, parameter)
-        update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
+        update = None
+        try:
+            update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
+        except TutorialError as error:  # so that all ranks learn of it
+            wrong = f"Newton–Schulz of {self.names[index]}: {error}"
         # A turn of its own: all owners in the window have computed before any of them waits to send.
         yield self._settle("gather_fn", index, full, wrong)
         part = yield self._call("redistribute_fn", index, update, owner)
@@ -141,8 +150,38 @@ class CallbackStep:
         yield self._settle("redistribute_fn", index, None, wrong)
         self.settled.add(index)
         if parameter.data.numel():  # an empty shard may have any empty shape
-            sides = self._sides(self.shapes[index], parameter.group)[-2:]
-            apply_update(parameter.data, local_part(part), parameter.group, sides)
+            self._apply(index, local_part(part))
+
+    def _apply(self, index: int, update: Tensor) -> None:
+        """Decay and step what this rank holds, to the bits of the whole matrix where it is known which part
+        that is: of DTensors and of whole matrices."""
+        parameter = self.parameters[index]
+        sides = self._sides(self.shapes[index], parameter.group)
+        stacked = len(sides) > 2
+        shard = None if stacked else self._range(index, (sides[0], sides[1]))
+        here = parameter.data
+        run = here if stacked else here.contiguous()
+        apply_update(run, update.contiguous(), parameter.group, sides[-2:], shard)
+        if run is not here and not here.is_contiguous():
+            here.copy_(run)
+
+    def _range(self, index: int, sides: tuple[int, int]) -> ShardRange | None:
+        """Where this rank's part lies in the whole matrix; None where only the user knows."""
+        if index not in self.ranges:
+            param, shape = self.parameters[index].param, self.shapes[index]
+            if isinstance(param, DTensor):
+                mesh = with_names(param.device_mesh)
+                sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+                grid = Grid.of(**sizes)
+                at = grid.at(grid.rank({axis: mesh.get_local_rank(axis) for axis in sizes}))
+                matrix = whole_matrix(index, param, dtensor_cuts(self.names[index], param, grid.axes))
+                self.ranges[index] = ShardRange(
+                    sides, *flat_frame(matrix, at), 0, self.parameters[index].data.numel()
+                )
+            else:
+                whole = tuple(param.shape) == tuple(shape)
+                self.ranges[index] = ShardRange.whole(sides) if whole else None
+        return self.ranges[index]
 
     def _newton_schulz_input(self, parameter: ParameterState) -> Tensor:
         assert parameter.grad is not None
@@ -157,8 +196,10 @@ class CallbackStep:
         return newton_schulz_update(full, self._sides(tuple(full.shape), group), group).contiguous()
 
     def _sides(self, shape: tuple[int, ...], group: dict) -> tuple[int, ...]:
-        """The shape as Newton–Schulz sees it: [rows, columns], or a stack of such."""
-        return shape if group.get("parts") == "stack" else (shape[0], math.prod(shape[1:]))
+        """The shape as Newton–Schulz sees it: [rows, columns], or [matrices, rows, columns] of a stack."""
+        if group.get("parts") == "stack" and len(shape) > 2:
+            return math.prod(shape[:-2]), shape[-2], shape[-1]
+        return shape[0], math.prod(shape[1:])
 
     def _call(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Call:
         return Call(partial(self._ask, name, index, tensor, rank), Label(name, self.names[index]))

@@ -14,6 +14,8 @@ from ..engine.hops import view
 from ..engine.pieces import Pieces
 from ..engine.travel import travel
 from ..learning_rate import adjusted_lr
+from ..orthogonalizers.choices import name_for
+from ..orthogonalizers.named import STOCK
 from .rank_bucket import RankBucket, RankMatrix
 
 
@@ -74,9 +76,10 @@ def apply_update(
     by outputs and inputs, so that a group that stores its weights ``transposed``, (in, out), swaps them.
     """
     lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
+    by_rows = name_for(group.get("orthogonalize", STOCK), *sides[-2:]) != STOCK
     sides = sides[::-1] if group.get("transposed") else sides
     adjusted = adjusted_lr(lr, group["adjust_lr_fn"], sides)
-    decay_and_add(parameter, update, lr, adjusted, group["weight_decay"], shard)
+    decay_and_add(parameter, update, lr, adjusted, group["weight_decay"], shard, by_rows)
 
 
 def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
