@@ -56,7 +56,8 @@ class CallbackStep:
     """Takes one rank's parameters through a config's functions. ``names`` and ``parameters`` go by index.
 
     ``shapes`` are those of the full matrices, ``settled`` the parameters whose first answers were right on
-    all ranks, ``ranges`` where this rank's parts lie, and ``present`` those that have a gradient in this step.
+    all ranks, ``ranges`` where this rank's parts lie, and ``present`` those that have a gradient in this
+    step.
     """
 
     config: DistributedConfig

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from ..callbacks.config import DistributedConfig
-from ..callbacks.create_configs import create_dtensor_config
+from ..callbacks.create_configs import INDEPENDENT, create_dtensor_config
 from ..engine.collective import Walk
 from ..errors import (
     GradientError,
@@ -517,10 +517,22 @@ class Muon(torch.optim.Optimizer):
         complaint = self._finish_early() or self._complaint()
         stamp = self._stamp(f"ready_gradients(max_norm={max_norm})", complaint, rest)
         steps = self._steps_agreed(stamp, rest)
+        if max_norm is not None and (apart := self._ranks_apart()):
+            raise UsageError(
+                f"ranks of {apart}_pg have parameters of their own, whose gradients are not in this "
+                "optimizer's norm: before step(), clip by the norm over all of them "
+                "(torch.nn.utils.clip_grads_with_norm_)"
+            )
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
             return None
         return steps[0].run(self._ready_or_infinite(max_norm, rest, stamp))
+
+    def _ranks_apart(self) -> str | None:
+        """The axis of a config along which each rank has parameters of its own, if there is one."""
+        config = self._make_steps.config if isinstance(self._make_steps, ConfigSteps) else None
+        groups = {} if config is None else config.state.get("process_groups", {})
+        return next((axis for axis in INDEPENDENT if axis in groups and groups[axis].size() > 1), None)
 
     @property
     def plan_steps(self) -> list[PlanStep]:
@@ -538,7 +550,9 @@ class Muon(torch.optim.Optimizer):
         if len(steps) != 1 or not isinstance(steps[0], PlanStep):
             raise UsageError(
                 "gradients on several meshes, or behind a config's own functions, are not clipped here: "
-                "call torch.nn.utils.clip_grad_norm_ before step()"
+                "before step(), clip by torch.nn.utils.clip_grad_norm_. That takes one mesh at a time: for "
+                "several, take torch.nn.utils.get_total_norm of each one's gradients, the root of the sum of "
+                "their squares, and torch.nn.utils.clip_grads_with_norm_"
             )
         return steps[0]
 

@@ -1,0 +1,272 @@
+"""Configs and DTensors in less usual arrangements, held against one process; and what they refuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from muon_tutorial import Muon, MuonWithAdamW
+from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial.callbacks.create_configs import create_processgroup_config
+from muon_tutorial.errors import ConfigError, MismatchError, StrategyError, UsageError
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.orthogonalizers.named import RECIPES
+from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
+from muon_tutorial.worlds.live import build_mesh
+
+STEPS = 3
+
+
+def made(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def differing(
+    params: Sequence[nn.Parameter], group: dict[str, Any] | None = None, **settings: Any
+) -> list[int]:
+    """Which parameters are not those of one process after a few steps, to the last bit."""
+    options = {"lr": 0.02, "weight_decay": 0.1, **(group or {})}
+    copies = [nn.Parameter(whole(param.detach()).clone()) for param in params]
+    for mine, copy in zip(params, copies, strict=True):
+        copy.grad_dtype = mine.grad_dtype
+    alone, together = Muon(copies, **options), Muon(params, **options, **settings)
+    for step in range(STEPS):
+        for index, (param, copy) in enumerate(zip(params, copies, strict=True)):
+            gradient = made(copy.shape, 100 * step + index, copy.grad_dtype or copy.dtype)
+            copy.grad = gradient.clone()
+            param.grad = (
+                distribute_tensor(gradient, param.device_mesh, param.placements)
+                if isinstance(param, DTensor)
+                else gradient.clone()
+            )
+        alone.step()
+        together.step()
+    pairs = enumerate(zip(params, copies, strict=True))
+    return [index for index, (param, copy) in pairs if not torch.equal(whole(param.detach()), copy.detach())]
+
+
+def to_rank_of_index(params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
+    return {index: index % dist.get_world_size() for index in range(len(params))}
+
+
+def gather_whole(matrix: Tensor, owner: int, state: dict[str, Any]) -> Tensor | None:
+    full = whole(matrix)
+    return full if dist.get_rank() == owner else None
+
+
+def broadcast_update(update: Tensor | None, owner: int, state: dict[str, Any]) -> Tensor:
+    if update is None:
+        update = torch.empty(state["full_shape"] or state["local_shape"], dtype=state["wire_dtype"])
+    dist.broadcast(update, owner)
+    param = state["params"][state["param_idx"]]
+    if not isinstance(param, DTensor):
+        return update
+    return distribute_tensor(update, param.device_mesh, param.placements)
+
+
+def broadcast_into_kept_buffer(update: Tensor | None, owner: int, state: dict[str, Any]) -> Tensor:
+    shape = state["local_shape"]
+    view = state["buffer"][: shape[0] * shape[1]].view(shape)
+    if update is not None:
+        view.copy_(update)
+    dist.broadcast(view, owner)
+    return view
+
+
+def gather_into_kept_buffer(matrix: Tensor, owner: int, state: dict[str, Any]) -> Tensor | None:
+    view = state["gathered"][: matrix.numel()].view(matrix.shape)
+    view.copy_(matrix)
+    return view if dist.get_rank() == owner else None
+
+
+def in_parameter_dtype(update: Tensor | None, owner: int, state: dict[str, Any]) -> Tensor:
+    if update is None:
+        update = torch.empty(state["local_shape"], dtype=state["dtype"])
+    dist.broadcast(update, owner)
+    return update
+
+
+SHAPES = [(8, 6), (10, 6), (6, 9), (12, 12), (33, 17), (5, 7)]
+
+
+def plain(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(made(shape, index, dtype)) for index, shape in enumerate(SHAPES)]
+
+
+def with_own_functions(rank: int) -> dict[str, Any]:
+    """Own functions that keep buffers, in other dtypes, over DTensors, and that answer wrongly."""
+    found: dict[str, Any] = {}
+    for at_once in (True, False):
+        for ahead in (0, 1, 3):
+            kept = {"buffer": torch.empty(600, dtype=torch.bfloat16), "gathered": torch.empty(600).bfloat16()}
+            config = DistributedConfig(
+                to_rank_of_index, gather_into_kept_buffer, broadcast_into_kept_buffer, kept, at_once, ahead
+            )
+            found[f"kept buffers {at_once} {ahead}"] = differing(plain(), distributed_config=config)
+    config = DistributedConfig(to_rank_of_index, gather_whole, in_parameter_dtype)
+    try:
+        differing(plain(), distributed_config=config)
+    except ConfigError as error:
+        found["another dtype"] = str(error)
+
+    def own(params: list[nn.Parameter]) -> DistributedConfig:
+        return DistributedConfig(to_rank_of_index, gather_whole, broadcast_update, {"params": params})
+
+    halves = plain(torch.bfloat16)
+    found["whole, bf16"] = differing(halves, distributed_config=own(halves))
+    mesh = build_mesh({"fsdp": dist.get_world_size()})
+    cut = [
+        nn.Parameter(distribute_tensor(it.detach(), mesh, [Shard(i % 2)]))
+        for i, it in enumerate(plain(torch.bfloat16))
+    ]
+    found["DTensors, bf16"] = differing(cut, distributed_config=own(cut))
+    stack = [nn.Parameter(made((2, 3, 5, 4), 1))]
+    found["4-D stack"] = differing(stack, {"parts": "stack"}, distributed_config=own(stack))
+    for name, settings in {
+        "own": lambda params: {"distributed_config": own(params)},
+        "helper": lambda params: {"distributed_config": create_processgroup_config(dp_pg=dist.group.WORLD)},
+        "owner": lambda params: {"strategy": "owner", "mesh": build_mesh({"dp": dist.get_world_size()})},
+    }.items():
+        params = plain(torch.bfloat16)
+        for param in params:
+            param.grad_dtype = torch.float32
+        found[f"grad_dtype, {name}"] = differing(params, **settings(params))
+    params[0].grad_dtype = None
+    try:
+        Muon(params, distributed_config=own(params)).step()
+    except StrategyError as error:
+        found["any grad_dtype"] = str(error)
+    for recipe in RECIPES:
+        tall = [nn.Parameter(made(shape, i, torch.bfloat16)) for i, shape in enumerate(((64, 24), (33, 17)))]
+        group = {"orthogonalize": recipe}
+        found[f"tall, {recipe}"] = differing(
+            tall, group, strategy="owner", mesh=build_mesh({"dp": dist.get_world_size()})
+        )
+    return found
+
+
+@pytest.mark.live
+def test_own_functions_and_helpers_step_as_one_process_does() -> None:
+    for found in launch(with_own_functions, 2):
+        assert "in torch.bfloat16, as state['wire_dtype'] says; got torch.float32" in found.pop(
+            "another dtype"
+        )
+        assert "has grad_dtype=None" in found.pop("any grad_dtype")
+        assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+def on_sub_meshes(rank: int) -> dict[str, Any]:
+    """Matrices that lie on crossing meshes, in either order."""
+    mesh = build_mesh({"fsdp": 2, "tp": 2})
+    kinds: dict[str, Callable[[], nn.Parameter]] = {
+        "fsdp": lambda: nn.Parameter(distribute_tensor(made((8, 6), 1), mesh["fsdp"], [Shard(0)])),
+        "both": lambda: nn.Parameter(distribute_tensor(made((12, 10), 2), mesh, [Shard(0), Shard(1)])),
+        "tp": lambda: nn.Parameter(distribute_tensor(made((10, 6), 3), mesh["tp"], [Shard(0)])),
+    }
+    orders = ["fsdp both", "both fsdp", "tp fsdp", "fsdp both tp", "tp both fsdp"]
+    return {order: differing([kinds[kind]() for kind in order.split()]) for order in orders}
+
+
+@pytest.mark.live
+def test_matrices_on_crossing_meshes_get_owners_that_all_their_ranks_agree_on() -> None:
+    for found in launch(on_sub_meshes, 4):
+        assert {order: wrong for order, wrong in found.items() if wrong} == {}
+
+
+class WithExpert(nn.Module):
+    """Dense layers, and an expert of each rank's own, of which FSDP2 knows nothing."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense, self.router, self.head = (nn.Linear(8, out, bias=False) for out in (8, 4, 3))
+        torch.manual_seed(100 + rank)
+        self.expert = nn.Linear(8, 8)
+
+
+def with_experts(rank: int) -> dict[str, Any]:
+    mesh, found = build_mesh({"dp": 2}), {}
+    model = WithExpert(rank)
+    fully_shard(model, mesh=mesh, ignored_params={*model.expert.parameters()})
+    before = [it.detach().clone() for it in model.expert.parameters()]
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
+    same = zip(before, model.expert.parameters(), strict=True)
+    found["kept"] = all(torch.equal(one, other.detach()) for one, other in same)
+    for param in model.parameters():
+        param.grad = param.detach().clone()
+    try:
+        optimizer.step()
+    except MismatchError as error:
+        found["told"] = str(error)
+    for one, other in (("fsdp", "ep"), ("tp", "ep"), ("dp", "ep"), ("fsdp", "pp")):
+        groups: dict[str, Any] = {f"{name}_pg": mesh.get_group() for name in (one, other)}
+        cut = nn.Parameter(distribute_tensor(made((8, 6), 1), mesh, [Shard(0)]))
+        try:
+            Muon([("dense", cut)], distributed_config=create_processgroup_config(**groups))
+        except ConfigError as error:
+            found[f"{one} {other}"] = str(error)
+        assert torch.equal(whole(cut.detach()), made((8, 6), 1))
+    own = nn.Parameter(made((8, 6), rank))
+    own.grad = own.detach().clone()
+    config = create_processgroup_config(ep_pg=mesh.get_group())
+    try:
+        Muon([("expert", own)], distributed_config=config).ready_gradients(1.0)
+    except UsageError as error:
+        found["clipped"] = str(error)
+    return found
+
+
+@pytest.mark.live
+def test_experts_of_each_ranks_own_keep_their_values_and_two_roles_of_a_group_are_refused() -> None:
+    for found in launch(with_experts, 2):
+        assert found.pop("kept") is True
+        assert "ranks of ep_pg have parameters of their own" in found.pop("clipped")
+        told = found.pop("told")
+        assert "expert.weight is not the same on all ranks" in told
+        assert "create_processgroup_config(ep_pg=...)" in told
+        assert set(found) == {"fsdp ep", "tp ep", "dp ep", "fsdp pp"}
+        for case, said in found.items():
+            crossing, own = case.split()
+            assert f"{own}_pg has ranks of {crossing}_pg" in said
+
+
+def pretended(placements: Sequence[Any], sizes: Sequence[int]) -> Any:
+    names = tuple(f"axis{place}" for place in range(len(sizes)))
+    mesh = SimpleNamespace(mesh_dim_names=names, shape=tuple(sizes), size=lambda dim: sizes[dim])
+    return SimpleNamespace(device_mesh=mesh, placements=tuple(placements))
+
+
+def test_strided_shards_are_cut_in_the_order_that_pytorch_reads_from_their_factors() -> None:
+    draw, orders = random.Random(0), set()
+    for _ in range(3000):
+        sizes = [draw.choice((2, 3)) for _ in range(draw.choice((2, 3)))]
+        kinds = [Shard(0), *(_StridedShard(0, split_factor=factor) for factor in (2, 3, 4, 6))]
+        if draw.random() < 0.5:
+            kinds += [Replicate(), Shard(1)]
+        param = pretended([draw.choice(kinds) for _ in sizes], sizes)
+        due = DTensorSpec._maybe_convert_StridedShard_to_shard_order(param.placements, param.device_mesh)
+        if due is None:
+            with pytest.raises(StrategyError, match=r"within \d pieces that are no axis's"):
+                dtensor_cuts("w", param)
+            continue
+        found: dict[int, list[int]] = {}
+        for axis, shard in dtensor_cuts("w", param):
+            found.setdefault(shard.dim, []).append(int(axis[-1]))
+        assert found == {entry.tensor_dim: list(entry.mesh_dims) for entry in due}
+        orders.add(tuple(found.get(0, ())))
+    assert {(2, 0, 1), (1, 0), (2, 1, 0)} <= orders
