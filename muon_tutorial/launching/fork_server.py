@@ -133,6 +133,8 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        if self._child.stderr is not None:
+            self._child.stderr.close()
 
 
 _SERVERS: dict[int, ForkServer] = {}  # by the process that started it: a forked child starts its own

@@ -60,7 +60,7 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # ## One matrix, many processes
 #
 # Muon is an optimizer, as AdamW is. Before it steps, it *orthogonalizes* a matrix's update, and for that it needs the
-# whole matrix. Why it does, lesson 01 says. Today, watch who holds what.
+# whole matrix. Lesson 01 says why. Today, watch who holds what.
 #
 # A **process** is a running program whose memory no other can look into. Large models train on many, usually one
 # per GPU; today they share your processor. Each has a number, its **rank**.
@@ -181,6 +181,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 # - Here tp *cuts* the weight and dp *copies* it. ZeRO makes dp cut the momentum.
 # - In the middle of a step, ranks put the whole matrix together.
 # - They end with the bits of one process.
+# - For so small a matrix one process is faster, by far. Ranks pay once matrices are large, or do not fit.
 #
 # You have just taken a distributed Muon step on real processes. Next: why orthogonalize at all?
 #

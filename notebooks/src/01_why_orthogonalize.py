@@ -94,10 +94,11 @@ lesson.explore_race(race, live=widgets)
 # %% [markdown]
 # <details><summary>Was it fair?</summary>
 #
-# The lanes differ in who steps the *hidden* matrices, those of attention and MLP. Embedding, head and norms
-# go to AdamW in all of them, at the rate that was best for AdamW alone. Hidden rates were tried a factor of
-# two apart, and the best lies inside, not at an end. All rates fall in a line to zero. Thin lines are other
-# seeds. One small model proves little; [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/)
+# The lanes differ in who steps the *hidden* matrices, those of attention and MLP. Its first and last matrix
+# (embedding and head) and the small vectors between layers (norms) go to AdamW in all of them, at the rate that was
+# best for AdamW alone. Hidden rates were tried a factor of two apart, and the best was never the smallest or the
+# largest tried. SGD has the same momentum as Muon (0.95, Nesterov). All rates fall in a line to zero. Thin lines are
+# other seeds. One small model proves little; [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/)
 # reports long runs. `python -m muon_tutorial.learn.why_muon.race` records the race anew.
 #
 # </details>
@@ -218,7 +219,8 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 #
 # Three things are left. The **size factor** is the root of rows / columns of `W`, and at least 1: it makes an
 # output move as far in a tall matrix as in a square one. **Weight decay** shrinks `W` by `lr * weight_decay`; it never
-# meets the gradient, hence *decoupled*. Then the update is added. Here is each stage of one matrix:
+# meets the gradient, hence *decoupled*. Then the update is added. Here is each stage of one matrix
+# (**RMS**, root mean square, is the usual size of an entry):
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -278,8 +280,8 @@ print("Muon, in each block:", *[name for name in split.hidden_names if "blocks.0
 print("AdamW:", *split.rest_names, sep="\n  ")
 
 # %% [markdown]
-# A norm has no directions. But the **embedding** and the **head**, first and last, are matrices. Why not
-# those?
+# A norm's weight is a vector, so it has no directions to make equal. But the **embedding** and the **head**, first
+# and last, are matrices. Why not those?
 #
 # The embedding is a table: a byte picks one row, and no input mixes rows. Adam keeps rows apart. Muon does
 # not. Erase the gradient of the most frequent byte, and see whose updates change:
@@ -294,15 +296,17 @@ lesson.picture_of_rows(lesson.erase_a_byte(run))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# Here it even helps! So this is a rule of thumb, not a law. (AdamW's learning rate was tuned for its own
-# lane, too.) The reasons given are cost, as a table of 50,000 words is the largest matrix of all, and
-# [experience](https://kellerjordan.github.io/posts/muon/#empirical-considerations): in long runs, AdamW did
-# better on both.
+# Here it even helps! So this is a rule of thumb, not a law. (AdamW's rate for embedding and head was tuned where
+# AdamW steps everything, and not again beside Muon.) The reasons given are cost, as a table of 50,000 words is the
+# largest matrix of all, and [experience](https://kellerjordan.github.io/posts/muon/#empirical-considerations): in
+# long runs, AdamW did better on both.
 #
 # ## What would suit a table?
 #
 # A hidden layer's limit was its loudest direction. A table's inputs pick rows, so let no *row* be longer than
 # 1. Which update promises most?
+#
+# (**Par**, as in golf, is what a good answer needs. Less is better.)
 #
 # *Hard · 8 minutes · optional · par 2 lines*
 
@@ -339,7 +343,7 @@ print(lesson.say_cost(G))
 # ## Recap
 #
 # - A gradient is loud in few directions. Muon makes all equally loud.
-# - Among updates with equally loud loudest directions, that one promises the most.
+# - Of all updates whose loudest direction is equally loud, Muon's promises the most.
 # - The update: momentum, Nesterov, orthogonalize, size factor, decay, add.
 # - It is for hidden matrices. AdamW has embedding, head and norms.
 #

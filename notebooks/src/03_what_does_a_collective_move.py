@@ -176,6 +176,8 @@ compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(s
 lesson.explore_switches(settings, live=widgets)
 
 # %% [markdown]
+# (Fastest are the two in which neighbours always differ: two moments. Most take three or four.)
+#
 # Nobody wants to deal out roles like that. The usual remedy is `dist.isend`: it *starts* to send and returns at once,
 # with a handle. Receive in the meantime. The handle's `wait()` returns once the message has left.
 
@@ -321,8 +323,9 @@ for dtype in (torch.float32, torch.bfloat16):
 # So all_reduce = reduce_scatter + all_gather, half the bytes each: (P − 1)/P of the tensor. Half as many bytes per
 # entry, half as many in all. And more ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P grows by a third.
 #
-# That is why ZeRO costs nothing extra. It stops after the first half, works on its *one* piece of the sum, and spends
-# the second half on sending the result. Muon will do just that.
+# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. It stops after the first half,
+# works on its *one* piece of the sum, and sends the result in the second half. Muon will do that, too, and pay for
+# one gather in between: it needs whole matrices (lesson 05).
 #
 # <details><summary>Other collectives, and what is no ring</summary>
 #
@@ -331,7 +334,7 @@ for dtype in (torch.float32, torch.bfloat16):
 # | collective | bytes |
 # |---|---|
 # | all_to_all | (P − 1)/P · S |
-# | broadcast | S, but for the last rank of the chain |
+# | broadcast | S; the last rank of the chain sends nothing |
 # | gather | S/P, and the root nothing |
 # | scatter | the root (P − 1)/P · S, all others nothing |
 #
@@ -367,9 +370,9 @@ lesson.picture_of_wire(wire, sizes, seconds)
 # %% [markdown]
 # On the left the line is flat: bytes are free there, and you pay latency. On the right only bytes count. A ring's
 # all_reduce of S bytes is 2 (P − 1) messages in a row, of S/P bytes each: with many ranks, a small tensor pays almost
-# nothing but latency. (Is the last dot far above the line? Caches end, and the
-# model does not know.) Look at the last two printed lines, too. They are why optimizers pack many small matrices into one
-# large buffer, which lesson 05 is about.
+# nothing but latency. (Is the last dot far above the line? Caches end, and the model does not know.) Look at the last
+# two printed lines, too. They are why optimizers pack many small matrices into one large buffer, which lesson 05 is
+# about.
 #
 # ## Recap
 #
@@ -383,7 +386,7 @@ lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% tags=["stub"]
 answers = {
-    "messages": ...,  # how many messages does rank 0 send in *your* all_reduce, total?
+    "messages": ...,  # how many messages does rank 0 send in a *ring's* all_reduce?
     "share": ...,  # what part of an all_reduce's bytes does its all_gather send?
     # an all_reduce of a million bfloat16 entries, with P = 8. How many bytes does each rank send?
     "bytes": ...,

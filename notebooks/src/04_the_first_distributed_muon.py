@@ -187,7 +187,7 @@ lesson.explore_sabotage(dp, live=widgets)
 #
 # ## Fix it
 #
-# Where something lies must follow from what all ranks know alike, here the shapes, and never from what one rank
+# Where something stands must follow from what all ranks know alike, here the shapes, and never from what one rank
 # happens to have. Write the function anew: a missing gradient leaves zeros in its own place, and nothing else
 # changes.
 #
@@ -303,8 +303,9 @@ for shape in ((768, 768), (768, 3072)):
     print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
 
 # %% [markdown]
-# These are the matrices of GPT-2's smallest, four square ones a layer and two large ones. Left: dealt out by index.
-# Right: the costliest first, each to the rank that has least so far. Which numbers of ranks suit round robin?
+# These are the matrices of the smallest GPT-2: 12 layers, each with four square ones and two large ones. Left: dealt
+# out by index. Right: the costliest first, each to the rank that has least so far. Which numbers of ranks suit round
+# robin?
 
 # %%
 lesson.explore_loads(live=widgets)
@@ -404,7 +405,7 @@ balanced.check(balance)
 # ## Against the clock
 #
 # Only one process and a pair: with more ranks than cores we would measure the cores. The matrices are larger
-# here, so that sharing pays.
+# here, so that sharing can pay.
 
 # %% tags=["volatile"]
 alone = launch(lesson.time_steps, 1, args=(1, seed, steps), backend=backend)
@@ -412,8 +413,9 @@ pair = launch(lesson.time_steps, 2, args=(2, seed, steps), backend=backend)
 print(lesson.say_clock(alone, pair))
 
 # %% [markdown]
-# A pair that does everything takes about as long as one process: all the work twice. Round robin does half of it
-# each, and sends a buffer. (If the pair took twice as long as the single process, its ranks shared a core.)
+# If each rank has a core of its own, a pair that does everything takes about as long as one process: all the work,
+# twice. Round robin does half of it on each rank, and sends a buffer. (Where the pair takes much longer than the single
+# process, its ranks share cores or memory: compare the last two lines only.)
 #
 # Last, momentum, weight decay and two steps of the package's Muon, beside `torch.optim.Muon` in one process:
 

@@ -2,7 +2,7 @@
 # # 05 · ZeRO-1 and the virtual buffer
 #
 # Momentum is as large as the weights, and so far every rank keeps all of it. How can each keep only its share, and
-# still know where every entry lies, without asking anybody?
+# still know where every entry is, without asking anybody?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -65,12 +65,13 @@ split, ranges, received, planned, quiz = lesson.all_exercises(dp, tp, bucket)
 # weights stay copies.) The picture above shows the same entries on three rulers:
 #
 # 1. *Matrices*, A to G, each written out flat, row after row.
-# 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would exceed the limit, and a larger
-#    matrix gets a bucket of its own. Then comes **padding**, entries that mean nothing, until dp divides the length.
+# 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would exceed the limit (the parameter
+#    `bucket`, in entries here), and a larger matrix gets a bucket of its own. Then comes **padding**, entries that
+#    mean nothing, until dp divides the length.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, and so on.
 #
 # So a rank owns a *range*, not a matrix. All shares are equal. The price: a boundary may cut through a matrix, which
-# then *straddles*. The same as arithmetic:
+# then **straddles**. The same as arithmetic:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -139,9 +140,9 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 # %% [markdown]
 # ## Find your range
 #
-# `global_range` is where a matrix lies in its bucket; `local_range`, where the rank's part of it lies in the rank's
-# slice. Compute the second from the first. `place` says which slice (0 is the first), `length` how long slices
-# are. Count from the start *of the slice*, and return `(0, 0)` where it has nothing of the matrix.
+# `global_range` says which entries of its bucket a matrix takes; `local_range`, which entries of the slice hold this
+# rank's part of it. Compute the second from the first. `place` says which slice (0 is the first), `length` how long
+# slices are. Count from the start *of the slice*, and return `(0, 0)` where it has nothing of the matrix.
 #
 # *Medium · 7 minutes · required*
 
@@ -195,11 +196,11 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # ## Who needs whom?
 #
 # Whoever keeps only a part of a matrix needs the rest. All its keepers orthogonalize it, and each uses its own part of
-# the update. A matrix that lies whole in one slice need not travel.
+# the update. A matrix that is whole in one slice need not travel.
 #
-# The first published version of this step gathers *every* bucket on every rank, padding and all. The thrifty way gathers only
-# what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *receive*, either
-# way?
+# The first published version of this step gathers *every* bucket on every rank, padding and all. The thrifty way
+# gathers only what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank
+# 0 *receive*, either way?
 #
 # *Medium · 6 minutes · required*
 
@@ -299,7 +300,7 @@ planned.check(all_ranges)
 # ## Recap
 #
 # - ZeRO-1 cuts momentum by *entry*, not by matrix: equal shares for all ranks, in every bucket.
-# - Where a rank's part lies is an intersection of two ranges, and needs no message.
+# - A rank's part is the intersection of two ranges, and finding it needs no message.
 # - Matrices that straddle a boundary have to be gathered. Momentum stays; gradients and weights travel.
 # - Fewer, larger buckets mean fewer collectives and less padding, and about the same bytes.
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 06 · Which ranks belong together?
 #
-# You are one rank in a grid. Whom do you call to average a gradient, whom to put a matrix together, and how few
-# calls does it take until you have heard from everybody?
+# You are one rank in a grid. Whom do you call to average a gradient, whom to put a matrix together, and how
+# many calls in your own two groups does it take until you have heard from everybody?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -24,7 +24,7 @@ lesson.hero()
 #
 # **Thirty minutes.** At the end you can say for any rank of any grid where it stands, which ranks are in its
 # groups, and under which number they know it there. Your own function has made all groups on real processes, and
-# you have seen one of them hang.
+# you have seen ranks wait in a group to which one member never came.
 #
 # *You need* lesson 03 (what a collective moves) and lesson 05 (a rank owns a range).
 #
@@ -187,8 +187,8 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # A rank has its number in the world, the **global rank**, and a number in each of its groups, the **group rank**.
 # In the dp group that is its coordinate along dp.
 #
-# Each column shall get what its member number 1 has. So every rank calls `dist.broadcast` in its dp group with
-# `src=1`. What does the last rank get?
+# In each column, number 1 is to send what it has to all the others. So every rank calls `dist.broadcast` in its dp
+# group with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -204,7 +204,7 @@ arrives = ...  # a rank, such as 0, or "error"
 #
 # </details>
 
-# %%
+# %% tags=["answer"]
 def from_number_1(rank):
     column = build_mesh({"dp": dp, "tp": tp}).get_group("dp")
     mine = torch.tensor([rank])
@@ -214,7 +214,6 @@ def from_number_1(rank):
         return str(error)
     return int(mine)
 
-# %% tags=["answer"]
 arrived = launch(from_number_1, dp * tp, backend=backend)
 print(lesson.say_arrivals(arrived))
 compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
@@ -246,8 +245,8 @@ returned = ...  # a list of ranks, such as [1, 2]
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Its row waits for rank 0, for ever. Every other column waits for its member of that row. Only in the column of
-# rank 0 everybody comes.
+# Its row waits for rank 0, for ever. Every other column waits for its member of that row. Only in rank 0's column
+# does everybody come.
 #
 # ```python
 # returned = list(range(0, dp * tp, tp)) if tp > 1 else list(range(dp))
@@ -352,6 +351,7 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 # - `rank = dp_rank · tp + tp_rank`; back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group: different pieces. A column is a dp group: same piece, different data.
 # - All ranks make all groups, in the same order. Compare first.
+# - Two calls, one in the row and one in the column, and everybody has heard of everybody.
 # - A rank has a number in the world and one in each group. Ask which one a call wants.
 # - The rank that skips a call returns happily. Those that wait are witnesses.
 #

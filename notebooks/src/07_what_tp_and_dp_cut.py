@@ -128,7 +128,8 @@ shapes.check(local_shape)
 # relu can come at once. `down`, 6 × 10, is row parallel, and a rank's piece needs just those features. No message in
 # between! Only in the end, each rank has a part of every sum.
 #
-# Write the pass for one rank, with its own pieces. It returns the whole y. Each row of the grid has its own batch x.
+# Write the forward pass of one rank, with its own pieces. It returns the whole y. Each row of the grid has its own
+# batch x.
 #
 # *Medium · 6 minutes · required*
 
@@ -198,15 +199,16 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## What dp cuts
 #
-# dp copies the weights. It cuts what nobody needs twice, the momentum, and never asks where a matrix begins. tp cuts a
-# *matrix*; dp cuts the *buffer*. A smaller tp piece leaves a gap behind it, so that offsets are the same on every tp rank.
+# dp copies the weights. It cuts what nobody needs twice, the momentum, and never asks where a matrix begins. tp cuts
+# a *matrix*; dp cuts the *buffer*. A smaller tp piece leaves a gap behind it, so that offsets are the same on every
+# tp rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
 
 # %% [markdown]
-# Now say it for any entry: who holds the weight `up[row, column]`, and who keeps its momentum? In a buffer, the piece of
-# `up` comes first, row by row. Each rank keeps `length` entries of it.
+# Now say it for any entry: who holds the weight `up[row, column]`, and who keeps its momentum? In a buffer, the piece
+# of `up` comes first, row by row. Each rank keeps `length` entries of it.
 #
 # *Medium · 8 minutes · required*
 
@@ -234,8 +236,8 @@ holders.check(who_holds)
 # </details>
 
 # %% [markdown]
-# Is it true? Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes on
-# each piece how it was cut: Muon must know.
+# Is it true? Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes
+# on each piece how it was cut: Muon must know.
 
 # %%
 def train(rank):
@@ -252,8 +254,8 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# A letter stands for the bytes on a rank. The weights repeat along dp to the bit, in spite of different data. The momentum
-# is nowhere twice. Look up one entry with your function:
+# A letter stands for the bytes on a rank. The weights repeat along dp to the bit, in spite of different data. The
+# momentum is nowhere twice. Look up one entry with your function:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -265,14 +267,14 @@ print(f"rank {momentum_on} keeps its momentum")
 print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
-# So Muon, which wants whole matrices, needs two gathers: one over dp joins the slices of a buffer, one over tp joins the
-# pieces of a matrix. Leave out the second, and you are in the next lesson.
+# So Muon, which wants whole matrices, needs two gathers: one over dp joins the slices of a buffer, one over tp joins
+# the pieces of a matrix. Leave out the second, and you are in the next lesson.
 #
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v, to multiply once: a **fused QKV**. Its rows belong to
-# **attention heads**. To attend, a head needs its rows of q, of k and of v on *one* rank. Ours has 4 heads. Suppose that
-# tp = 2 cuts it as any other weight. How many heads are torn?
+# **attention heads**. To attend, a head needs its rows of q, of k and of v on *one* rank. Ours has 4 heads. Suppose
+# that tp = 2 cuts it as any other weight. How many heads are torn?
 #
 # *Easy · 2 minutes · required*
 
@@ -313,8 +315,8 @@ lesson.slide_qkv(live=widgets)
 # ## Keep every head whole
 #
 # Now under tp = 3, which does not divide the heads. `shard_qkv` returns one rank's piece: again q above k above v, of
-# whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. The check draws
-# a wrong cut.
+# whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. The check
+# draws a wrong cut.
 #
 # *Hard · 15 minutes · optional · par 144 entries on the busiest rank*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 08 · What happens if each shard is orthogonalized alone?
 #
-# Each rank calls Muon on the piece of the gradient that it holds: no message, no error, and a perfectly flat
-# spectrum. So why is the update wrong?
+# Each rank calls Muon on the piece of the gradient that it holds: no message, no error and, cut the usual way, a
+# perfectly flat spectrum. So why is the update wrong?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -127,7 +127,7 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 where two matrices point the same way, and 0 at right angles. **Distance** is the size of the
-# difference over the size of UVᵀ; in brackets, what the best learning rate there is leaves of it. It stays large.
+# difference over the size of UVᵀ; in brackets, how much is left with the best learning rate. It stays large.
 #
 # Yet all singular values are equal, *whatever the gradient was*: `update @ update.T` is tp times the identity. A flat
 # spectrum proves nothing.
@@ -178,13 +178,13 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# A unit test with `torch.randn` may meet the harmless case, and pass.
+# (For a tall matrix, exchange rows and columns.) A unit test with `torch.randn` may meet the harmless case, and pass.
 #
 # ## A shard gets the size wrong, too
 #
-# Muon multiplies its update by a factor of the shape m × n: Keller Jordan's is `sqrt(max(1, m/n))`, Moonshot's
-# `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix; `shard.shape` gives another factor, even after a perfect gather.
-# For example, cut by rows:
+# Muon multiplies its update by a factor of the shape m × n: Keller Jordan's is `sqrt(max(1, m/n))`, that of Moonshot
+# AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix; `shard.shape`
+# gives another factor, even after a perfect gather. For example, cut by rows:
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
@@ -224,7 +224,7 @@ print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
 # Below 1 the factor is too *large*. The first line is our matrix: the shards' update was √tp too large, and Moonshot's
-# factor makes it √tp too small again. A wrong update with the right RMS!
+# factor makes it √tp too small again. A wrong update whose entries have just the right size!
 #
 # ## Repair it: gather first
 #
@@ -295,7 +295,8 @@ print(lesson.say_cost(costs, tp))
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and the power law. Where it fails, you see *your* update's heat map.
+# Real ranks try it in float32, on the real gradient and the power law. Where it fails, you see *your* update's heat
+# map.
 #
 # *Hard · 12 minutes · optional · par 24576 bytes*
 
@@ -326,8 +327,9 @@ surviving.check(surviving_update)
 # ## Recap
 #
 # - Orthogonalizing shards is not orthogonalizing the matrix.
-# - Cut by columns, the spectrum is flat, and the update acts where the gradient is zero.
-# - Cut by rows, random entries hide the mistake. Test with real gradients.
+# - Cut along the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as no shard is
+#   longer the other way. Here the update then acts where the gradient is zero.
+# - Cut along the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole's shape.
 #
 # **Quiz.** One line measures each.

@@ -143,12 +143,12 @@ at = plans["zero1"].grid.at(0)
 print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
 
 # %% [markdown]
-# It works for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries, and a
-# slice a quarter of that, 524,288. Phase 1: 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 is half of it, phase 7 the same
-# again. Phase 3: 2 · 1 · 2,097,152, about 4.2 MB. All slices have a part, so all ranks run Newton–Schulz.
+# It works for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries,
+# and a slice a quarter of that, 524,288. Phase 1: 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 is half of it, phase 7
+# the same again. Phase 3: 2 · 1 · 2,097,152, about 4.2 MB. All slices have a part, so all ranks run Newton–Schulz.
 #
-# All but `zero1` expect gradients that are averaged already. That all_reduce is not in their ledgers, but somebody pays.
-# With it, and beside AdamW:
+# All but `zero1` expect gradients that are averaged already. That all_reduce is not in their ledgers, but somebody
+# pays. With it, and beside AdamW:
 
 # %%
 lesson.draw_small_bills(dp, tp)
@@ -167,7 +167,7 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But only a matrix that **straddles** a boundary is incomplete anywhere.
+# Wei's script gathers the *whole* bucket. But only a matrix that straddles a boundary is incomplete anywhere.
 # `gather="boundary"` moves nothing else. Write it for one matrix: how many entries do you send to each place along dp?
 #
 # *Medium · 8 minutes · required*
@@ -214,8 +214,8 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW: nothing straddles. In
-# small buckets on many ranks, each matrix straddles all of them, and up to 12 ranks orthogonalize it.
+# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW: nothing straddles.
+# In small buckets on many ranks, each matrix straddles all of them, and up to 12 ranks orthogonalize it.
 #
 # </details>
 #
@@ -259,8 +259,8 @@ ordering.check(order)
 # %% [markdown]
 # ## The phase that rounds
 #
-# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, and each addition rounds.
-# Another grid adds in another order. Does that matter?
+# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, and each addition
+# rounds. Another grid adds in another order. Does that matter?
 #
 # Move one entry of the gradient of o by about 10⁻⁷, over the edge where bfloat16 rounds the other way. How many weights
 # change?

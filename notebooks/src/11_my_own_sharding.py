@@ -58,8 +58,8 @@ guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed
 # ## Three functions
 #
 # Read the picture from the top: four colours flow into one matrix, then one colour flows back. The layouts differ in
-# who brings what, and Muon need not know. It asks a `DistributedConfig`. Here is the whole loop, run on real ranks with three
-# functions for rows:
+# who brings what, and Muon need not know. It asks a `DistributedConfig`. Here is the whole loop, run on real ranks
+# with three functions for rows:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -77,7 +77,8 @@ print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp *
 # `assign_fn` was asked beforehand, once: it returned `owners`. The other two are collectives. Only the owner gets the
 # matrix, yet everybody calls.
 #
-# **FSDP2**, PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose the *last* rank is the owner of this matrix:
+# **FSDP2**, PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose the *last* rank is the owner of this
+# matrix:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -110,9 +111,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 
 # %% [markdown]
 # An **empty shard** is nothing special: its rank calls, with nothing in hand. Now play the layouts. **HSDP** is FSDP2
-# within each *replica*, ranks that hold the whole model between them. Some models have many small MLPs side by side, the
-# *experts*, and send each token through a few; all their other matrices are *dense*. Under **expert parallel** (EP), each
-# rank has experts of its own. When do arrows cross to another replica?
+# within each *replica*, ranks that hold the whole model between them. Some models have many small MLPs side by side,
+# the *experts*, and send each token through a few; all their other matrices are *dense*. Under **expert parallel**
+# (EP), each rank has experts of its own. When do arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -121,8 +122,8 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # ## Yours, on real ranks
 #
 # Now write them, for rows. The ranks along dp share matrices. To have several groups, each place along tp here gets
-# matrices of its own, as experts would. Your `state` holds `"group"`, your process group, and `"shapes"`, all full shapes.
-# `params` are this rank's shards.
+# matrices of its own, as experts would. Your `state` holds `"group"`, your process group, and `"shapes"`, all full
+# shapes. `params` are this rank's shards.
 #
 # `assign` returns the same dict on all ranks of a group. Owners are global ranks, not places in the group.
 #
@@ -147,8 +148,8 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# Shards are uneven, one matrix has a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single` takes
-# split sizes, zero among them. Try it: rank r brings r entries, and rank 0 takes all.
+# Shards are uneven, one matrix has a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single`
+# takes split sizes, zero among them. Try it: rank r brings r entries, and rank 0 takes all.
 
 # %% tags=["ranks"]
 def to_rank_0(rank):
@@ -162,8 +163,8 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's `"local_shape"`,
-# and `lesson.rows_of(rows, ranks)` says how long each shard is.
+# Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's
+# `"local_shape"`, and `lesson.rows_of(rows, ranks)` says how long each shard is.
 #
 # *Medium · 12 minutes · required*
 
@@ -229,8 +230,8 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# Change them as you like; they run on real ranks. First, a place in a group is not a rank. In some groups this goes well,
-# and so it does in a test with one group:
+# Change them as you like; they run on real ranks. First, a place in a group is not a rank. In some groups this goes
+# well, and so it does in a test with one group:
 
 # %% tags=["ranks"]
 def gather_at_place_0(mine, group):
@@ -251,8 +252,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# Third, gather what you are handed: the momentum. It stays sharded, and the gradient is no substitute. The first step is
-# near enough to fool a test:
+# Third, gather what you are handed: the momentum. It stays sharded, and the gradient is no substitute. The first step
+# is near enough to fool a test:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -318,9 +319,9 @@ lesson.draw_loads(model, mine(model.params_at(0), model.state))
 #
 # In the film one owner served all replicas. Where those stand in different racks, you may rather compute twice. Write
 # a config in which each replica has owners of its own. Parameters are **DTensors** now: a rank holds a part
-# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and `"shard"`;
-# `mesh.get_group(axis)` is a group. You return `DistributedConfig(assign_fn, gather_fn, redistribute_fn, state)`. Its state
-# holds what your functions read, and under `"agree_group"` the ranks that share parameters.
+# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and
+# `"shard"`; `mesh.get_group(axis)` is a group. You return `DistributedConfig(assign_fn, gather_fn, redistribute_fn,
+# state)`. Its state holds what your functions read, and under `"agree_group"` the ranks that share parameters.
 #
 # *Hard · 12 minutes · optional · par 0 bytes between replicas*
 
@@ -360,9 +361,9 @@ print(lesson.say_replicas(mine, helper))
 # %% [markdown]
 # ## Who waits for whom?
 #
-# In `muon_step` nobody reaches the second parameter before the first has come back. The package keeps several in flight:
-# as many as there are owners with `async_gpu_parallelism`, and `prefetch_count` more. Your functions then return
-# a handle with `wait()`, in place of a tensor. One step, three times:
+# In `muon_step` nobody reaches the second parameter before the first has come back. The package keeps several in
+# flight: as many as there are owners with `async_gpu_parallelism`, and `prefetch_count` more. Your functions then
+# return a handle with `wait()`, in place of a tensor. One step, three times:
 
 # %% tags=["ranks", "volatile"]
 windows = lesson.run_windows({

@@ -73,23 +73,24 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Compare the two times: the call is over long before sixteen megabytes can have travelled. (Slow calls? Another rank had
-# the core just then.) It is **asynchronous**: it hands the tensor to another thread and returns. Until the wait returns,
-# the tensor belongs to that thread. *Launch is not execution.*
+# Compare the two times: the call is over long before sixteen megabytes can have travelled. (Slow calls? Another rank
+# had the core just then.) It is **asynchronous**: it hands the tensor to another thread and returns. Until the wait
+# returns, the tensor belongs to that thread. *Launch is not execution.*
 #
-# On a GPU *every* operation is like that; on CPUs, only communication. `step()` returns when its kernels are launched, and
-# without `torch.cuda.synchronize()` your watch times the launch. A kernel that waits for other ranks spins: waiting looks
-# busy.
+# On a GPU *every* operation is like that; on CPUs, only communication. `step()` returns when its kernels are
+# launched, and without `torch.cuda.synchronize()` your watch times the launch. A kernel that waits for other ranks
+# spins: waiting looks busy.
 #
-# So draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each bucket of this
-# `zero1` step, by its number, travels three times: reduce_scatter, dp gather, all_gather. In the lower half several
-# buckets are in flight: one travels while another is computed. That is **overlap**. What it cannot hide, the hatched time, is
-# **exposed**.
+# So draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each bucket of
+# this `zero1` step, by its number, travels three times: reduce_scatter, dp gather, all_gather. In the lower half
+# several buckets are in flight: one travels while another is computed. That is **overlap**. What it cannot hide, the
+# hatched time, is **exposed**.
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank was a generator. Here it asks in one line and waits in another. On real processes, `yield Start(…)`
-# calls with `async_op=True`, the **ticket** that comes back is `work` from above, and `yield Wait(…)` waits for it.
+# In lesson 09 a rank was a generator. Here it asks in one line and waits in another. On real processes, `yield
+# Start(…)` calls with `async_op=True`, the **ticket** that comes back is `work` from above, and `yield Wait(…)` waits
+# for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -102,8 +103,8 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
-# How many milliseconds does this loop take with the `quick` times? A second loop asks for the next matrix before it works
-# on this one. How long does that one take, with `quick` times and with `slow` ones?
+# How many milliseconds does this loop take with the `quick` times? A second loop asks for the next matrix before it
+# works on this one. How long does that one take, with `quick` times and with `slow` ones?
 #
 # *Easy · 4 minutes · required*
 
@@ -186,9 +187,9 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# The package's own step again. Nothing runs: these seconds follow from a machine's file. Press play for each link. Which
-# one saves the largest part of its step? From which window on is nothing left to gain? And what happens on a bare
-# loopback, where both ranks share one core, which also sends?
+# The package's own step again. Nothing runs: these seconds follow from a machine's file. Press play for each link.
+# Which one saves the largest part of its step? From which window on is nothing left to gain? And what happens on a
+# bare loopback, where both ranks share one core, which also sends?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -261,8 +262,8 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 #
 # ## Which one first?
 #
-# Sizes differ. A gather starts as soon as the link is free and there is room for its matrix, in the order that you give.
-# Leave as little exposed as you can.
+# Sizes differ. A gather starts as soon as the link is free and there is room for its matrix, in the order that you
+# give. Leave as little exposed as you can.
 #
 # *Hard · 20 minutes · optional · par 109 ms*
 
@@ -277,8 +278,8 @@ ordering.check(order)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Johnson's rule of 1954: first those with more work than gather, the shortest gather first; then the others, the longest
-# work first. It is the best there is where room is endless. Here a patient search does the rest.
+# Johnson's rule of 1954: first those with more work than gather, the shortest gather first; then the others, the
+# longest work first. It is the best there is where room is endless. Here a patient search does the rest.
 #
 # ```python
 # def order(gather, work, megabytes, room):

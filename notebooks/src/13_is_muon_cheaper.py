@@ -62,9 +62,10 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # ## First bill: bytes
 #
-# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. How many bytes
-# do the ranks of one dp group send *together*, on a ring? `zero1` gathers its momentum in bfloat16. `layerwise` is new: a
-# matrix *lives* with one owner, where its gradients are summed. Its momentum never moves; its new weights go to all.
+# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. How many
+# bytes do the ranks of one dp group send *together*, on a ring? `zero1` gathers its momentum in bfloat16. `layerwise`
+# is new: a matrix *lives* with one owner, where its gradients are summed. Its momentum never moves; its new weights
+# go to all.
 #
 # *Easy · 4 minutes · required*
 
@@ -170,9 +171,9 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # </details>
 
 # %% [markdown]
-# One collective, four events. Write the honest sum: nanoseconds in which communication ran, each moment once. Events have
-# `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them ran, `lesson.measure(…)` how long
-# that is.
+# One collective, four events. Write the honest sum: nanoseconds in which communication ran, each moment once. Events
+# have `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them ran, `lesson.measure(…)`
+# how long that is.
 #
 # *Medium · 5 minutes · required*
 
@@ -248,20 +249,21 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the optimizer,
-# which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: a kernel that waits looks busy.
-# And 0.57 counts both runs about twice over, so the ratio hardly moves. But is it the same work?
+# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the
+# optimizer, which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: a kernel that
+# waits looks busy. And 0.57 counts both runs about twice over, so the ratio hardly moves. But is it the same work?
 
 # %%
 print(lesson.say_bytes())
 
 # %% [markdown]
-# It is not. AdamW averaged its gradients there. Muon was handed averaged ones, and ended before anybody had new weights.
+# It is not. AdamW averaged its gradients there. Muon was handed averaged ones, and ended before anybody had new
+# weights.
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive. So rank 0's trace, which is all that the report has of these runs, shows waiting
-# as communication. With *all* ranks on one clock you can tell: nothing moves before the last one has asked.
+# A kernel spins until its peers arrive. So rank 0's trace, which is all that the report has of these runs, shows
+# waiting as communication. With *all* ranks on one clock you can tell: nothing moves before the last one has asked.
 #
 # *Medium · 5 minutes · required*
 
@@ -307,10 +309,11 @@ lesson.draw_waits(timeline)
 print(lesson.say_steps())
 
 # %% [markdown]
-# And to the same *loss*? AdamW needs more steps: 1.1 × as many at this size, find
-# [Wen et al.](https://arxiv.org/abs/2509.02046); about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982). Take
-# 1.1, and the first picture's batch: AdamW is ahead. Now links get 64 times slower. With which strategy does Muon
-# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"` (AdamW's bytes, one owner after the other)?
+# And to the same *loss*? AdamW needs more steps: 1.1 × as many at this size, find [Wen et
+# al.](https://arxiv.org/abs/2509.02046); about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982). Take 1.1,
+# and the first picture's batch: AdamW is ahead. Now links get 64 times slower. With which strategy does Muon
+# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"` (AdamW's bytes, one owner after
+# the other)?
 #
 # *Easy · 2 minutes · required*
 
@@ -344,9 +347,9 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Find the break-even
 #
-# Along the bandwidth, the answer may turn: the **break-even**. `lead(bandwidth)` asks the planner how many seconds Muon is
-# ahead (below zero: AdamW is). Bandwidth is a part of the file's. Find where the sign changes, to one per cent. Give None
-# where it does not.
+# Along the bandwidth, the answer may turn: the **break-even**. `lead(bandwidth)` asks the planner how many seconds
+# Muon is ahead (below zero: AdamW is). Bandwidth is a part of the file's. Find where the sign changes, to one per
+# cent. Give None where it does not.
 #
 # *Hard · 20 minutes · optional · par 2 calls*
 

@@ -33,10 +33,10 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
 #   nothing to install.
 #
-# *All seconds here are predicted.* The planner walks the package's own step without data, and charges it by the file of a
-# machine: `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number comes from, and which
-# are estimates. Nobody has held these seconds against a clock at such a scale. dp and tp below are for the cell that runs
-# on real ranks; take what your machine can bear.
+# *All seconds here are predicted.* The planner walks the package's own step without data, and charges it by the file
+# of a machine: `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number comes from, and
+# which are estimates. Nobody has held these seconds against a clock at such a scale. dp and tp below are for the cell
+# that runs on real ranks; take what your machine can bear.
 #
 # </details>
 
@@ -91,8 +91,8 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever others do.
-# Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
+# Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever others
+# do. Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
@@ -166,8 +166,8 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 # Inside a node of 8 GPUs, links are fast. Between nodes each GPU has a slower card of its own. If a ring has several
 # members in a node, its traffic leaves the node over all their cards.
 #
-# Take dp=64 for the 8B. With tp=1 one ring runs through all, and each rank sends all gradients. With tp=8 there are eight
-# rings with one member a node, and each rank sends an eighth. Which is sooner?
+# Take dp=64 for the 8B. With tp=1 one ring runs through all, and each rank sends all gradients. With tp=8 there are
+# eight rings with one member a node, and each rank sends an eighth. Which is sooner?
 #
 # *Easy · 2 minutes · required*
 
@@ -228,8 +228,8 @@ limits.check(grid)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# tp and pp cut weights and gradients, and what a rank sends. But tp ranks repeat Newton–Schulz: so more stages, less tp,
-# and just enough owners.
+# tp and pp cut weights and gradients, and what a rank sends. But tp ranks repeat Newton–Schulz: so more stages, less
+# tp, and just enough owners.
 #
 # ```python
 # grid = {"dp": 9, "tp": 4, "pp": 8}

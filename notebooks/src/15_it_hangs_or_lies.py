@@ -128,7 +128,8 @@ print(lesson.say_lines(hang))
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# PyTorch's **flight recorder** lists calls, too, if `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Rank 0's last:
+# PyTorch's **flight recorder** lists calls, too, if `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Rank 0's
+# last:
 #
 # <details><summary>What it does not know</summary>
 #
@@ -142,9 +143,9 @@ print(lesson.say_flight(hang, rank=0, last=steps))
 # %% [markdown]
 # ## Tool 2: a ladder, and an oracle to hold it against
 #
-# A run that lies makes all its calls. So compare its numbers with the **oracle**: the same training in one process. Each
-# result of a step is a rung, and the letters are a hash of all its bits. Here is `lie`, the run with another learning
-# rate.
+# A run that lies makes all its calls. So compare its numbers with the **oracle**: the same training in one process.
+# Each result of a step is a rung, and the letters are a hash of all its bits. Here is `lie`, the run with another
+# learning rate.
 
 # %% tags=["volatile"]
 lesson.draw_ladder(lie)
@@ -182,8 +183,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Six runs, five minutes each
 #
-# Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks make
-# the same mistake, the rank is `"all"`.
+# Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
+# make the same mistake, the rank is `"all"`.
 #
 # > *It hangs:* `say_calls(run, step)`, `draw_waits(run)`, `say_lines(run)`. Name the phase of the *missing call*.<br>
 # > *It lies:* `draw_ladder(run)`, `say_numbers(run, step, rung)`, `say_packed(run, step, phase)`. Name the phase of the
@@ -389,7 +390,8 @@ clinic.check("F", found_f)
 #
 # <details><summary>Hint</summary>
 #
-# If several ranks differ at the first rung, ask what each of them packed. `lesson.say_packed(g, step, phase)` prints it.
+# If several ranks differ at the first rung, ask what each of them packed. `lesson.say_packed(g, step, phase)` prints
+# it.
 #
 # </details>
 #

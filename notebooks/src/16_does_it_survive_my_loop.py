@@ -59,8 +59,8 @@ lines, ported, clipped, survived, match = lesson.all_exercises(dp, tp, job, back
 # ## A loop like yours, with AdamW and FSDP2
 #
 # Every rank runs this. `shard` cuts the model in place, over tp and then over dp; from then on each parameter is a
-# DTensor. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it where
-# its norm is too large.
+# DTensor. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it
+# where its norm is too large.
 
 # %%
 lesson.show_plain()
@@ -92,7 +92,8 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# Somebody swaps lines 1 and 2: first the optimizer, then the cut. How many of the model's six parameters move in a step?
+# Somebody swaps lines 1 and 2: first the optimizer, then the cut. How many of the model's six parameters move in a
+# step?
 #
 # *Easy · 2 minutes · required*
 
@@ -255,7 +256,8 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints. The thin line is the loss of an undisturbed run.
+# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints. The thin line is the loss of an undisturbed
+# run.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -303,8 +305,8 @@ print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(
 # %% [markdown]
 # ## Out of the notebook
 #
-# **torchrun** starts one process a rank, and all again if one dies, up to `--max-restarts` times. Your four functions go
-# into a script as they are:
+# **torchrun** starts one process a rank, and all again if one dies, up to `--max-restarts` times. Your four functions
+# go into a script as they are:
 
 # %%
 lesson.show_command(job)

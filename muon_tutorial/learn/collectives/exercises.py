@@ -56,13 +56,14 @@ def guess_bytes(ranks: int) -> Exercise:
     """The prediction: how many messages and bytes one rank sends in an all_reduce."""
     piece = NUMEL * ITEM
 
-    def judge(count: object, size: object) -> str | None:
+    def judge(count: object, size: object) -> str | Diagnosis | None:
         if not isinstance(count, int) or not isinstance(size, int):
             return "Give two whole numbers."
         if count != 2 * (ranks - 1):
             return f"messages: {_why_not_so_many(count, ranks)}"
         if size != count * piece:
-            return f"bytes_sent: {_why_not_so_long(size, count, ranks)}"
+            hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
+            return Diagnosis(f"bytes_sent: {_why_not_so_long(size, count, ranks)}", (hint,))
         return None
 
     hints = ("In each half a rank sends one piece a round. Count the rounds of a half in the picture.",)
@@ -336,7 +337,7 @@ def quiz(ranks: int) -> Exercise:
         "bytes": ring_formula("all_reduce", 1_000_000, 2, 8),
     }
     why = {
-        "messages": "Look at the last round of the film, or ask total.messages_sent(0).",
+        "messages": "2 (ranks - 1) on a ring. If your reduce_scatter is above par, yours sends more.",
         "share": "Divide the all_gather's bytes by the all_reduce's, in the table.",
         "bytes": "Ask formula('all_reduce', 1_000_000, 2, 8).",
     }

@@ -132,7 +132,8 @@ def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., A
 
     ``formula(collective, entries, itemsize, ranks)`` gives bytes.
     """
-    ranks, half = total.ranks, total.ranks - 1
+    ranks = total.ranks
+    half = total.messages_sent(0) - (ranks - 1)  # the gather comes last, a piece a message
     entries, size = ranks * NUMEL, dtype.itemsize
     counted: dict[Kind, int] = {
         "reduce_scatter": total.bytes_sent(0, last=half),

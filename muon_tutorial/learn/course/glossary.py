@@ -56,12 +56,14 @@ size factor | 01 | The root of rows / columns of a weight, at least 1: Muon mult
 weight decay | 01 | To shrink a weight a little in each step. Decoupled: the gradient has no part in it.
 embedding | 01 | A model's first matrix. An input, here a byte, picks one of its rows.
 head | 01 | A model's last matrix. It gives a score to each possible output.
+par | 01 | Of an exercise, as in golf: the number that a good answer needs. Less is better.
+RMS | 01 | Root mean square: the usual size of an entry.
 Newton–Schulz | 02 | A way to orthogonalize by matrix products alone. In a few steps it brings singular
     values near 1.
 Frobenius norm | 02 | The root of the sum of the squares of all entries of a matrix.
 step | 02 | Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.
 FLOPs | 02 | Floating-point operations. A product of p × q with q × r takes 2 p q r of them.
-bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and about three digits.
+bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and two to three digits.
 collective | 03 | A call that all ranks of a group make together, and after which all of them know
     something.
 all_gather | 03 | A collective: each rank brings one piece, and all leave with all pieces.
@@ -79,6 +81,7 @@ makespan | 04 | The work of the busiest rank, for which all others wait.
 ZeRO-1 | 05 | The first form of ZeRO: only the optimizer's memory is cut along dp, and weights stay copies.
 bucket | 05 | Matrices one after the other in a flat row of entries, which travel together.
 padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
+straddles | 05 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
 virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. Nobody
     holds it.
 coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
@@ -103,7 +106,6 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
 ledger | 10 | A list of every request of a step, in bytes.
-straddles | 10 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
 FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
     for the moment it is used.
 empty shard | 11 | The shard of a rank for which no row was left. Its rank makes all calls, with nothing in

@@ -259,6 +259,12 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
     fused = qkv.FusedWeight(heads, qkv.HEAD_DIM, tuple(_rows_of(piece, whole, case) for piece in pieces))
     if wrong := next(_judge_rows(fused), None):
         return Diagnosis(case.format(wrong), picture=draw_fused(fused, f"{heads} heads, tp = {tp}: your cut"))
+    most = 3 * qkv.HEAD_DIM * -(-heads // tp)
+    loads = [len(piece) for piece in pieces]
+    if max(loads) > most:
+        busy = loads.index(max(loads))
+        said = f"rank {busy} has {max(loads)} rows, and {most} are enough. Share the heads out."
+        return case.format(said)
     back = value_of(join, [piece.clone() for piece in pieces], heads, told=case)
     if not isinstance(back, Tensor) or back.shape != whole.shape:
         came = tuple(back.shape) if isinstance(back, Tensor) else type(back).__name__

@@ -183,6 +183,11 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
             )
         if ranks > 1 and not run.sent:
             return "All updates are there, and no all_gather was called: how did they get there?"
+        if run.sent < par:
+            return (
+                f"All updates are there, but a rank sends {run.sent:,} bytes, fewer than the updates that "
+                "the others lack: did every rank compute all of them?"
+            )
         return None
 
     hints = (

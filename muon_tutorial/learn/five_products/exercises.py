@@ -109,6 +109,10 @@ def write_all() -> Exercise:
             G = 20 * torch.randn(shape, generator=generator, dtype=torch.float64)
             if wrong := _judge_all(G, function):
                 return wrong
+        G = 20 * torch.randn(3, 5, generator=generator, dtype=torch.float64)
+        fewer = value_of(function, G.clone(), 3)
+        if isinstance(fewer, Tensor) and not torch.allclose(fewer, newton_schulz(G, 3), atol=1e-6):
+            return "With steps=3 yours is not three steps. How often does the loop run?"
         zeros = function(torch.zeros(3, 5, dtype=torch.float64))
         if isinstance(zeros, Tensor) and zeros.isnan().any():
             hint = "Divide by X.norm().clamp(min=1e-7), as torch does."

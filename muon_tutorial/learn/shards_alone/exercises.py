@@ -55,7 +55,7 @@ def _why_not(largest: float, tp: int) -> str:
         return "1 is right for each shard by itself. Side by side, lengths grow."
     if largest == tp:
         return "Lengths do not add; their squares do."
-    return "Run the next cells, and look at what comes out."
+    return f"The shards stand side by side: a row of the whole is {tp} rows of length 1, one after the other."
 
 
 def harmless(tp: int) -> tuple[str, str]:

@@ -178,6 +178,13 @@ def _judge_heard(run: AnswerRun) -> Iterator[str]:
     for rank, report in enumerate(run.reports):
         heard, expected = read_groups(report.returned), run.expected(rank)
         if heard == expected:
+            if report.gathers < len(expected):
+                yield (
+                    f"Rank {rank} is in {len(expected)} groups, and asked in {report.gathers}: call "
+                    "all_gather_object in each of them."
+                )
+            if report.returned != expected:  # tuples: the next cells compare with lists
+                yield f"Rank {rank} returned {report.returned!r}. Make it a list of lists."
             continue
         if heard is None:
             yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -75,11 +75,13 @@ def say_ranks(ranks: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """What one rank's function returned, which groups it made, and the error in which it waited in vain."""
+    """What one rank's function returned, which groups it made, the error in which it waited in vain, and how
+    often it asked others."""
 
     returned: Any
     made: tuple[tuple[int, ...], ...]
     stuck: str = ""
+    gathers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +130,14 @@ def play_answers(
 
 def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Listed) -> AnswerReport:
     """One rank's part. A wait in vain is reported; any other error is the caller's."""
-    with _noting_groups() as made:
+    with _noting_groups() as made, _counting_gathers() as gathers:
         try:
             returned = function(rank, wanted)
         except RuntimeError as error:
             if not is_echo(error):
                 raise
-            return AnswerReport(None, tuple(made), str(error).splitlines()[0])
-    return AnswerReport(returned, tuple(made))
+            return AnswerReport(None, tuple(made), str(error).splitlines()[0], len(gathers))
+    return AnswerReport(returned, tuple(made), gathers=len(gathers))
 
 
 @contextmanager
@@ -150,6 +152,24 @@ def _noting_groups() -> Iterator[list[tuple[int, ...]]]:
 
     with patch.object(dist, "new_group", noted):
         yield made
+
+
+@contextmanager
+def _counting_gathers() -> Iterator[list[str]]:
+    """Note each call in which ranks might hear of each other."""
+    called: list[str] = []
+
+    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            called.append(name)
+            return original(*args, **options)
+
+        return call
+
+    with ExitStack() as patches:
+        for name in ("all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce"):
+            patches.enter_context(patch.object(dist, name, noted(name, getattr(dist, name))))
+        yield called
 
 
 def say_answers(answers: Sequence[Listed]) -> str:

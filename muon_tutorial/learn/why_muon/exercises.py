@@ -81,9 +81,14 @@ def write_update() -> Exercise:
 
 def _update_of(function: SVDUpdate, G: Tensor, buffer: Tensor) -> Tensor:
     told = f"{{}} Here G is {say_size(G)}."
-    value = value_of(function, G.clone(), buffer, told=told)
+    given = G.clone()
+    value = value_of(function, given, buffer, told=told)
     if value is None:
         raise MistakeError("The function returns nothing. Is there a return?")
+    if not torch.equal(given, G):
+        raise MistakeError(
+            "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
+        )
     if not isinstance(value, Tensor):
         raise MistakeError(f"The function must return a matrix; it returned {type(value).__name__}.")
     if value.shape != G.shape:
@@ -188,7 +193,8 @@ def _slipped(**slips: Any) -> WholeStep:
             ahead = buffer if slips.get("nesterov") == "missing" else G.lerp(buffer, MOMENTUM)
         update = zeropower_via_newtonschulz(ahead)
         rows, columns = W.shape if slips.get("factor") != "turned" else W.shape[::-1]
-        factor = 1.0 if slips.get("factor") == "missing" else max(1, rows / columns) ** 0.5
+        least = 0.0 if slips.get("factor") == "below 1" else 1
+        factor = 1.0 if slips.get("factor") == "missing" else max(least, rows / columns) ** 0.5
         decay = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * DECAY}
         shrink = 1 - decay.get(slips.get("decay", ""), lr * DECAY)
         sign = 1 if slips.get("sign") == "up" else -1
@@ -223,6 +229,11 @@ _SLIPS = (
         "The size factor is upside down: rows are outputs, and they stand on top.",
         "W.shape[0] / W.shape[1]",
         _slipped(factor="turned"),
+    ),
+    _Slip(
+        "The size factor shrinks the update of a wide matrix. It is at least 1.",
+        "max(1, rows / columns), then the root.",
+        _slipped(factor="below 1"),
     ),
     _Slip("You climb: the sign is turned round.", "alpha=-lr * factor", _slipped(sign="up")),
 )
@@ -299,9 +310,12 @@ def _judge_step(
             ("buffer.lerp_(G, 1 - momentum)",),
         )
     off = (mine.W - wanted).abs().max().item()
+    far = (mine.buffer - theirs.buffer).abs().max().item()
     if off < 0.03 * LR:
+        which, most = ("W", off) if off else ("the buffer", far)
         return Diagnosis(
-            f"Right but for the last bits: off by at most {off:.0e}. Other operations round in other places.",
+            f"Right but for the last bits: {which} is off by at most {most:.0e}. Other operations round in "
+            "other places.",
             ("lerp_ and lerp for the averages, alpha= for the last line.",),
         )
     return f"In step {number} of a {say_size(W)} matrix, W is off by up to {off:.2g}."
