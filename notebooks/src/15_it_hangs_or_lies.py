@@ -67,7 +67,7 @@ print(inspect.getsource(lesson.TrainingRank.take_step))
 # log. (`gather` hides inside `self.update()`: an owner gathers whole inputs over tp.)
 #
 # Now a run that does not hang. From step 2 on, rank 1 has another learning rate. Where in step 2 does that show first:
-# gradient, average, momentum, input, update or share? (Each of these results of a step is a **rung**.) And at the end,
+# gradient, average, momentum, input, update or share? (Each of these results of a step is a *rung*.) And at the end,
 # will all copies of the weights along dp agree to the last bit?
 #
 # *Easy · 2 minutes · required*

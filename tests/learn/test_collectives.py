@@ -374,7 +374,7 @@ def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
     assert_quiz(
         collectives.quiz(ranks),
         {"messages": count, "share": 0.5, "bytes": 3_500_000},
-        {"messages": (count + 1, "last round"), "share": (1, "Divide"), "bytes": (7_000_000, "formula(")},
+        {"messages": (count + 1, "on a ring"), "share": (1, "Divide"), "bytes": (7_000_000, "formula(")},
     )
 
 

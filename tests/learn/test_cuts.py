@@ -246,7 +246,7 @@ def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     all_on_one = lesson.qkv_exercise().check(
         lambda W, heads, r, tp: W if r == 0 else W[:0], lambda p, h: p[0]
     )
-    assert "Yours takes 288 entries" in all_on_one.message
+    assert "rank 0 has 36 rows, and 18 are enough. Share the heads out." in all_on_one.message
 
 
 def as_one(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:

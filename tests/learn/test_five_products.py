@@ -80,6 +80,7 @@ WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
     (lambda G: all_of_it(G.div_(2)), "has changed G itself"),
     (lambda G: None, "returns nothing"),
     (lambda G: 1, "must return a matrix"),
+    (lambda G, steps=5: all_of_it(G), "With steps=3 yours is not three steps"),
 ]
 
 

@@ -104,7 +104,7 @@ def test_the_guess_and_the_quiz_know_right_from_wrong(tp: int) -> None:
     root, guess = tp**0.5, shards_alone.guess(tp)
     assert guess.check(root, True)
     assert shards_alone.outcomes(tp) == {"largest": round(root, 2), "noise_too": True}
-    wrong = [(1, True, "right for each shard"), (tp, True, "squares"), (17, True, "Run the next cells")]
+    wrong = [(1, True, "right for each shard"), (tp, True, "squares"), (17, True, "one after the other")]
     for case in [*wrong, (root, False, "what did you use of the gradient"), ("large", True, "True or False")]:
         assert_wrong(guess, *case)
     cosine = round(found("real", "columns", tp).cosine, 3)

@@ -242,6 +242,16 @@ def its_own_number(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
     return rank
 
 
+def asks_nobody(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    for ranks in all_groups:
+        dist.new_group(ranks)
+    return [list(ranks) for ranks in all_groups if rank in ranks]
+
+
+def in_tuples(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    return [tuple(ranks) for ranks in lesson.who_answers(rank, all_groups)]
+
+
 def misspelt(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
     return dist.new_groop(all_groups[0])  # type: ignore[attr-defined]
 
@@ -261,6 +271,8 @@ def test_everybody_is_heard_where_all_make_all_groups(dp_tp: tuple[int, int]) ->
         (only_the_first, "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]]."),
         (its_own_number, "Rank 0 returned 0. Return a list of ranks for each group"),
         (misspelt, "AttributeError"),
+        (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
+        (in_tuples, "Make it a list of lists."),
     ],
 )
 def test_a_wrong_way_to_answer_is_told_who_left_out_what(answer: Any, says: str) -> None:

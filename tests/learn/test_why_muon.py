@@ -62,6 +62,11 @@ def other_momentum(G: Tensor, buffer: Tensor) -> Tensor:
     return u_vt(G.lerp(buffer, 0.95))
 
 
+def in_place(G: Tensor, buffer: Tensor) -> Tensor:
+    buffer.lerp_(G, 0.05)
+    return u_vt(G.lerp_(buffer, 0.95))
+
+
 WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (lambda G, buffer: u_vt(G), "momentum is missing"),
     (without_nesterov, "Nesterov is missing"),
@@ -76,6 +81,7 @@ WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (lambda G, buffer: torch.linalg.svd(G), "must return a matrix"),
     (lambda G, buffer: torch.eye(64) @ G, "Here G is 4 × 6."),
     (lambda G, buffer: None, "returns nothing. Is there a return?"),
+    (in_place, "has changed G itself"),
 ]
 
 
@@ -115,6 +121,7 @@ WRONG_STEPS: list[tuple[Callable[..., object], str]] = [
     (_slipped(decay="in the gradient"), "decoupled"),
     (_slipped(decay="late"), "It should shrink before"),
     (_slipped(factor="missing"), "size factor is missing"),
+    (_slipped(factor="below 1"), "It is at least 1"),
     (_slipped(factor="turned"), "upside down"),
     (_slipped(sign="up"), "You climb"),
     (_slipped(momentum="sum"), "sum of gradients"),

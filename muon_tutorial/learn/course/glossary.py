@@ -119,8 +119,8 @@ overlap | 12 | To compute while something travels. It hides the time of the one 
 exposed | 12 | Said of communication for which a rank waits: nothing hides it.
 prefetch | 12 | To ask for what comes later before working on what is here.
 window | 12 | How many matrices or buckets may be asked for and not yet done.
-timed world | 12 | Ranks as generators, each with a clock. Messages and computations cost what a
-    file about a machine says; nothing is sent.
+timed world | 12 | Ranks as generators, each with a clock; work and messages cost what a machine's file
+    says, and nothing is sent.
 bus | 12 | One link that all ranks share. What one sends, the others wait for.
 waterfall | 13 | A picture that leads from one number to another, one named change at a time.
 like for like | 13 | Said of a comparison: both sides begin with the same and end with the same.
