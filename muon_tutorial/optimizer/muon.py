@@ -248,18 +248,20 @@ class Muon(torch.optim.Optimizer):
         looks for such a gradient only to clip.
 
         Raises:
-            UsageError: it was called already, or not for all that steps with these gradients.
+            UsageError: it was called already for these gradients, or not for all that steps with them.
         """
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
-        if self._gradients_ready:
+        if self.gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
         others = self._others(rest)
         if self._make_steps is not alone:
             self._refuse_to_leave_out(others)
             return self._ready_planned(max_norm, others)
+        norm = None if max_norm is None else self._clip_alone(others, max_norm)
         self._gradients_ready = True
-        return None if max_norm is None else self._clip_alone(others, max_norm)
+        self._readied = SeenGradients.of([*self._params(), *others], changes_count=False)
+        return norm
 
     def _others(self, rest: Iterable[Tensor]) -> list[Tensor]:
         """Those of ``rest`` that are not this optimizer's own, each once."""
@@ -289,8 +291,9 @@ class Muon(torch.optim.Optimizer):
         return norm
 
     def _refuse_while_ready(self, name: str) -> None:
-        early = self.__dict__.get("_early")
-        if self.__dict__.get("_gradients_ready") or (early is not None and early.begun):
+        if "_early" not in self.__dict__:  # it is being made
+            return
+        if self.gradients_ready or (self._early is not None and self._early.begun):
             raise UsageError(
                 f"{name}() between ready_gradients() and step() would lose what was readied: "
                 "call it after step(), or after zero_grad()"
@@ -298,7 +301,12 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def gradients_ready(self) -> bool:
-        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``."""
+        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``.
+
+        The model's ``zero_grad()`` counts, too: a loop that skips a step by it readies the next one's anew.
+        """
+        if self._gradients_ready and self._readied.were_dropped():
+            self.gradients_changed()
         return self._gradients_ready
 
     def gradients_changed(self) -> None:
@@ -410,7 +418,7 @@ class Muon(torch.optim.Optimizer):
 
     def _complaint(self, rest: Sequence[Tensor] | None = None) -> TutorialError | None:
         """What keeps this rank from stepping, whatever the others hold; ``rest`` is what steps beside it."""
-        if self._not_finite:
+        if self._not_finite and self.gradients_ready:
             return NotFiniteError(
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
@@ -519,6 +527,7 @@ class Muon(torch.optim.Optimizer):
         steps = self._steps_agreed(stamp, rest)
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
+            self._readied = SeenGradients.of([*self._params(), *rest], changes_count=False)
             return None
         return steps[0].run(self._ready_or_infinite(max_norm, rest, stamp))
 
