@@ -749,7 +749,7 @@ class Muon(torch.optim.Optimizer):
             self._begin()
             self._is_new = not state["state"]
         for param, entry in state["state"].items():
-            for key, value in entry.items():
+            for key, value in entry.items() if isinstance(entry, dict) else ():
                 entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
 
@@ -766,7 +766,9 @@ def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
     return {**state_dict, "state": hidden}
 
 
-def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _hidden(entry: Any) -> Any:
+    if not isinstance(entry, Mapping):
+        return entry
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
 
 

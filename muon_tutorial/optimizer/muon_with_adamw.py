@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
 from .split_parameters import Experts, parameters_by_name, split_parameters
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -65,7 +68,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         _check_disjoint(muon, adamw)
-        muon.companions = (adamw,)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
@@ -177,7 +179,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return any(param is own for own in self._rest)
 
     def _has_no_state(self) -> bool:
-        return not self.adamw.state and not any(has_moved(entry) for entry in self.muon.state.values())
+        entries = [entry for key, entry in self.muon.state.items() if isinstance(key, Tensor)]
+        return not self.adamw.state and not any(map(has_moved, entries))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model that ``from_model`` was given, to each what ``split_parameters`` says.
@@ -219,6 +222,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """What ``GradScaler`` asks: whether ``step()`` is to skip by itself where gradients overflowed."""
         return self.muon._step_supports_amp_scaling
+
+    @staticmethod
+    def profile_hook_step(func: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Wrap ``step()`` as torch does, and have ``torch.compile`` call it in place of tracing into it."""
+        return torch.compiler.disable(torch.optim.Optimizer.profile_hook_step(func))
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -331,6 +339,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"decay_vectors": True, **state})
+        self.muon.companions = (self.adamw,)
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
@@ -353,8 +362,12 @@ def _owner_of(group: Mapping[str, Any]) -> str:
 
 
 def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
+    """One's part of a state. An entry that is no parameter's, as users add them, goes to Muon's."""
     own = [group for group in groups if _owner_of(group) == owner]
+    others = {index for group in groups if _owner_of(group) != owner for index in group["params"]}
     theirs = {index for group in own for index in group["params"]}
+    if owner == "muon":
+        theirs |= state.keys() - others
     return {"state": {index: entry for index, entry in state.items() if index in theirs}, "param_groups": own}
 
 

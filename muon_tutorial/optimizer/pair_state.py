@@ -59,6 +59,14 @@ class PairState(MutableMapping[Tensor, Any]):
         self.muon.clear()
         self.adamw.clear()
 
+    def copy(self) -> State:
+        """The same entries in a dictionary of its own, as any optimizer's state is."""
+        return defaultdict(dict, self.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, deep or pickled, is what ``copy`` returns: it is no longer the state of two optimizers."""
+        return defaultdict, (dict, dict(self.items()))
+
     def __repr__(self) -> str:
         return f"PairState({dict(self.items())!r})"
 
@@ -74,6 +82,10 @@ class PairGroups(list[dict[str, Any]]):
             "this list is made anew whenever param_groups is read, and what is done to it reaches neither "
             "optimizer: write to its groups, set optimizer.param_groups whole, or call add_param_group()"
         )
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """A copy, deep or pickled, is a plain list: the caller's own."""
+        return list, (list(self),)
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
