@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
+from ..parameters.mesh_parameters import same_tensors
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -58,6 +60,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
     """What ``from_model`` was given, as long as it lives."""
+
+    _seen: Sequence[Tensor] = ()
+    """The groups' parameters when they were last looked at."""
+
+    _stepped: Set[Tensor] = frozenset()
+    """The model's parameters that stand in a group, or once stood in one."""
+
+    _told: Set[str] = frozenset()
+    """Of which parameters a warning has said that nobody steps them here."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
@@ -140,6 +151,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
         both.decay_vectors = decay_vectors
         both._model = weakref.ref(model)
+        both._look_at_groups()
         return both
 
     @property
@@ -244,6 +256,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if self.muon.skips_overflow(self):
             self.muon.step_is_over()
             return loss
+        self._look_at_groups()
+        self._warn_of_unstepped()
         self.muon.take_step(self._rest, self._complaint())
         _take_momentum_for_beta1(self.adamw)
         self.adamw.step()
@@ -256,24 +270,37 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _complaint(self) -> UsageError | None:
         """What keeps this rank from stepping, and must be known to all before it is raised."""
         try:
-            self._refuse_unfrozen()
             check_moments(self.adamw)
         except UsageError as error:
             return error
         return None
 
-    def _refuse_unfrozen(self) -> None:
-        """Refuse to leave out what trains now and did not when ``from_model`` made the pair."""
-        if len(self.verdicts) == sum(len(group["params"]) for group in self.param_groups):
+    def _look_at_groups(self) -> None:
+        """Where the groups hold other parameters than before, follow the model and forget what is gone."""
+        now = [param for group in self.param_groups for param in group["params"]]
+        if not same_tensors(self._seen, now):
+            self._follow_replaced()
+            self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
+
+    def _warn_of_unstepped(self) -> None:
+        """Warn, once a parameter, of what trains now and did not when ``from_model`` made the pair."""
+        if len(self._stepped) == len(self.verdicts):
             return
-        self._follow_replaced()
-        stepped = {param for group in self.param_groups for param in group["params"]}
-        for param, verdict in self.verdicts.items():
-            if param.grad is not None and param.requires_grad and param not in stepped:
-                raise UsageError(
-                    f"{verdict.name} was frozen when this optimizer was made, and trains now: give it to "
-                    "add_param_group(), or make the optimizer by from_model(…, include_frozen=True)"
-                )
+        late = [
+            verdict.name
+            for param, verdict in self.verdicts.items()
+            if param.grad is not None and param.requires_grad and param not in self._stepped
+        ]
+        names = [name for name in late if name not in self._told]
+        if names:
+            self._told = self._told | set(names)
+            others = f", and {len(names) - 3} others" if len(names) > 3 else ""
+            warnings.warn(
+                f"{', '.join(names[:3])}{others}: frozen when this optimizer was made, and trained now, but "
+                "not stepped by this optimizer: give them to add_param_group(), or make the optimizer by "
+                "from_model(…, include_frozen=True), unless another optimizer steps them",
+                stacklevel=5,
+            )
 
     def _follow_replaced(self) -> None:
         """Know parameters that a host has put in the place of others, as Accelerate puts FSDP2's, by name."""
@@ -284,6 +311,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         now = parameters_by_name(model)
         if by_name.keys() <= now.keys():
             self.verdicts = {now[name]: replace(its, param=now[name]) for name, its in by_name.items()}
+            self.muon.unstepped = [(name, now[name]) for name in by_name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of both."""
