@@ -25,7 +25,6 @@ from ..callbacks.create_configs import create_dtensor_config
 from ..engine.collective import Walk
 from ..errors import (
     GradientError,
-    MismatchError,
     NotFiniteError,
     StrategyError,
     TutorialError,
@@ -375,9 +374,9 @@ class Muon(torch.optim.Optimizer):
         try:
             self._take_step(None if rest is None else self._others(rest), complaint)
         except TutorialError as error:
-            if self._early is not None:
-                self.gradients_changed()  # the next step sends them anew, on all ranks
-            if isinstance(error, MismatchError):
+            if self._early is not None or not self._gradients_ready:
+                self.gradients_changed()  # the next step readies and sends them anew, on all ranks
+            if not isinstance(error, NotFiniteError):
                 self._compared = False  # all ranks have heard of it: nobody goes on with other values
             raise
 
@@ -389,7 +388,7 @@ class Muon(torch.optim.Optimizer):
         stamp = self._stamp(call, complaint, rest)
         steps = self._steps_agreed(stamp, rest or ())
         if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
-            steps[0].run(self._readying(None, rest, stamp))
+            steps[0].run(self.plan_step.ready(rest, stamp=stamp))
         else:
             for mesh in steps:
                 mesh.run(mesh.step.agree(stamp, len(rest or ())))  # on all before anything changes on one
@@ -413,7 +412,8 @@ class Muon(torch.optim.Optimizer):
             return
         if not self._compared or self._steps_done % self.compare_every == 0:
             rest = [(f"parameter {i} of the rest", param) for i, param in enumerate(self._rest or ())]
-            compare_replicas(steps, self.companions, self._steps_done, self.unstepped, rest)
+            still = () if self._compared else self.unstepped  # nobody writes to these
+            compare_replicas(steps, self.companions, self._steps_done, still, rest)
             self._compared = True
 
     def _complaint(self, rest: Sequence[Tensor] | None = None) -> TutorialError | None:
@@ -508,14 +508,11 @@ class Muon(torch.optim.Optimizer):
 
     def _ready_or_infinite(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
         try:
-            return (yield from self._readying(max_norm, rest, stamp))
+            norm = yield from self.plan_step.ready(rest, max_norm, stamp)
         except NotFiniteError:  # on all ranks alike
             if self._early is not None:
                 self.gradients_changed()  # step() sends them again, and says what is wrong
             return None if max_norm is None else torch.tensor(math.inf)
-
-    def _readying(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
-        norm = yield from self.plan_step.ready(rest, max_norm, stamp)
         self._gradients_ready = True
         self._readied = SeenGradients.of([*self._params(), *rest])
         return norm
@@ -655,12 +652,13 @@ class Muon(torch.optim.Optimizer):
         counted = {
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self._steps_done),
-            "the number of zero_grad() calls since the last step": str(self._zeroed),
             "whether it has stepped or loaded a state": str(not self._is_new),
             "whether the state was set anew": str(not self._made_for.same_states(self._made_for_now())),
             "which Muon of this mesh it is": str(self._number),
             "the call": call,
         }
+        if self._early is not None:  # what was sent during backward is dropped by zero_grad()
+            counted["the number of zero_grad() calls since the last step"] = str(self._zeroed)
         alike = hyperparameters(groups) | dimensions(groups) | gradients_beside(rest or (), grid)
         return Stamp(alike | moves_of_momentum(self._params(), self.state) | counted, complaint)
 
