@@ -186,7 +186,7 @@ class Muon(torch.optim.Optimizer):
         self._gradients_ready = self._not_finite = False
         self._readied = SeenGradients()
         self._marks: list[Any] = []
-        self._marked: list[bool] | None = None
+        self._marked: list[Tensor] | None = None
         self._early: EarlyReduction | None = None
         self._early_worlds: list[LiveWorld] = []
         self._paused = False
@@ -201,7 +201,7 @@ class Muon(torch.optim.Optimizer):
             if isinstance(mesh.world, LiveWorld):
                 early = {"overlap_grad_reduce": str(self.overlap_grad_reduce)}
                 mesh.run(mesh.step.compare(Stamp({**dimensions(self._all_groups()), **early})))
-        self._mark_unfrozen()
+        self._mark_added()
         if self._early is not None and not self._early_worlds and isinstance(self.world, LiveWorld):
             self._early_worlds.append(self.world.apart("dp"))
         if self.initial_values == "broadcast":
@@ -388,7 +388,7 @@ class Muon(torch.optim.Optimizer):
         stamp = self._stamp(call, complaint, rest)
         steps = self._steps_agreed(stamp, rest or ())
         if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
-            steps[0].run(self.plan_step.ready(rest, stamp=stamp))
+            steps[0].run(self.plan_step.ready(rest, None, stamp))
         else:
             for mesh in steps:
                 mesh.run(mesh.step.agree(stamp, len(rest or ())))  # on all before anything changes on one
@@ -404,7 +404,7 @@ class Muon(torch.optim.Optimizer):
         """Forget what was readied and counted for it."""
         self._zeroed = 0
         self.gradients_changed()
-        self._mark_unfrozen()
+        self._mark_added()
 
     def _compare(self, steps: Sequence[MeshStep]) -> None:
         """Compare what several ranks hold alike, if it is time to."""
@@ -591,16 +591,17 @@ class Muon(torch.optim.Optimizer):
 
     def _warn_of_no_gradients(self) -> None:
         """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
-        if self._is_new and self._params() and not any(param.grad is not None for param in self._params()):
+        trained = [param for param in self._params() if param.requires_grad]
+        if self._is_new and trained and not any(param.grad is not None for param in trained):
             warnings.warn(
                 "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
                 "the optimizer was made, make the optimizer afterwards, over the model's parameters of now",
                 stacklevel=4,
             )
 
-    def _mark_unfrozen(self) -> None:
-        """Mark the gradients of what trains now and did not before."""
-        if self._marked is not None and self._marked != [it.requires_grad for it in self._marked_params()]:
+    def _mark_added(self) -> None:
+        """Mark the gradients of parameters that a companion has come to since."""
+        if self._marked is not None and not same_tensors(self._marked, self._marked_params()):
             self._mark_gradients()
 
     def _marked_params(self) -> list[Tensor]:
@@ -615,8 +616,8 @@ class Muon(torch.optim.Optimizer):
         self._marks, self._marked = [], None
         made = self._made_steps or []
         if any(mesh.step.averages for mesh in made):
-            self._marks = mark_gradients(self._marked_params(), self)
-            self._marked = [param.requires_grad for param in self._marked_params()]
+            self._marked = self._marked_params()
+            self._marks = mark_gradients(self._marked, self)
         self._early = self._early_reduction(made) if self.overlap_grad_reduce else None
         if self._early is not None:
             self._pause_early()
@@ -669,7 +670,7 @@ class Muon(torch.optim.Optimizer):
         """Reset the gradients of all matrices."""
         self._zeroed += 1
         self.gradients_changed()
-        self._mark_unfrozen()
+        self._mark_added()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:

@@ -253,12 +253,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self.muon.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
+        self.muon._opt_called = True  # so a scheduler on Muon alone knows that it has been stepped
         if self.muon.skips_overflow(self):
             self.muon.step_is_over()
             return loss
         self._look_at_groups()
         self._warn_of_unstepped()
+        for before in self.muon._optimizer_step_pre_hooks.values():
+            before(self.muon, (), {})
         self.muon.take_step(self._rest, self._complaint())
+        for after in self.muon._optimizer_step_post_hooks.values():
+            after(self.muon, (), {})
         _take_momentum_for_beta1(self.adamw)
         self.adamw.step()
         return loss
