@@ -113,6 +113,9 @@ class Muon(torch.optim.Optimizer):
     True
     """
 
+    _opt_called: bool
+    """What schedulers ask: whether it has been stepped. torch sets it, and a pair does."""
+
     def __init__(
         self,
         params: ParamsT,

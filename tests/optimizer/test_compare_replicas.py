@@ -184,7 +184,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 def hashed_by_steps(rank: int) -> list[int]:
     """How many tensors a rank hashes in each of four steps, of which the third is readied by the user."""
     model = network()
-    model[0].requires_grad_(False)
+    model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh, muon={"compare_every": 2})
 
