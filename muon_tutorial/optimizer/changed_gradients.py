@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from ..step.agreement import checksum
 from ..step.parameter_state import local_gradient
@@ -14,30 +15,46 @@ from ..step.parameter_state import local_gradient
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenGradients:
-    """The gradients of some parameters as they once were: which tensors, how often written to, their bits.
+    """The gradients of some parameters as they once were: which tensors, and their bits if they were read.
 
-    A write through ``p.grad.data``, as old training loops do, counts nowhere: only the bits tell.
+    Bits alone tell whether a gradient was written to: ``p.grad.data``, as old training loops write to it,
+    counts nowhere. The tensors are not kept alive. ``changes_count`` says whether later changes matter: where
+    nothing was averaged, a step goes by what it finds.
     """
 
     params: Sequence[Tensor] = ()
-    versions: tuple[tuple[int, int] | None, ...] = ()
+    tensors: Sequence[TensorWeakRef | None] = ()
     bits: Tensor | None = None
+    changes_count: bool = True
 
     @classmethod
-    def of(cls, params: Sequence[Tensor]) -> SeenGradients:
-        """The gradients as they are now. Reads each once."""
-        return cls(params, tuple(map(_version, params)), _bits(params))
+    def of(cls, params: Sequence[Tensor], changes_count: bool = True) -> SeenGradients:
+        """The gradients as they are now. Reads each once if changes count."""
+        tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
+        return cls(params, tensors, _bits(params) if changes_count else None, changes_count)
+
+    def were_dropped(self) -> bool:
+        """Whether all of them are gone: another ``backward()`` may have left others in their place."""
+        pairs = list(zip(self.params, self.tensors, strict=True))
+        if any(tensor is not None and _stands(param, tensor) for param, tensor in pairs):
+            return False
+        return any(tensor is not None or param.grad is not None for param, tensor in pairs)
 
     def have_changed(self) -> bool:
-        """Whether any of them was replaced, or written to."""
-        if tuple(map(_version, self.params)) != self.versions:
+        """Whether any of them was replaced, or holds other bits, and that matters."""
+        if not self.changes_count:
+            return False
+        if not all(map(_stands, self.params, self.tensors)):
             return True
         now = _bits(self.params)
         return now is not None and self.bits is not None and not torch.equal(now, self.bits)
 
 
-def _version(param: Tensor) -> tuple[int, int] | None:
-    return None if param.grad is None else (id(param.grad), param.grad._version)
+def _stands(param: Tensor, tensor: TensorWeakRef | None) -> bool:
+    """Whether a parameter's gradient is the very tensor that was seen, or still none."""
+    if tensor is None or param.grad is None:
+        return tensor is None and param.grad is None
+    return tensor() is param.grad
 
 
 def _bits(params: Sequence[Tensor]) -> Tensor | None:

@@ -42,7 +42,7 @@ def mark_slices(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[st
     return {**state_dict, "state": state}
 
 
-def _marked(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "kept" not in entry:
+def _marked(entry: Any) -> Any:
+    if not isinstance(entry, Mapping) or "kept" not in entry:
         return entry
     return {**entry, "momentum_buffer": entry["momentum_buffer"].as_subclass(MomentumSlice)}

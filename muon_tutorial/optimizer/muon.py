@@ -25,7 +25,6 @@ from ..callbacks.create_configs import INDEPENDENT, create_dtensor_config
 from ..engine.collective import Walk
 from ..errors import (
     GradientError,
-    MismatchError,
     NotFiniteError,
     StrategyError,
     TutorialError,
@@ -114,6 +113,9 @@ class Muon(torch.optim.Optimizer):
     True
     """
 
+    _opt_called: bool
+    """What schedulers ask: whether it has been stepped. torch sets it, and a pair does."""
+
     def __init__(
         self,
         params: ParamsT,
@@ -187,7 +189,7 @@ class Muon(torch.optim.Optimizer):
         self._gradients_ready = self._not_finite = False
         self._readied = SeenGradients()
         self._marks: list[Any] = []
-        self._marked: list[bool] | None = None
+        self._marked: list[Tensor] | None = None
         self._early: EarlyReduction | None = None
         self._early_worlds: list[LiveWorld] = []
         self._paused = False
@@ -202,7 +204,7 @@ class Muon(torch.optim.Optimizer):
             if isinstance(mesh.world, LiveWorld):
                 early = {"overlap_grad_reduce": str(self.overlap_grad_reduce)}
                 mesh.run(mesh.step.compare(Stamp({**dimensions(self._all_groups()), **early})))
-        self._mark_unfrozen()
+        self._mark_added()
         if self._early is not None and not self._early_worlds and isinstance(self.world, LiveWorld):
             self._early_worlds.append(self.world.apart("dp"))
         if self.initial_values == "broadcast":
@@ -248,18 +250,20 @@ class Muon(torch.optim.Optimizer):
         looks for such a gradient only to clip.
 
         Raises:
-            UsageError: it was called already, or not for all that steps with these gradients.
+            UsageError: it was called already for these gradients, or not for all that steps with them.
         """
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
-        if self._gradients_ready:
+        if self.gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
         others = self._others(rest)
         if self._make_steps is not alone:
             self._refuse_to_leave_out(others)
             return self._ready_planned(max_norm, others)
+        norm = None if max_norm is None else self._clip_alone(others, max_norm)
         self._gradients_ready = True
-        return None if max_norm is None else self._clip_alone(others, max_norm)
+        self._readied = SeenGradients.of([*self._params(), *others], changes_count=False)
+        return norm
 
     def _others(self, rest: Iterable[Tensor]) -> list[Tensor]:
         """Those of ``rest`` that are not this optimizer's own, each once."""
@@ -289,8 +293,9 @@ class Muon(torch.optim.Optimizer):
         return norm
 
     def _refuse_while_ready(self, name: str) -> None:
-        early = self.__dict__.get("_early")
-        if self.__dict__.get("_gradients_ready") or (early is not None and early.begun):
+        if "_early" not in self.__dict__:  # it is being made
+            return
+        if self.gradients_ready or (self._early is not None and self._early.begun):
             raise UsageError(
                 f"{name}() between ready_gradients() and step() would lose what was readied: "
                 "call it after step(), or after zero_grad()"
@@ -298,7 +303,12 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def gradients_ready(self) -> bool:
-        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``."""
+        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``.
+
+        The model's ``zero_grad()`` counts, too: a loop that skips a step by it readies the next one's anew.
+        """
+        if self._gradients_ready and self._readied.were_dropped():
+            self.gradients_changed()
         return self._gradients_ready
 
     def gradients_changed(self) -> None:
@@ -367,9 +377,9 @@ class Muon(torch.optim.Optimizer):
         try:
             self._take_step(None if rest is None else self._others(rest), complaint)
         except TutorialError as error:
-            if self._early is not None:
-                self.gradients_changed()  # the next step sends them anew, on all ranks
-            if isinstance(error, MismatchError):
+            if self._early is not None or not self._gradients_ready:
+                self.gradients_changed()  # the next step readies and sends them anew, on all ranks
+            if not isinstance(error, NotFiniteError):
                 self._compared = False  # all ranks have heard of it: nobody goes on with other values
             raise
 
@@ -381,7 +391,7 @@ class Muon(torch.optim.Optimizer):
         stamp = self._stamp(call, complaint, rest)
         steps = self._steps_agreed(stamp, rest or ())
         if rest is not None and not self._gradients_ready and len(steps) == 1 and steps[0].plan is not None:
-            steps[0].run(self._readying(None, rest, stamp))
+            steps[0].run(self.plan_step.ready(rest, None, stamp))
         else:
             for mesh in steps:
                 mesh.run(mesh.step.agree(stamp, len(rest or ())))  # on all before anything changes on one
@@ -397,7 +407,7 @@ class Muon(torch.optim.Optimizer):
         """Forget what was readied and counted for it."""
         self._zeroed = 0
         self.gradients_changed()
-        self._mark_unfrozen()
+        self._mark_added()
 
     def _compare(self, steps: Sequence[MeshStep]) -> None:
         """Compare what several ranks hold alike, if it is time to."""
@@ -405,12 +415,13 @@ class Muon(torch.optim.Optimizer):
             return
         if not self._compared or self._steps_done % self.compare_every == 0:
             rest = [(f"parameter {i} of the rest", param) for i, param in enumerate(self._rest or ())]
-            compare_replicas(steps, self.companions, self._steps_done, self.unstepped, rest)
+            still = () if self._compared else self.unstepped  # nobody writes to these
+            compare_replicas(steps, self.companions, self._steps_done, still, rest)
             self._compared = True
 
     def _complaint(self, rest: Sequence[Tensor] | None = None) -> TutorialError | None:
         """What keeps this rank from stepping, whatever the others hold; ``rest`` is what steps beside it."""
-        if self._not_finite:
+        if self._not_finite and self.gradients_ready:
             return NotFiniteError(
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
@@ -500,14 +511,11 @@ class Muon(torch.optim.Optimizer):
 
     def _ready_or_infinite(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
         try:
-            return (yield from self._readying(max_norm, rest, stamp))
+            norm = yield from self.plan_step.ready(rest, max_norm, stamp)
         except NotFiniteError:  # on all ranks alike
             if self._early is not None:
                 self.gradients_changed()  # step() sends them again, and says what is wrong
             return None if max_norm is None else torch.tensor(math.inf)
-
-    def _readying(self, max_norm: float | None, rest: list[Tensor], stamp: Stamp) -> Walk:
-        norm = yield from self.plan_step.ready(rest, max_norm, stamp)
         self._gradients_ready = True
         self._readied = SeenGradients.of([*self._params(), *rest])
         return norm
@@ -525,6 +533,7 @@ class Muon(torch.optim.Optimizer):
             )
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self._gradients_ready = True  # a config expects reduced gradients: there is nothing to do
+            self._readied = SeenGradients.of([*self._params(), *rest], changes_count=False)
             return None
         return steps[0].run(self._ready_or_infinite(max_norm, rest, stamp))
 
@@ -599,16 +608,17 @@ class Muon(torch.optim.Optimizer):
 
     def _warn_of_no_gradients(self) -> None:
         """Warn, once, of a first step that would do nothing: these may not be the parameters that train."""
-        if self._is_new and self._params() and not any(param.grad is not None for param in self._params()):
+        trained = [param for param in self._params() if param.requires_grad]
+        if self._is_new and trained and not any(param.grad is not None for param in trained):
             warnings.warn(
                 "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
                 "the optimizer was made, make the optimizer afterwards, over the model's parameters of now",
                 stacklevel=4,
             )
 
-    def _mark_unfrozen(self) -> None:
-        """Mark the gradients of what trains now and did not before."""
-        if self._marked is not None and self._marked != [it.requires_grad for it in self._marked_params()]:
+    def _mark_added(self) -> None:
+        """Mark the gradients of parameters that a companion has come to since."""
+        if self._marked is not None and not same_tensors(self._marked, self._marked_params()):
             self._mark_gradients()
 
     def _marked_params(self) -> list[Tensor]:
@@ -623,8 +633,8 @@ class Muon(torch.optim.Optimizer):
         self._marks, self._marked = [], None
         made = self._made_steps or []
         if any(mesh.step.averages for mesh in made):
-            self._marks = mark_gradients(self._marked_params(), self)
-            self._marked = [param.requires_grad for param in self._marked_params()]
+            self._marked = self._marked_params()
+            self._marks = mark_gradients(self._marked, self)
         self._early = self._early_reduction(made) if self.overlap_grad_reduce else None
         if self._early is not None:
             self._pause_early()
@@ -660,12 +670,13 @@ class Muon(torch.optim.Optimizer):
         counted = {
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self._steps_done),
-            "the number of zero_grad() calls since the last step": str(self._zeroed),
             "whether it has stepped or loaded a state": str(not self._is_new),
             "whether the state was set anew": str(not self._made_for.same_states(self._made_for_now())),
             "which Muon of this mesh it is": str(self._number),
             "the call": call,
         }
+        if self._early is not None:  # what was sent during backward is dropped by zero_grad()
+            counted["the number of zero_grad() calls since the last step"] = str(self._zeroed)
         alike = hyperparameters(groups) | dimensions(groups) | gradients_beside(rest or (), grid)
         return Stamp(alike | moves_of_momentum(self._params(), self.state) | counted, complaint)
 
@@ -676,7 +687,7 @@ class Muon(torch.optim.Optimizer):
         """Reset the gradients of all matrices."""
         self._zeroed += 1
         self.gradients_changed()
-        self._mark_unfrozen()
+        self._mark_added()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -754,7 +765,7 @@ class Muon(torch.optim.Optimizer):
             self._begin()
             self._is_new = not state["state"]
         for param, entry in state["state"].items():
-            for key, value in entry.items():
+            for key, value in entry.items() if isinstance(entry, dict) else ():
                 entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
 
@@ -771,7 +782,9 @@ def _hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
     return {**state_dict, "state": hidden}
 
 
-def _hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _hidden(entry: Any) -> Any:
+    if not isinstance(entry, Mapping):
+        return entry
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
+from ..parameters.mesh_parameters import same_tensors
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -23,6 +25,9 @@ from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
 from .split_parameters import Experts, parameters_by_name, split_parameters
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -56,6 +61,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
     """What ``from_model`` was given, as long as it lives."""
 
+    _seen: Sequence[Tensor] = ()
+    """The groups' parameters when they were last looked at."""
+
+    _stepped: Set[Tensor] = frozenset()
+    """The model's parameters that stand in a group, or once stood in one."""
+
+    _told: Set[str] = frozenset()
+    """Of which parameters a warning has said that nobody steps them here."""
+
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
             found = [f"{_class_of(muon)} and {_class_of(adamw)}", *(f"{name}=" for name in others)]
@@ -65,7 +79,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         _check_disjoint(muon, adamw)
-        muon.companions = (adamw,)
         # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
@@ -138,6 +151,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
         both.decay_vectors = decay_vectors
         both._model = weakref.ref(model)
+        both._look_at_groups()
         return both
 
     @property
@@ -177,7 +191,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return any(param is own for own in self._rest)
 
     def _has_no_state(self) -> bool:
-        return not self.adamw.state and not any(has_moved(entry) for entry in self.muon.state.values())
+        entries = [entry for key, entry in self.muon.state.items() if isinstance(key, Tensor)]
+        return not self.adamw.state and not any(map(has_moved, entries))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model that ``from_model`` was given, to each what ``split_parameters`` says.
@@ -220,6 +235,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """What ``GradScaler`` asks: whether ``step()`` is to skip by itself where gradients overflowed."""
         return self.muon._step_supports_amp_scaling
 
+    @staticmethod
+    def profile_hook_step(func: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Wrap ``step()`` as torch does, and have ``torch.compile`` call it in place of tracing into it."""
+        return torch.compiler.disable(torch.optim.Optimizer.profile_hook_step(func))
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -233,10 +253,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self.muon.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
+        self.muon._opt_called = True  # so a scheduler on Muon alone knows that it has been stepped
         if self.muon.skips_overflow(self):
             self.muon.step_is_over()
             return loss
+        self._look_at_groups()
+        self._warn_of_unstepped()
+        for before in self.muon._optimizer_step_pre_hooks.values():
+            before(self.muon, (), {})
         self.muon.take_step(self._rest, self._complaint())
+        for after in self.muon._optimizer_step_post_hooks.values():
+            after(self.muon, (), {})
         _take_momentum_for_beta1(self.adamw)
         self.adamw.step()
         return loss
@@ -248,24 +275,37 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _complaint(self) -> UsageError | None:
         """What keeps this rank from stepping, and must be known to all before it is raised."""
         try:
-            self._refuse_unfrozen()
             check_moments(self.adamw)
         except UsageError as error:
             return error
         return None
 
-    def _refuse_unfrozen(self) -> None:
-        """Refuse to leave out what trains now and did not when ``from_model`` made the pair."""
-        if len(self.verdicts) == sum(len(group["params"]) for group in self.param_groups):
+    def _look_at_groups(self) -> None:
+        """Where the groups hold other parameters than before, follow the model and forget what is gone."""
+        now = [param for group in self.param_groups for param in group["params"]]
+        if not same_tensors(self._seen, now):
+            self._follow_replaced()
+            self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
+
+    def _warn_of_unstepped(self) -> None:
+        """Warn, once a parameter, of what trains now and did not when ``from_model`` made the pair."""
+        if len(self._stepped) == len(self.verdicts):
             return
-        self._follow_replaced()
-        stepped = {param for group in self.param_groups for param in group["params"]}
-        for param, verdict in self.verdicts.items():
-            if param.grad is not None and param.requires_grad and param not in stepped:
-                raise UsageError(
-                    f"{verdict.name} was frozen when this optimizer was made, and trains now: give it to "
-                    "add_param_group(), or make the optimizer by from_model(…, include_frozen=True)"
-                )
+        late = [
+            verdict.name
+            for param, verdict in self.verdicts.items()
+            if param.grad is not None and param.requires_grad and param not in self._stepped
+        ]
+        names = [name for name in late if name not in self._told]
+        if names:
+            self._told = self._told | set(names)
+            others = f", and {len(names) - 3} others" if len(names) > 3 else ""
+            warnings.warn(
+                f"{', '.join(names[:3])}{others}: frozen when this optimizer was made, and trained now, but "
+                "not stepped by this optimizer: give them to add_param_group(), or make the optimizer by "
+                "from_model(…, include_frozen=True), unless another optimizer steps them",
+                stacklevel=5,
+            )
 
     def _follow_replaced(self) -> None:
         """Know parameters that a host has put in the place of others, as Accelerate puts FSDP2's, by name."""
@@ -276,6 +316,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         now = parameters_by_name(model)
         if by_name.keys() <= now.keys():
             self.verdicts = {now[name]: replace(its, param=now[name]) for name, its in by_name.items()}
+            self.muon.unstepped = [(name, now[name]) for name in by_name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of both."""
@@ -331,6 +372,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"decay_vectors": True, **state})
+        self.muon.companions = (self.adamw,)
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
@@ -353,8 +395,12 @@ def _owner_of(group: Mapping[str, Any]) -> str:
 
 
 def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
+    """One's part of a state. An entry that is no parameter's, as users add them, goes to Muon's."""
     own = [group for group in groups if _owner_of(group) == owner]
+    others = {index for group in groups if _owner_of(group) != owner for index in group["params"]}
     theirs = {index for group in own for index in group["params"]}
+    if owner == "muon":
+        theirs |= state.keys() - others
     return {"state": {index: entry for index, entry in state.items() if index in theirs}, "param_groups": own}
 
 

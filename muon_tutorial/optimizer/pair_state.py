@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, NoReturn
 
-from torch import Tensor
-
 from ..errors import UsageError
 
-State = defaultdict[Tensor, Any]
+State = defaultdict[Any, Any]
 
 
-class PairState(MutableMapping[Tensor, Any]):
+class PairState(MutableMapping[Any, Any]):
     """The states of Muon and AdamW, live: an entry set, dropped or read here is theirs.
 
     ``is_new`` says whether nothing has been stepped or loaded: then there seems to be no entry, though each
@@ -31,20 +29,20 @@ class PairState(MutableMapping[Tensor, Any]):
             return self.adamw
         return self.muon if param in self.muon or not self.is_adamws(param) else self.adamw
 
-    def __getitem__(self, param: Tensor) -> Any:
+    def __getitem__(self, param: Any) -> Any:
         """An entry, made if there is none, as of any optimizer's state."""
         return self._home(param)[param]
 
-    def __setitem__(self, param: Tensor, entry: Any) -> None:
+    def __setitem__(self, param: Any, entry: Any) -> None:
         self._home(param)[param] = entry
 
-    def __delitem__(self, param: Tensor) -> None:
+    def __delitem__(self, param: Any) -> None:
         del self._home(param)[param]
 
     def __contains__(self, param: object) -> bool:
         return not self.is_new() and param in self._home(param)
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(() if self.is_new() else [*self.muon, *self.adamw])
 
     def __len__(self) -> int:
@@ -58,6 +56,14 @@ class PairState(MutableMapping[Tensor, Any]):
         """Drop all entries."""
         self.muon.clear()
         self.adamw.clear()
+
+    def copy(self) -> State:
+        """The same entries in a dictionary of its own, as any optimizer's state is."""
+        return defaultdict(dict, self.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, deep or pickled, is what ``copy`` returns: it is no longer the state of two optimizers."""
+        return defaultdict, (dict, dict(self.items()))
 
     def __repr__(self) -> str:
         return f"PairState({dict(self.items())!r})"
@@ -74,6 +80,10 @@ class PairGroups(list[dict[str, Any]]):
             "this list is made anew whenever param_groups is read, and what is done to it reaches neither "
             "optimizer: write to its groups, set optimizer.param_groups whole, or call add_param_group()"
         )
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """A copy, deep or pickled, is a plain list: the caller's own."""
+        return list, (list(self),)
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse

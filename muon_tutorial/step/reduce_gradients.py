@@ -86,12 +86,14 @@ def average_others(
 def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
     """Cut a sequence into runs of one dtype of gradients and at most 25 MB."""
     run: list[Tensor] = []
+    weight = 0
     for param in sorted(params, key=lambda param: str(gradient_dtype(param))):
         dtype = gradient_dtype(param)
-        weight = sum(local_part(other).numel() * dtype.itemsize for other in (*run, param))
-        if run and (gradient_dtype(run[0]) != dtype or weight > BUCKET_BYTES):
+        its = local_part(param).numel() * dtype.itemsize
+        if run and (gradient_dtype(run[0]) != dtype or weight + its > BUCKET_BYTES):
             yield run
-            run = []
+            run, weight = [], 0
         run.append(param)
+        weight += its
     if run:
         yield run

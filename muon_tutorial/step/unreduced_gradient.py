@@ -80,15 +80,26 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
 def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:
     """Have ``hook(index, parameter)`` called when ``backward()`` has left a gradient, while ``owner`` lives.
 
-    Returns the handles by which the hooks are removed earlier.
+    Also on parameters that are frozen now: they may train by the next ``backward()``. Returns the handles by
+    which the hooks are removed earlier.
     """
-    handles = [
-        param.register_post_accumulate_grad_hook(partial(hook, index))
-        for index, param in enumerate(params)
-        if param.requires_grad and param.is_leaf
-    ]
+    leaves = [(index, param) for index, param in enumerate(params) if param.is_leaf and _can_train(param)]
+    handles = [_hooked(param, partial(hook, index)) for index, param in leaves]
     weakref.finalize(owner, _remove, handles)
     return handles
+
+
+def _can_train(param: Tensor) -> bool:
+    return param.is_floating_point() or param.is_complex()
+
+
+def _hooked(param: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    """The handle of a hook: torch takes one only while a gradient is required, and keeps it ever after."""
+    trains = param.requires_grad
+    try:
+        return param.requires_grad_(True).register_post_accumulate_grad_hook(hook)
+    finally:
+        param.requires_grad_(trains)
 
 
 def _mark(param: Tensor) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial import Grid, Muon
-from muon_tutorial.errors import GradientError
+from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW
+from muon_tutorial.errors import GradientError, UsageError
 
 from ..oracle import UNEVEN, Ranks, seated, whole_gradients
 
@@ -83,3 +84,73 @@ def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:
     ready.step()
     plain.step()
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "owner"])
+def test_a_write_that_leaves_every_bit_is_none(strategy: str) -> None:
+    """As ``clip_grad_norm_`` with an infinite limit does, which only asks for the norm."""
+    ranks = readied(strategy)
+    for grad in (param.grad for param in ranks.params[0] if param.grad is not None):
+        grad.mul_(1.0)
+    ranks.step()
+
+
+def backward_into(model: torch.nn.Module, factor: float = 1.0) -> None:
+    (factor * model(torch.arange(12.0).view(2, 6)).square().sum()).backward()
+
+
+def perceptron() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 6))
+
+
+@pytest.mark.parametrize("strategy", [None, "zero1", "owner"])
+@pytest.mark.parametrize(("factor", "again"), [(1.0, True), (math.nan, True), (math.nan, False)])
+def test_a_step_that_is_skipped_by_the_models_zero_grad_leaves_no_trace(
+    strategy: str | None, factor: float, again: bool
+) -> None:
+    (model, both), (other, its) = pair(strategy), pair(None)
+    backward_into(model, factor)
+    norm = both.ready_gradients(1.0)
+    assert norm is not None
+    assert bool(norm.isfinite()) == (factor == 1.0)
+    model.zero_grad()
+    for some in (model, other):
+        backward_into(some)
+    if again:
+        assert both.ready_gradients(1.0) is not None
+        its.ready_gradients(1.0)
+    both.step()
+    its.step()
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def pair(strategy: str | None) -> tuple[torch.nn.Sequential, MuonWithAdamW]:
+    model = perceptron()
+    mesh = LocalWorld(Grid.of(dp=1)).mesh(0) if strategy else None
+    return model, MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=mesh)
+
+
+def test_a_scaled_step_that_overflowed_is_skipped_by_the_models_zero_grad() -> None:
+    model, both = pair(None)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (math.inf, 1.0):
+        before = [param.detach().clone() for param in model.parameters()]
+        model.zero_grad()
+        scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+        next(grad for param in model.parameters() if (grad := param.grad) is not None)[0, 0] *= factor
+        scaler.unscale_(both)
+        both.ready_gradients(1.0)
+        scaler.step(both)
+        scaler.update()
+        stays = all(map(torch.equal, model.parameters(), before))
+        assert stays == (factor != 1.0)
+
+
+def test_the_same_gradients_are_not_readied_twice() -> None:
+    model, both = pair(None)
+    backward_into(model)
+    both.ready_gradients(1.0)
+    backward_into(model)  # adds to them
+    with pytest.raises(UsageError, match="already called for this step"):
+        both.ready_gradients(1.0)

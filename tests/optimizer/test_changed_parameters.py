@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -182,9 +184,43 @@ def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> 
     train(model, both)
     model[0].requires_grad_(True)
     before = copies(model)
-    with pytest.raises(UsageError, match=r"0\.weight was frozen when this optimizer was made"):
+    with pytest.warns(UserWarning, match=r"^0\.weight, 0\.bias: frozen .* not stepped by this optimizer"):
         train(model, both)
-    assert all(map(torch.equal, before, copies(model)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, both)
+    assert list(map(torch.equal, before, copies(model))) == [True, True, False, False]
+
+
+def test_what_once_stood_in_a_group_may_leave_it() -> None:
+    """Another optimizer has taken it, or nobody trains it any more."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    for group in both.param_groups:
+        group["params"] = [param for param in group["params"] if param is not model[0].weight]
+        group["param_names"] = [name for name in group["param_names"] if name != "0.weight"]
+    before = copies(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, both)
+    assert list(map(torch.equal, before, copies(model))) == [True, False, False, False]
+
+
+def test_parameters_that_were_replaced_are_let_go() -> None:
+    model, both = frozen_first()
+    train(model, both)
+    gone = [weakref.ref(param) for param in model.parameters()]
+    del model[0], model[0]
+    model.extend([nn.Linear(8, 12), nn.Linear(12, 8)])
+    model[0].requires_grad_(False)
+    both.state.clear()
+    by_name = dict(model.named_parameters())
+    for group in both.param_groups:
+        group["params"] = [by_name[name] for name in group["param_names"]]
+    train(model, both)
+    gc.collect()
+    assert [its() is None for its in gone] == [True] * 4
+    assert [param is its for (_, param), its in zip(both.muon.unstepped, model.parameters(), strict=True)]
 
 
 @pytest.mark.parametrize("how", ["added", "included"])

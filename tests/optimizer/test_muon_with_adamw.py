@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -266,6 +268,62 @@ def test_copies_step_alike(model: nn.Sequential, both: MuonWithAdamW, duplicate)
     other, its = duplicate((model, both))
     train(model, both, range(2, 4))
     train(other, its, range(2, 4))
+    assert_same_weights(model, other)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_groups_may_be_copied(both: MuonWithAdamW, duplicate: Callable) -> None:
+    """As hosts do to look at them later."""
+    copied = duplicate(both.param_groups)
+    assert type(copied) is list
+    copied.append({})
+    assert [group["lr"] for group in copied[:2]] == [0.05, 0.01]
+
+
+@pytest.mark.parametrize("strategy", [None, "zero1"])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda state: state.copy()])
+def test_state_may_be_copied(model: nn.Sequential, strategy: str | None, duplicate: Callable) -> None:
+    mesh = LocalWorld(Grid.of(dp=1)).mesh(0) if strategy else None
+    both = MuonWithAdamW.from_model(model, lr=0.05, strategy=strategy, mesh=mesh)
+    train(model, both, range(1))
+    copied = duplicate(both.state)
+    assert type(copied) is defaultdict
+    assert [sorted(entry) for entry in copied.values()] == [sorted(entry) for entry in both.state.values()]
+    copied.clear()
+    assert len(both.state) == len(list(model.parameters()))
+
+
+def test_entries_that_are_no_parameters_are_saved_and_loaded(
+    model: nn.Sequential, both: MuonWithAdamW
+) -> None:
+    """As ``torch.optim`` does with what users keep in an optimizer's state."""
+    both.state["global"], both.state["count"] = {"k": torch.ones(2)}, 3
+    train(model, both, range(1))
+    other = pair_of(network())
+    other.load_state_dict(copy.deepcopy(both.state_dict()))
+    assert torch.equal(other.state["global"]["k"], torch.ones(2))
+    assert other.state["count"] == 3
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copys_learning_rates_are_looked_at(both: MuonWithAdamW, duplicate: Callable) -> None:
+    copied = duplicate(both)
+    copied.adamw.param_groups[0]["lr"] = math.nan
+    with pytest.raises(UsageError, match="lr must not be negative or infinite"):
+        copied.step()
+
+
+def test_a_compiled_function_may_step_it(model: nn.Sequential, both: MuonWithAdamW) -> None:
+    seen = []
+    both.register_step_post_hook(lambda *_: seen.append("step"))
+    scheduler = torch.optim.lr_scheduler.StepLR(both, 5)
+    other = network()
+    its = pair_of(other)
+    train(other, its, range(1))
+    loss_of(model).backward()
+    torch.compile(lambda: both.step(), backend="eager")()
+    scheduler.step()
+    assert seen == ["step"]
     assert_same_weights(model, other)
 
 

@@ -270,6 +270,57 @@ def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(
         assert "call optimizer.ready_gradients(max_norm)" in answer
 
 
+def unfreeze_and_clip(rank: int) -> list[str]:
+    """Two models take turns as in a GAN: what is frozen in ``zero_grad()`` trains in ``backward()``."""
+    pairs, heard = [laid_out("zero1") for _ in range(2)], []
+    for turn in range(4):
+        (model, both), (other, its) = pairs[turn % 2], pairs[1 - turn % 2]
+        model.requires_grad_(False)
+        its.zero_grad()
+        both.zero_grad()
+        other.requires_grad_(False)
+        model.requires_grad_(True)
+        model(torch.ones(2, 6)).square().sum().backward()
+        try:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        except GradientError:
+            both.step()
+            heard.append("refused")
+    return heard
+
+
+@pytest.mark.live
+def test_clipping_is_refused_of_what_was_frozen_when_gradients_were_reset() -> None:
+    assert launch(unfreeze_and_clip, 2) == [["refused"] * 4] * 2
+
+
+def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
+    model = network()
+    both, seen = MuonWithAdamW.from_model(model, lr=0.1), []
+    schedulers = [torch.optim.lr_scheduler.StepLR(some, 1) for some in (both.muon, both.adamw)]
+    for name in ("muon", "adamw"):
+        inside = getattr(both, name)
+        inside.register_step_pre_hook(lambda its, *_, name=name: seen.append(f"before {name}"))
+        inside.register_step_post_hook(lambda its, *_, name=name: seen.append(f"after {name}"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, both)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert seen == ["before muon", "after muon", "before adamw", "after adamw"]
+
+
+def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
+    """``include_frozen=True`` and one layer's bias alone in the first epoch."""
+    model = network()
+    for param in model.parameters():
+        param.requires_grad_(param.ndim == 1)
+    both = MuonWithAdamW.from_model(model, lr=0.1, include_frozen=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, both)
+
+
 def end_and_clip(rank: int) -> str:
     """Once the optimizer is gone, so are its marks."""
     model, both = laid_out("zero1")
