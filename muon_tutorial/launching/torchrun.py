@@ -17,6 +17,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -84,9 +85,17 @@ def joined_by_torchrun() -> bool:
 
 
 def torchrun_run_id() -> str | None:
-    """Return the id of torchrun's run, the same after a restart; None where it has none of its own."""
+    """Return what names torchrun's run: the same after a restart, another for another run; None if unknown.
+
+    On one machine this is the folder that the agent made for its logs: torchrun calls every run "none" that
+    has neither ``--standalone`` nor ``--rdzv-id``, and an ``--rdzv-id`` may be given to two runs in turn.
+    """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    return None if run_id == "none" else run_id
+    own_id = None if run_id == "none" else run_id
+    if run_id is None or (own_id and not _on_one_machine()):
+        return own_id
+    folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
+    return folders[-1] if folders else own_id
 
 
 def restarted_by_torchrun() -> bool:
@@ -158,7 +167,7 @@ def _take_gpu(local_rank: int) -> str:
 
 
 def _on_one_machine() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
 def _store_of_attempt(patience: timedelta) -> dist.Store:

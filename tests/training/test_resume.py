@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from muon_tutorial import cli
 from muon_tutorial.errors import RankFailedError, RunFolderError, UsageError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training import resume
@@ -144,3 +146,53 @@ def test_a_setting_of_another_type_is_one_clear_line(name: str, value: object) -
     with pytest.raises(UsageError, match=f"settings.json is damaged: {name} is "):
         resume.resumed_settings({**asdict(SETTINGS), name: value}, {}, ())
     assert resume.resumed_settings({**asdict(SETTINGS), "timeout": 5}, {}, ()).timeout == 5
+
+
+@pytest.fixture
+def restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> argparse.Namespace:
+    """The options of ranks that torchrun has restarted, with a run folder given."""
+    logs = "/tmp/torchelastic_1/none_own/attempt_1/0/error.json"
+    for name, value in {"RUN_ID": "none", "RESTART_COUNT": "1", "ERROR_FILE": logs}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    options = {
+        **asdict(SETTINGS),
+        "out": tmp_path / "run",
+        "resume": None,
+        "save_every": None,
+        "given": set(),
+    }
+    return argparse.Namespace(**options)
+
+
+@pytest.mark.parametrize("run_id", [None, "none", "none_other"])
+def test_restarted_ranks_leave_another_runs_folder_alone(
+    restarted: argparse.Namespace, run_id: str | None
+) -> None:
+    RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: run_id})
+    with pytest.raises(RunFolderError, match="already in use"):
+        cli._place_run_under_torchrun(restarted, 2)
+
+
+def test_restarted_ranks_go_on_with_their_own_run_unless_it_is_complete(
+    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: "none_own"})
+    monkeypatch.setattr(Saving, "latest_step", lambda saving: SETTINGS.steps)
+    assert cli._place_run_under_torchrun(restarted, 2) == (SETTINGS, own, Saving(own.path, begin=5))
+    own.write("result.json", {})
+    with pytest.raises(cli.CompleteRunError, match="is complete"):
+        cli._place_run_under_torchrun(restarted, 2)
+
+
+def test_ranks_that_torchrun_cannot_name_begin_anew_and_say_so(
+    restarted: argparse.Namespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    restarted.out = None
+    _, folder, saving = cli._place_run_under_torchrun(restarted, 2)
+    assert (saving.begin, folder.path.parent) == (None, Path("runs"))
+    assert capsys.readouterr().err.splitlines() == [cli.NOT_FOUND_AGAIN]
