@@ -131,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(options.run(options))
         options.given = _given(sys.argv[1:] if arguments is None else arguments)
         check_numbers(options)
+        if options.text is not None:  # a run may go on from another folder
+            options.text = os.path.abspath(options.text)
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
     except TutorialError as error:
         return _complain(str(error), _exit_code(error))
@@ -155,8 +157,11 @@ def train(options: argparse.Namespace) -> int:
                 result = job.run_launched(settings, folder, console, saving)
             if isinstance(result, StoppedRun):
                 return _say_stopped(result, folder)
+            _keep_result(folder, result, None)
             beside = job.run_beside(result, folder, console) if options.compare else None
-            return _finish(options, folder, result, beside)
+            if beside is not None:
+                _keep_result(folder, result, beside)
+            return _show_result(options, folder, result, beside)
         except LaunchError as error:
             return _explain_failure(error, folder)
         except KeyboardInterrupt:
@@ -197,7 +202,10 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
             result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
         if isinstance(result, StoppedRun):
             return _say_stopped(result, folder) if folder is not None else INTERRUPTED
-        return _finish(options, folder, result, None) if folder is not None else 0
+        if folder is None:
+            return 0
+        _keep_result(folder, result, None)
+        return _show_result(options, folder, result, None)
     except CompleteRunError as done:
         return _say(str(done), 0) if seat.rank == 0 else 0
     except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks alike
@@ -255,7 +263,7 @@ def _place_run_under_torchrun(
             return settings, known, saving
     if options.resume is not None:
         _, said = RunFolder.reopen(find_run(options.resume))
-        tp = options.tp if "tp" in options.given else said.get("tp", options.tp)
+        tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
         options.tp, options.dp = tp, _dp_under_torchrun(options.dp, tp, started)
         options.given = {*options.given, "dp", "tp"}
     else:
@@ -366,17 +374,20 @@ def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
     return _say(f"interrupted; {where}; go on with: train --resume {folder.path}", INTERRUPTED)
 
 
-def _finish(
-    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None
-) -> int:
-    data = job.describe_result(result, beside)
-    folder.write(RESULT, data)
+def _keep_result(folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None) -> None:
+    folder.write(RESULT, job.describe_result(result, beside))
     from .training.loss_picture import (
         loss_figure,  # matplotlib takes a while, which no other command waits for
     )
 
     folder.draw("loss.png", loss_figure(result, beside))
+
+
+def _show_result(
+    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None
+) -> int:
     if options.json:
+        data = job.describe_result(result, beside)
         print(json.dumps({**data, "run_folder": str(folder.path)}), flush=True)
     else:
         console = Console(highlight=False)
