@@ -15,7 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from muon_tutorial import cli
 from muon_tutorial.errors import LaunchError, UsageError
 from muon_tutorial.launching import torchrun
 from muon_tutorial.launching.peers import Peers
@@ -99,6 +101,40 @@ def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(monkeypatch) ->
             monkeypatch.setenv(name, value)
         with pytest.raises(LaunchError, match="torchrun's agent ended before rank 1 joined it"):
             torchrun._check_agent_listens()
+
+
+SEAT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("RANK", "abc", "RANK to a number from 0 to 0"),
+        ("RANK", "3", "RANK to a number from 0 to 0"),
+        ("RANK", "-1", "RANK to a number from 0 to 0"),
+        ("LOCAL_RANK", "", "LOCAL_RANK to a number"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE to a number of at least 1"),
+        ("WORLD_SIZE", "9" * 5000, "WORLD_SIZE to a number of at least 1"),
+        ("MASTER_PORT", "x", "MASTER_PORT to a number from 0 to 65535"),
+        ("MASTER_PORT", "65536", "MASTER_PORT to a number from 0 to 65535"),
+    ],
+)
+def test_an_environment_that_is_not_torchruns_is_one_line(name, value, says, monkeypatch, capsys) -> None:
+    for key, own in {**SEAT, name: value}.items():
+        monkeypatch.setenv(key, own)
+    with pytest.raises(UsageError, match=says):
+        torchrun.join_torchrun()
+    assert cli.main(["train"]) == cli.BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_ranks_that_do_not_meet_say_so_in_one_line() -> None:
+    with pytest.raises(LaunchError) as caught, torchrun._meeting(1, 2):
+        raise torch.distributed.DistNetworkError("The client socket has timed out\nException raised from …")
+    assert str(caught.value) == "rank 1 of 2 did not meet the others: The client socket has timed out"
+    with pytest.raises(LaunchError, match="ended before"), torchrun._meeting(1, 2):
+        raise LaunchError("torchrun's agent ended before rank 1 joined it")
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 0.0, -1.0, "30"])
