@@ -57,11 +57,12 @@ from .training.resume import (
     resumed_settings,
     saving_of,
 )
-from .training.run_folder import RunFolder, unused
+from .training.run_folder import RESULT, RunFolder, in_use, unused
 from .training.settings import Backend, TrainSettings, check_numbers
 from .worlds.live import gather_objects
 
 STOPPING = "stopping after this step and saving; Ctrl-C again to stop at once"
+NOT_FOUND_AGAIN = "restarted ranks find their run by torchrun's --rdzv-id, or --out: beginning anew"
 FAILED, TERMINATED = 1, 143
 DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
@@ -97,7 +98,7 @@ examples:
   python -m muon_tutorial train --text book.txt --compare
   python -m muon_tutorial train --save-every 10          save after every tenth step
   python -m muon_tutorial train --resume                 go on with the newest run that has saved
-  torchrun --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl
+  torchrun --standalone --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl
 """
 
 
@@ -106,6 +107,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class CompleteRunError(Exception):
+    """Ranks that torchrun restarted find that their run has its result already."""
 
 
 class Terminated(BaseException):
@@ -126,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(options.run(options))
         options.given = _given(sys.argv[1:] if arguments is None else arguments)
         check_numbers(options)
+        if options.text is not None:  # a run may go on from another folder
+            options.text = os.path.abspath(options.text)
         return train_under_torchrun(options) if joined_by_torchrun() else train(options)
     except TutorialError as error:
         return _complain(str(error), _exit_code(error))
@@ -150,8 +157,11 @@ def train(options: argparse.Namespace) -> int:
                 result = job.run_launched(settings, folder, console, saving)
             if isinstance(result, StoppedRun):
                 return _say_stopped(result, folder)
+            _keep_result(folder, result, None)
             beside = job.run_beside(result, folder, console) if options.compare else None
-            return _finish(options, folder, result, beside)
+            if beside is not None:
+                _keep_result(folder, result, beside)
+            return _show_result(options, folder, result, beside)
         except LaunchError as error:
             return _explain_failure(error, folder)
         except KeyboardInterrupt:
@@ -192,7 +202,12 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
             result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
         if isinstance(result, StoppedRun):
             return _say_stopped(result, folder) if folder is not None else INTERRUPTED
-        return _finish(options, folder, result, None) if folder is not None else 0
+        if folder is None:
+            return 0
+        _keep_result(folder, result, None)
+        return _show_result(options, folder, result, None)
+    except CompleteRunError as done:
+        return _say(str(done), 0) if seat.rank == 0 else 0
     except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks alike
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
     except TutorialError as error:  # perhaps on this rank alone
@@ -212,15 +227,16 @@ def _agree_on_run(
 
     Raises:
         TutorialError: on all ranks, as rank 0 met it.
+        CompleteRunError: the ranks before these had ended their run.
     """
     mine: Any = None
     if seat.rank == 0:
         try:
             mine = _place_run_under_torchrun(options, seat.world_size)
-        except TutorialError as error:
+        except (TutorialError, CompleteRunError) as error:
             mine = error
     found = gather_objects(mine)[0]
-    if isinstance(found, TutorialError):
+    if isinstance(found, Exception):
         raise found
     settings, folder, saving = found
     return settings, folder if seat.rank == 0 else None, saving
@@ -232,14 +248,22 @@ def _place_run_under_torchrun(
     """As ``_place_run``; ranks that torchrun has restarted go on with their run, if it has saved."""
     folder = options.out
     if options.resume is None and restarted_by_torchrun():
-        folder = folder or find_restarted(torchrun_run_id())
+        run_id = torchrun_run_id()
+        folder = folder or find_restarted(run_id)
+        if folder is None and run_id is None:
+            print(NOT_FOUND_AGAIN, file=sys.stderr)
         if folder is not None and (folder / "settings.json").exists():
             known, said = RunFolder.reopen(folder)
+            if run_id is None or said.get(RUN_ID) != run_id:
+                raise in_use(folder)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
-            return settings, known, saving_of(known, said, options.save_every)
+            saving = saving_of(known, said, options.save_every)
+            if (saving.begin or 0) >= settings.steps and (folder / RESULT).exists():
+                raise CompleteRunError(f"the run in {folder} is complete: nothing is left to do")
+            return settings, known, saving
     if options.resume is not None:
         _, said = RunFolder.reopen(find_run(options.resume))
-        tp = options.tp if "tp" in options.given else said.get("tp", options.tp)
+        tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
         options.tp, options.dp = tp, _dp_under_torchrun(options.dp, tp, started)
         options.given = {*options.given, "dp", "tp"}
     else:
@@ -350,17 +374,20 @@ def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
     return _say(f"interrupted; {where}; go on with: train --resume {folder.path}", INTERRUPTED)
 
 
-def _finish(
-    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None
-) -> int:
-    data = job.describe_result(result, beside)
-    folder.write("result.json", data)
+def _keep_result(folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None) -> None:
+    folder.write(RESULT, job.describe_result(result, beside))
     from .training.loss_picture import (
         loss_figure,  # matplotlib takes a while, which no other command waits for
     )
 
     folder.draw("loss.png", loss_figure(result, beside))
+
+
+def _show_result(
+    options: argparse.Namespace, folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None
+) -> int:
     if options.json:
+        data = job.describe_result(result, beside)
         print(json.dumps({**data, "run_folder": str(folder.path)}), flush=True)
     else:
         console = Console(highlight=False)

@@ -1,7 +1,7 @@
 """The training job as a script: by itself it starts its own processes; under torchrun it is one of them.
 
 python scripts/distributed_muon.py --dp 2 --tp 2
-torchrun --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl
+torchrun --standalone --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -25,6 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # noqa: E402
 
+from muon_tutorial.errors import UsageError  # noqa: E402
 from muon_tutorial.faults.campaign import Campaign, repeat_line, warm_up  # noqa: E402
 from muon_tutorial.faults.case import Case, Outcome  # noqa: E402
 from muon_tutorial.faults.draw import draw  # noqa: E402
@@ -36,12 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw, run, show, write; 1 where a fault ended badly."""
     asked = parse(arguments)
     cases = [case for seed in asked.seed for case in chosen(asked, draw(seed, asked.count, asked.only))]
+    if not cases:
+        parser().error(f"no case matches, of {asked.count} of a seed")
     if asked.list:
         for case in cases:
             print(f"{case.seed}.{case.number:<4} {case}")
         return 0
+    try:
+        if asked.out is not None:
+            made(asked.out)
+        lines = open(asked.lines or os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    except (UsageError, OSError) as error:
+        parser().error(str(error))
     begun = time.monotonic()
-    outcomes = run(cases, asked)
+    with lines:
+        outcomes = run(cases, asked, lines)
     seconds = time.monotonic() - begun
     for name, count in totals(outcomes).items():
         print(f"{name:>18} {count or '–'}")
@@ -51,8 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not all(outcome.is_good for outcome in outcomes))
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
+def parser() -> argparse.ArgumentParser:
+    """What takes the options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
     parser.add_argument("--count", type=int, default=600, help="cases of a seed (600)")
@@ -61,11 +72,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     parser.add_argument("--out", type=Path, help="folder for the table (results/ for whole campaigns)")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="every outcome as a line of JSON")
-    asked = parser.parse_args(arguments)
+    return parser
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    asked = parser().parse_args(arguments)
     if asked.count < 1:
-        parser.error(f"--count must be at least 1, got {asked.count}")
+        parser().error(f"--count must be at least 1, got {asked.count}")
     if sys.platform != "linux":
-        parser.error("this campaign reads /proc: it needs Linux")
+        parser().error("this campaign reads /proc: it needs Linux")
     if asked.out is None and not asked.only and asked.case is None:
         asked.out = ROOT / "results"
     return asked
@@ -76,7 +92,7 @@ def chosen(asked: argparse.Namespace, cases: list[Case]) -> list[Case]:
     return [case for case in cases if asked.case in (None, case.number)]
 
 
-def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
+def run(cases: list[Case], asked: argparse.Namespace, lines: TextIO) -> list[Outcome]:
     """Run the cases of each seed, and tell of each that ends badly, with the command that repeats it."""
 
     def show(outcome: Outcome) -> None:
@@ -90,10 +106,9 @@ def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
 
     campaign = Campaign()
     try:
-        with open(asked.lines or os.devnull, "w", encoding="utf-8") as lines:
-            warm_up()
-            seeds = dict.fromkeys(case.seed for case in cases)
-            return [o for s in seeds for o in campaign.run([case for case in cases if case.seed == s], show)]
+        warm_up()
+        seeds = dict.fromkeys(case.seed for case in cases)
+        return [o for s in seeds for o in campaign.run([case for case in cases if case.seed == s], show)]
     finally:
         campaign.close()
 

@@ -55,12 +55,15 @@ def time_spawn(ranks: int) -> tuple[float, float]:
     return max(float(done) for done, _ in found) - begun, max(float(memory) for _, memory in found)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--times", type=int, default=20)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
+    for name in ("ranks", "times"):
+        if getattr(chosen, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(chosen, name)}")
     first, _ = time_launch(chosen.ranks)
     later, memory = zip(*(time_launch(chosen.ranks) for _ in range(chosen.times)), strict=True)
     spawn, spawn_memory = zip(*(time_spawn(chosen.ranks) for _ in range(3)), strict=True)

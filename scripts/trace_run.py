@@ -16,11 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from torch.profiler import record_function
 
-from muon_tutorial.errors import TutorialError
+from muon_tutorial.errors import TutorialError, UsageError
 from muon_tutorial.evidence.traces.recording import RankRecorder, record
 from muon_tutorial.evidence.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
+from scripts.files import made
 
 SETTINGS = {"dp": 2, "tp": 1, "strategy": "zero1", "layers": 2, "width": 128, "batch": 16}
 
@@ -39,6 +40,12 @@ def steps(rank: int, recorder: RankRecorder, settings: TrainSettings, warmup: in
                 train_step(trainer, step, checked=False)
 
 
+def _check(recorded: int, warmup: int) -> None:
+    for name, count, least in (("steps", recorded, 1), ("warmup", warmup, 0)):
+        if count < least:
+            raise UsageError(f"--{name} must be at least {least}, got {count}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Record, and print the split and where the files are."""
     parser = argparse.ArgumentParser(
@@ -52,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = vars(parser.parse_args(arguments))
     folder, warmup = chosen.pop("folder"), chosen.pop("warmup")
     try:
+        _check(chosen["steps"], warmup)
+        made(folder)
         settings = TrainSettings(**{**chosen, "steps": chosen["steps"] + warmup})
         run = record(steps, settings.world_size, folder, args=(settings, warmup))
     except TutorialError as error:

@@ -109,6 +109,7 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machi
         ("--timeout -1", "positive"),
         ("--timeout nan", "positive"),
         ("--timeout inf", "positive"),
+        ("--timeout 1e12", "1,000,000,000 at most"),
         ("--seed -1", "--seed"),
         ("--backend smoke", "invalid choice"),
         ("--what", "unrecognized arguments"),
@@ -242,6 +243,16 @@ def test_a_run_that_cannot_go_on_is_refused(
     assert cli.main(["train", *(option.format(tmp_path) for option in options)]) == cli.BAD_INPUT
     assert_one_line(capsys, says.format(tmp_path))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.live
+def test_a_run_that_is_interrupted_beside_its_comparison_keeps_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muon_tutorial.training.job.run_beside", Mock(side_effect=KeyboardInterrupt))
+    assert train("--dp", "1", "--tp", "1", "--compare", "--out", str(tmp_path / "run")) == cli.INTERRUPTED
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["check"]["passed"]
+    assert (tmp_path / "run" / "loss.png").exists()
 
 
 def heed_interrupts() -> None:

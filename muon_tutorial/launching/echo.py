@@ -26,10 +26,18 @@ def is_echo(error: BaseException) -> bool:
         return error.rank is not None
     if not isinstance(error, RuntimeError):
         return False
-    text = str(error)
+    text = text_of(error)
     if _LATE.search(text):
         return True
     return bool(_GONE.search(text)) and (isinstance(error, DistError) or bool(_FROM_GLOO.search(text)))
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an error says, or nothing where its own ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def says_gone(text: str) -> bool:

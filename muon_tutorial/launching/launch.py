@@ -9,7 +9,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 
@@ -67,7 +67,8 @@ def launch(
         LaunchTimeoutError: `limit` passed.
         UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
     """
-    _check(fn, world_size, backend, timeout, limit, threads)
+    _check(fn, world_size, backend, timeout, limit)
+    _check_options(args, kwargs, threads, max_lines, method)
     fill_standard_descriptors()
     outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
     try:
@@ -166,12 +167,10 @@ def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
     raise RankFailedError(describe_failure(ranks, watcher.timeout), first.rank, original)
 
 
-def _check(
-    fn: object, world_size: object, backend: str, timeout: float, limit: float | None, threads: int
-) -> None:
+def _check(fn: object, world_size: object, backend: str, timeout: float, limit: float | None) -> None:
     if not callable(fn):
         raise UsageError(f"launch() needs a function to run on every rank, not {fn!r}")
-    if not isinstance(world_size, int) or world_size < 1:
+    if not _is_count(world_size):
         raise UsageError(f"launch() needs at least 1 rank, not {world_size!r}")
     if backend not in ("gloo", "nccl"):
         raise UsageError(f'the backend is "gloo" or "nccl", not {backend!r}')
@@ -183,8 +182,23 @@ def _check(
     check_timeout(timeout)
     if limit is not None:
         check_timeout(limit, "the limit")
-    if threads < 1:
+
+
+def _check_options(args: object, kwargs: object, threads: object, max_lines: object, method: object) -> None:
+    if not isinstance(args, tuple | list):
+        raise UsageError(f"args is a tuple of the function's arguments behind the rank, not {args!r:.80}")
+    if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
+        raise UsageError(f"kwargs is a dict of the function's arguments by name, not {kwargs!r:.80}")
+    if not _is_count(threads):
         raise UsageError(f"a rank needs at least 1 thread, not {threads!r}")
+    if not _is_count(max_lines, least=0):
+        raise UsageError(f"max_lines is how many lines of a rank are shown, not {max_lines!r}")
+    if method not in get_args(Method):
+        raise UsageError(f'the method is "fork" or "spawn", not {method!r}')
+
+
+def _is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _working_folder() -> str:

@@ -39,6 +39,7 @@ _OWN_FOLDER = os.path.dirname(__file__)
 
 def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     """Be this rank, to the end of the process."""
+    own_process = os.getpid()
     _redirect_output(ends.output)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages, may_leave = MessageSocket(ends.messages), threading.Event()
@@ -49,6 +50,8 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     except BaseException as error:
         outcome = _raised(error, time.monotonic())
     _flush()
+    if os.getpid() != own_process:  # the function forked, and this is its child: the rank speaks for itself
+        os._exit(isinstance(outcome, RankRaised))
     messages.send(outcome)
     may_leave.wait()
     if dist.is_initialized():
@@ -120,7 +123,7 @@ def _packed_error(error: BaseException) -> bytes | None:
     """Return the exception pickled, if it can be."""
     try:
         return dumps(error.with_traceback(None))
-    except Exception:
+    except BaseException:  # whatever the exception's class does
         return None
 
 

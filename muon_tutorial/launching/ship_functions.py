@@ -41,7 +41,9 @@ def unpack_error(data: bytes | None) -> BaseException | None:
         return None
     try:
         return loads(data)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # whatever the exception's class does
         return None
 
 

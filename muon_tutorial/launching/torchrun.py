@@ -15,14 +15,16 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError, TutorialError, UsageError
 from .echo import in_one_line, is_echo, says_gone
 from .environment import TORCHRUN_NEEDS, loopback_variables
 from .location import own_line
@@ -35,6 +37,7 @@ from .timeouts import check_timeout, let_new_groups_time_out
 # gone may be ending still; one that never came leaves nothing to find, and others are about to say so, too.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
+_LARGEST_PORT, _LONGEST_NUMBER = 65535, 10  # characters
 
 # Whether this process has missed another rank: it can then not leave its groups in good order.
 _has_missed_rank = False
@@ -84,9 +87,17 @@ def joined_by_torchrun() -> bool:
 
 
 def torchrun_run_id() -> str | None:
-    """Return the id of torchrun's run, the same after a restart; None where it has none of its own."""
+    """Return what names torchrun's run: the same after a restart, another for another run; None if unknown.
+
+    On one machine this is the folder that the agent made for its logs: torchrun calls every run "none" that
+    has neither ``--standalone`` nor ``--rdzv-id``, and an ``--rdzv-id`` may be given to two runs in turn.
+    """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    return None if run_id == "none" else run_id
+    own_id = None if run_id == "none" else run_id
+    if run_id is None or (own_id and not _on_one_machine()):
+        return own_id
+    folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
+    return folders[-1] if folders else own_id
 
 
 def restarted_by_torchrun() -> bool:
@@ -106,14 +117,14 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     and that nobody caught, is one line instead of a traceback.
 
     Raises:
-        UsageError: torchrun did not start this process, it has no GPU for this local rank, or the timeout is
-            no positive number of seconds.
-        LaunchError: torchrun's agent has ended.
+        UsageError: torchrun did not start this process, its environment is damaged, it has no GPU for this
+            local rank, or the timeout is no positive number of seconds.
+        LaunchError: torchrun's agent has ended, or another rank did not come.
     """
     check_timeout(timeout)
     if not joined_by_torchrun():
         raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
-    rank, local_rank, world_size = (int(os.environ[name]) for name in TORCHRUN_NEEDS[:3])
+    rank, local_rank, world_size = _seat()
     end_with_parent(f"rank {rank} of {world_size}: torchrun's agent ended, and this rank with it")
     device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
     if _on_one_machine():
@@ -121,9 +132,11 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
             os.environ.setdefault(name, value)
     let_new_groups_time_out(timeout)
     patience = timedelta(seconds=timeout)
-    store = _store_of_attempt(patience)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
-    joined = TorchrunEnvironment(rank, local_rank, world_size, device, _meet(store, rank, world_size))
+    with _meeting(rank, world_size):
+        store = _store_of_attempt(patience)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+        peers = _meet(store, rank, world_size)
+    joined = TorchrunEnvironment(rank, local_rank, world_size, device, peers)
     keep_slot()
     _shorten_lost_ranks(joined)
     atexit.register(leave_torchrun)
@@ -147,6 +160,38 @@ def leave_torchrun() -> None:
         dist.destroy_process_group()
 
 
+def _seat() -> tuple[int, int, int]:
+    """Return the rank, the local rank and how many ranks there are, by the environment."""
+    _number("MASTER_PORT", 0, _LARGEST_PORT)
+    world_size = _number("WORLD_SIZE", 1)
+    return _number("RANK", 0, world_size - 1), _number("LOCAL_RANK", 0, world_size - 1), world_size
+
+
+def _number(name: str, least: int, most: int | None = None) -> int:
+    text = os.environ[name]
+    number = int(text) if text.isdecimal() and len(text) < _LONGEST_NUMBER else -1
+    if number < least or (most is not None and number > most):
+        there = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise UsageError(f"torchrun sets {name} to a number {there}; the environment has {text!r:.40}")
+    return number
+
+
+@contextlib.contextmanager
+def _meeting(rank: int, world_size: int) -> Iterator[None]:
+    """Tell in one line why the ranks did not meet.
+
+    Raises:
+        LaunchError: they did not.
+    """
+    try:
+        yield
+    except TutorialError:
+        raise
+    except RuntimeError as error:
+        reason = in_one_line(str(error).partition("\n")[0])
+        raise LaunchError(f"rank {rank} of {world_size} did not meet the others: {reason}") from None
+
+
 def _take_gpu(local_rank: int) -> str:
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
@@ -158,7 +203,7 @@ def _take_gpu(local_rank: int) -> str:
 
 
 def _on_one_machine() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
 def _store_of_attempt(patience: timedelta) -> dist.Store:

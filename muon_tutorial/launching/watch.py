@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import LaunchError
-from .echo import says_gone
+from .echo import in_one_line, says_gone, text_of
 from .fork_server import ForkedRanks
 from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
 from .output import RankOutput
@@ -118,8 +118,12 @@ class RankWatcher:
         self._pump(self._all_ended, min(self.timeout, _LEAVING))
 
     def values(self) -> list[Any]:
-        """Return what the ranks' functions returned."""
-        return [loads(rank.returned) for rank in self.ranks if rank.returned is not None]
+        """Return what the ranks' functions returned.
+
+        Raises:
+            LaunchError: a value cannot be rebuilt here; names its rank.
+        """
+        return [_rebuilt(rank.rank, rank.returned) for rank in self.ranks if rank.returned is not None]
 
     def hear_out(self) -> list[WatchedRank]:
         """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
@@ -199,3 +203,15 @@ class RankWatcher:
     def _forget(self, end: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(end)
+
+
+def _rebuilt(rank: int, value: bytes) -> Any:
+    try:
+        return loads(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the value's class does
+        raise LaunchError(
+            f"the value that rank {rank} returned cannot be rebuilt here: {type(error).__name__}: "
+            f"{in_one_line(text_of(error))}"
+        ) from None

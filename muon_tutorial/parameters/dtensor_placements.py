@@ -56,7 +56,7 @@ def _order(name: str, param: DTensor, dim: int, names: Sequence[str]) -> list[st
     for axis, placement in reversed(list(zip(names, param.placements, strict=True))):
         if not isinstance(placement, TorchShard | _StridedShard) or placement.dim != dim:
             continue
-        factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        factor = int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
         before = [math.prod(sizes[other] for other in order[:place]) for place in range(len(order) + 1)]
         if factor not in before:
             raise StrategyError(

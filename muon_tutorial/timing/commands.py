@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -156,12 +157,21 @@ def plan(options: argparse.Namespace) -> int:
 def _check_map(path: Path, window: int) -> None:
     if path.suffix != ".svg":
         raise UsageError(f"--map names a file that ends in .svg; got {path}")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}")
+    _check_file(path)
     if window > 1:
         raise UsageError(
             "--map is drawn for a window of 1: with more, time does not follow from bandwidth alone"
         )
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a file that cannot be written, before half a minute is spent on what it is to hold."""
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{path} cannot be written: it is a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: no permission")
 
 
 def _write(path: Path, text: str) -> None:
@@ -173,8 +183,7 @@ def _write(path: Path, text: str) -> None:
 
 def measure(options: argparse.Namespace) -> int:
     """Measure this machine, and write its file."""
-    if not options.out.parent.is_dir():
-        raise UsageError(f"there is no folder {options.out.parent}")
+    _check_file(options.out)
     machine = calibrate()
     try:
         machine.write(options.out)

@@ -251,6 +251,7 @@ def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not known; module:function takes any model"
         )
     layers, width, heads = keys.size("n_layer"), keys.size("n_embd"), keys.size("n_head")
+    _even_head(keys, "n_embd", width, heads)
     inner, each = keys.size_or(4 * width, "n_inner"), tuple(range(layers))
     tied, table = keys.flag(("tie_word_embeddings", True)), keys.size("vocab_size") * width
     families = [
@@ -294,6 +295,10 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
     """Heads of queries that share fewer heads of keys and values."""
     width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
     kv_heads, head = _kv_heads(keys, architecture), _head(keys, architecture)
+    if heads % kv_heads:
+        raise UsageError(
+            f"{keys.where}: {heads} heads of queries cannot share {kv_heads} heads of keys and values evenly"
+        )
     qkv_bias, o_bias = keys.flag(architecture.qkv_bias), keys.flag(architecture.o_bias)
     yield from _linear("layers.*.attention.q", heads * head, width, ROWS, each, qkv_bias)
     yield from _linear("layers.*.attention.k", kv_heads * head, width, ROWS, each, qkv_bias)
@@ -381,7 +386,15 @@ def _head(keys: ConfigKeys, architecture: Architecture) -> int:
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     if width < heads:
         raise UsageError(f"{keys.where}: 'hidden_size' {width} is not enough for {heads} heads")
-    return int(keys.size_or(width // heads, "head_dim"))
+    stated = keys.size_or(None, "head_dim")
+    return _even_head(keys, "hidden_size", width, heads) if stated is None else int(stated)
+
+
+def _even_head(keys: ConfigKeys, key: str, width: int, heads: int) -> int:
+    """The width of a head, where heads cut the model's width."""
+    if width % heads:
+        raise UsageError(f"{keys.where}: {key!r} {width} gives {heads} heads no even width")
+    return width // heads
 
 
 def _expert_count(keys: ConfigKeys) -> int:

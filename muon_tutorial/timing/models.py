@@ -9,7 +9,9 @@ import difflib
 import importlib
 import json
 import os
+import sys
 from collections.abc import Collection
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def find_model(name: str) -> ModelShape:
     ``name`` is one of ``public_names()``, a ``config.json`` as Hugging Face's libraries write it, a folder
     with one, or ``module:function``. The function takes nothing and returns an ``nn.Module``. It is called
     with the meta device as default, so that a model of any size costs no memory; where it insists on another
-    device, the sizes are the same.
+    device, the sizes are the same. What it prints goes to standard error.
 
     Raises:
         UsageError: there is no such model, or it cannot be read; one line that says why.
@@ -88,15 +90,16 @@ def _from_file(path: Path) -> ModelShape:
 def _from_function(name: str) -> ModelShape:
     module_name, _, function_name = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            function = getattr(importlib.import_module(module_name), function_name, None)
+    except (Exception, SystemExit) as error:
         raise UsageError(f"the module of {name} cannot be imported: {_said(error)}") from None
     if not callable(function):
         raise UsageError(f"the module of {name} has no function {function_name!r}")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), redirect_stdout(sys.stderr):
             model = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{name}() failed: {_said(error)}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name}() is to return a torch.nn.Module; it returned {type(model).__name__}")
@@ -106,6 +109,6 @@ def _from_function(name: str) -> ModelShape:
     return shape
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def show_recipes(options: argparse.Namespace) -> int:
         if options.threads < 1:
             raise UsageError(f"--threads is at least 1; got {options.threads}")
         torch.set_num_threads(options.threads)
+    if options.folder is not None:
+        _check_folder(options.folder)
     found = kept_calibration(options.folder, device, shapes, options.again)
     if options.json:
         chosen = {f"{one.rows}x{one.columns}": one.fastest for one in found.shapes}
@@ -62,8 +65,28 @@ def show_recipes(options: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False)
     console.print(_table(found, shapes))
-    console.print(f"{found.machine}; kept in {calibration_path(options.folder, found.machine)}", markup=False)
+    path = calibration_path(options.folder, found.machine)
+    kept = "kept in" if _holds(path, found) else "not kept in"
+    console.print(f"{found.machine}; {kept} {path}", markup=False)
     return 0
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be made, before seconds are spent on what it is to keep."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "a file stands in its place" if folder.is_file() else error.strerror
+        raise UsageError(f"--folder {folder} cannot be used: {reason}") from None
+    if not os.access(folder, os.W_OK | os.X_OK) and not any(folder.glob("*.json")):
+        raise UsageError(f"--folder {folder} cannot be used: no permission to write there")
+
+
+def _holds(path: Path, calibration: Calibration) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == calibration.text()
+    except OSError:
+        return False
 
 
 def read_shapes(text: str) -> tuple[Shape, ...]:

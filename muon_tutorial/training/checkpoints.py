@@ -127,8 +127,10 @@ def stopping_on_interrupt(saving: Saving, say: str | None, echo: float = 0.0) ->
     """Let the first Ctrl-C ask a run that has begun to save and stop, and a second one interrupt at once.
 
     ``say`` is printed at the first; None where another process says it. Another one within ``echo`` seconds
-    of the first is the same. For the main thread.
+    of the first is the same. What asked an earlier run to stop is forgotten. For the main thread, before this
+    process trains.
     """
+    saving.stop_file.unlink(missing_ok=True)
     asked: list[float] = []
 
     def ask(*_: object) -> None:

@@ -123,7 +123,7 @@ def _earlier_records(
 
 
 def _with_earlier(result: RunResult | StoppedRun, earlier: list[StepRecord]) -> RunResult | StoppedRun:
-    return replace(result, records=(*earlier, *result.records)) if isinstance(result, RunResult) else result
+    return replace(result, earlier=tuple(earlier)) if isinstance(result, RunResult) else result
 
 
 def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OneProcessRun:
@@ -132,7 +132,7 @@ def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OnePro
     alone = run_launched(settings, folder, console, name="metrics_one_process.jsonl")
     assert isinstance(alone, RunResult)
     losses = {record.step: record.loss for record in alone.records}
-    return OneProcessRun(alone, max(abs(record.loss - losses[record.step]) for record in result.records))
+    return OneProcessRun(alone, max(abs(record.loss - losses[record.step]) for record in result.all_records))
 
 
 def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _recording(
 
 def _plain(result: RunResult) -> dict[str, Any]:
     data = {**asdict(result), "step_seconds": result.step_seconds, "optimizer_share": result.optimizer_share}
-    del data["records"]
+    del data["records"], data["earlier"]
     if result.check is not None:
         data["check"]["passed"] = result.check.passed
     return data

@@ -37,6 +37,9 @@ MUON_WEIGHT_DECAY = 0.1
 ADAMW_BETAS = (0.9, 0.95)
 ADAMW_BYTES_PER_ELEMENT = 8  # two moments in fp32
 
+TEXT = "text_sha256"
+"""Under what a checkpoint says which text it was trained on."""
+
 T = TypeVar("T")
 
 
@@ -69,7 +72,7 @@ def train_rank(
     saved, and can be stopped; its records are those of the steps taken now.
 
     Raises:
-        TextError: the ranks read different texts.
+        TextError: the ranks read different texts, or another one than the run began with.
         TrainingError: the loss is not finite any more.
         CheckpointError: a checkpoint could not be saved or loaded.
     """
@@ -78,7 +81,11 @@ def train_rank(
     if saving is not None:
         saver = Saver.of(saving, trainer.model, trainer.optimizer, trainer.scheduler)
         begin = saving.begin or 0
-    run = saver.resume() if saver and begin else {"loss_before": held_out_loss(trainer)}
+    if saver and begin:
+        run = saver.resume()
+        _check_text(run.get(TEXT), trainer.text)
+    else:
+        run = {"loss_before": held_out_loss(trainer), TEXT: trainer.text.sha256}
     records, verdict = [], None
     for step in range(begin, settings.steps):
         record, verdict = train_step(trainer, step, settings.check and step == settings.steps - 1)
@@ -232,6 +239,15 @@ def _agree_on_text(text: Text) -> None:
         raise TextError(
             f"the ranks read different texts from {text.source} (SHA-256 {', '.join(hashes)}); "
             "use the same Python on every machine, or pass the same --text"
+        )
+
+
+def _check_text(began_with: str | None, text: Text) -> None:
+    """Refuse another text than the run began with, where its checkpoint says which that was."""
+    if began_with not in (None, text.sha256):
+        raise TextError(
+            f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "
+            f"{began_with[:12]}); put that back, or start another run"
         )
 
 

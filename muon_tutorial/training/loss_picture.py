@@ -17,10 +17,10 @@ def loss_figure(result: RunResult, beside: OneProcessRun | None) -> Figure:
     s = result.settings
     if beside is not None:
         axes.plot(
-            *_curve(beside.result.records), color=ONE_PROCESS, linewidth=4, alpha=0.5, label="one process"
+            *_curve(beside.result.all_records), color=ONE_PROCESS, linewidth=4, alpha=0.5, label="one process"
         )
     axes.plot(
-        *_curve(result.records), color=OURS, linewidth=1.5, label=f"{s.strategy}, dp={s.dp} × tp={s.tp}"
+        *_curve(result.all_records), color=OURS, linewidth=1.5, label=f"{s.strategy}, dp={s.dp} × tp={s.tp}"
     )
     axes.set_xlabel("step")
     axes.set_ylabel("loss of the global batch (nats per byte)")

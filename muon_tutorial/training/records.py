@@ -70,8 +70,9 @@ class CheckVerdict:
 class RunResult:
     """One run, complete. Losses before and after are means over the same held-out batches.
 
-    ``state_bytes`` has one entry a rank; ``adamw_state_bytes`` is what AdamW would keep on every rank for the
-    same model replicated.
+    ``records`` are those of the steps taken now, ``earlier`` those before the one that a run went on from,
+    perhaps on another grid. ``state_bytes`` has one entry a rank; ``adamw_state_bytes`` is what AdamW would
+    keep on every rank for the same model replicated.
     """
 
     settings: TrainSettings
@@ -84,14 +85,26 @@ class RunResult:
     state_bytes: tuple[int, ...]
     adamw_state_bytes: int
     check: CheckVerdict | None
+    earlier: tuple[StepRecord, ...] = ()
 
     @property
-    def step_seconds(self) -> float:
-        """Median time of a step; the first one, which warms up, is left out where there are others."""
-        return statistics.median_high([record.seconds for record in self.records[1:] or self.records])
+    def all_records(self) -> tuple[StepRecord, ...]:
+        """The records of the whole run, as far as they are known."""
+        return (*self.earlier, *self.records)
 
     @property
-    def optimizer_share(self) -> float:
-        """The optimizer's part of the step time."""
+    def step_seconds(self) -> float | None:
+        """Median time of a step taken now, the first one, which warms up, left out where there are others.
+
+        None where no step was left to take.
+        """
         warm = self.records[1:] or self.records
+        return statistics.median_high([record.seconds for record in warm]) if warm else None
+
+    @property
+    def optimizer_share(self) -> float | None:
+        """The optimizer's part of that time."""
+        warm = self.records[1:] or self.records
+        if not warm:
+            return None
         return sum(record.optimizer_seconds for record in warm) / sum(record.seconds for record in warm)

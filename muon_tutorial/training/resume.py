@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -78,9 +79,9 @@ def resumed_settings(
     for name, value in own.items():
         kinds = KINDS[type(getattr(TrainSettings(), name))]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise UsageError(f"the run's settings.json is damaged: {name} is {value!r:.40}")
+            raise _damaged(name, value)
     for name in given:
-        if name in own and name not in MAY_CHANGE and options[name] != own[name]:
+        if name in own and name not in MAY_CHANGE and _differs(name, options[name], own[name]):
             raise UsageError(
                 f"--{name} {options[name]} is not the run's {own[name]}: a run goes on with its own settings "
                 f"(but for {', '.join(MAY_CHANGE)}); leave it out, or start another run"
@@ -88,7 +89,24 @@ def resumed_settings(
     return TrainSettings(**{**own, **{name: options[name] for name in given if name in MAY_CHANGE}})
 
 
+def _differs(name: str, given: Any, own: Any) -> bool:
+    if name == "text" and own is not None:
+        return os.path.abspath(given) != os.path.abspath(own)
+    return bool(given != own)
+
+
 def saving_of(folder: RunFolder, said: Mapping[str, Any], every: int | None) -> Saving:
-    """How a run that goes on saves, and from where it begins: its newest complete checkpoint, if any."""
-    saving = Saving(folder.path, every or said.get(SAVE_EVERY))
+    """How a run that goes on saves, and from where it begins: its newest complete checkpoint, if any.
+
+    Raises:
+        UsageError: its ``settings.json`` holds no number of steps to save after.
+    """
+    own = said.get(SAVE_EVERY)
+    if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):
+        raise _damaged(SAVE_EVERY, own)
+    saving = Saving(folder.path, every or own)
     return Saving(saving.folder, saving.every, saving.latest_step())
+
+
+def _damaged(name: str, value: object) -> UsageError:
+    return UsageError(f"the run's settings.json is damaged: {name} is {value!r:.40}")

@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # matplotlib takes a while
 METRICS = "metrics.jsonl"
 """The file of a run's steps, one line each."""
 
+RESULT = "result.json"
+"""The file of a run's result, which a complete run has."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -41,7 +44,7 @@ class RunFolder:
         """
         with _unwritable(path):
             if path.is_dir() and any(path.iterdir()):
-                raise RunFolderError(f"the run folder {path} is already in use; choose another with --out")
+                raise in_use(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
             try:
@@ -94,6 +97,11 @@ class RunFolder:
         """Save a figure."""
         with _unwritable(self.path):
             figure.savefig(self.path / name, dpi=150)
+
+
+def in_use(path: Path) -> RunFolderError:
+    """The error of a folder that holds another run."""
+    return RunFolderError(f"the run folder {path} is already in use; choose another with --out")
 
 
 def unused(path: Path) -> Path:

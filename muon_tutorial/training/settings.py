@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import GridError, UsageError
+from ..launching.timeouts import check_timeout
 
 Backend = Literal["gloo", "nccl"]
 
@@ -66,10 +67,10 @@ def check_numbers(options: object) -> None:
     save_every = getattr(options, "save_every", None)
     if save_every is not None and save_every < 1:
         raise UsageError(f"--save-every must be at least 1, got {save_every}")
-    for name in ("lr", "timeout"):
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"--{name} must be a positive number, got {value}")
+    lr, timeout = (getattr(options, name) for name in ("lr", "timeout"))
+    if not (math.isfinite(lr) and lr > 0):
+        raise UsageError(f"--lr must be a positive number, got {lr}")
+    check_timeout(timeout, "--timeout")
 
 
 def lr_share(step: int, steps: int) -> float:

@@ -137,11 +137,12 @@ def with_own_functions(rank: int) -> dict[str, Any]:
     found["DTensors, bf16"] = differing(cut, distributed_config=own(cut))
     stack = [nn.Parameter(made((2, 3, 5, 4), 1))]
     found["4-D stack"] = differing(stack, {"parts": "stack"}, distributed_config=own(stack))
-    for name, settings in {
+    kinds: dict[str, Callable[[list[nn.Parameter]], dict[str, Any]]] = {
         "own": lambda params: {"distributed_config": own(params)},
         "helper": lambda params: {"distributed_config": create_processgroup_config(dp_pg=dist.group.WORLD)},
         "owner": lambda params: {"strategy": "owner", "mesh": build_mesh({"dp": dist.get_world_size()})},
-    }.items():
+    }
+    for name, settings in kinds.items():
         params = plain(torch.bfloat16)
         for param in params:
             param.grad_dtype = torch.float32
@@ -200,7 +201,8 @@ class WithExpert(nn.Module):
 
 
 def with_experts(rank: int) -> dict[str, Any]:
-    mesh, found = build_mesh({"dp": 2}), {}
+    mesh = build_mesh({"dp": 2})
+    found: dict[str, Any] = {}
     model = WithExpert(rank)
     fully_shard(model, mesh=mesh, ignored_params={*model.expert.parameters()})
     before = [it.detach().clone() for it in model.expert.parameters()]

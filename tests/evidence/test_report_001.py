@@ -16,6 +16,7 @@ from muon_tutorial.evidence.report_001.report import (
     TraceSummary,
     as_markdown,
     check_report,
+    main,
     packaged_summaries,
     read_summaries,
     step_sizes,
@@ -106,7 +107,8 @@ def test_the_command_prints_a_table_with_a_row_for_every_ratio(
 ) -> None:
     figures = check_report()
     monkeypatch.setattr(sys, "argv", [module])
-    runpy.run_module(f"muon_tutorial.evidence.{module}", run_name="__main__")
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module(f"muon_tutorial.evidence.{module}", run_name="__main__")
     printed = capsys.readouterr().out
     assert printed == as_markdown(figures) + "\n"
     assert printed.count("\n| ") == sum(1 + len(figure.beside) for figure in figures)
@@ -115,3 +117,16 @@ def test_the_command_prints_a_table_with_a_row_for_every_ratio(
 def test_a_folder_without_the_traces_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="trace_adamw_FULLSTEP_rank0"):
         read_summaries(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["/nonexistent"], "/nonexistent"), (["--write", "/nonexistent/x"], "/nonexistent/x cannot be written")],
+)
+def test_what_the_command_cannot_read_or_write_is_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err

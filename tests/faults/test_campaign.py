@@ -16,6 +16,7 @@ from muon_tutorial.faults.campaign import Campaign, repeat_line
 from muon_tutorial.faults.case import GOOD, Case, Outcome
 from muon_tutorial.faults.data_faults import FAULTS
 from muon_tutorial.faults.draw import SHARES, draw
+from scripts import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign reads /proc")
@@ -116,3 +117,26 @@ def test_a_whole_campaign_finds_no_hole(campaign: Campaign, seed: int) -> None:
     outcomes = campaign.run(draw(seed, 600))
     assert [f"{o.verdict}: {o.case}: {o.detail}" for o in outcomes if o.verdict not in GOOD] == []
     assert report.share_named(outcomes) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--only", "nosuchkind"], "no case matches"),
+        (["--case", "99"], "no case matches"),
+        (["--case", "0", "--lines", "/nonexistent/x"], "No such file or directory: '/nonexistent/x'"),
+        (["--out", "{}/file"], "it is a file"),
+    ],
+)
+def test_a_campaign_that_cannot_be_is_refused_at_once(
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr(faults, "run", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        faults.main(["--count", "2", *(option.format(tmp_path) for option in options)])
+    assert says in capsys.readouterr().err.splitlines()[-1]

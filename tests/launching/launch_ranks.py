@@ -40,6 +40,17 @@ def surroundings(rank: int) -> dict:
     }
 
 
+def fork(rank: int) -> bool:
+    """Return from a child of this rank, and then from the rank itself: whether the child has ended."""
+    child = os.fork()
+    if child == 0:
+        return False
+    until = time.monotonic() + 20.0
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.01)
+    return ended == (child, 0)
+
+
 def chatter(rank: int, lines: int) -> None:
     """Print numbered lines on both streams, in turn."""
     for number in range(lines):

@@ -20,6 +20,8 @@ from tests.launching import launch_ranks as ranks
 
 pytestmark = pytest.mark.live
 
+PATIENCE = 60.0
+
 
 def test_every_rank_returns_its_value() -> None:
     assert launch(ranks.total, 4, args=(2.0,)) == [12.0] * 4
@@ -151,6 +153,7 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
         ({"fn": 3}, "a function to run"),
         ({"world_size": 0}, "at least 1 rank"),
         ({"world_size": 2.0}, "at least 1 rank"),
+        ({"world_size": True}, "at least 1 rank"),
         ({"backend": "mpi"}, '"gloo" or "nccl"'),
         ({"backend": "nccl", "world_size": 1000}, "a GPU for each rank"),
         ({"timeout": 0}, "the timeout is a positive number of seconds"),
@@ -158,12 +161,27 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
         ({"timeout": float("inf")}, "the timeout is a positive number of seconds"),
         ({"limit": float("nan")}, "the limit is a positive number of seconds"),
         ({"threads": 0}, "at least 1 thread"),
+        ({"threads": "2"}, "at least 1 thread"),
+        ({"threads": None}, "at least 1 thread"),
+        ({"threads": 1.5}, "at least 1 thread"),
+        ({"max_lines": None}, "how many lines"),
+        ({"max_lines": "3"}, "how many lines"),
+        ({"max_lines": -1}, "how many lines"),
+        ({"args": "ab"}, "args is a tuple"),
+        ({"kwargs": [1]}, "kwargs is a dict"),
+        ({"kwargs": {1: 2}}, "kwargs is a dict"),
+        ({"method": "frok"}, 'the method is "fork" or "spawn"'),
         ({"output": "loud"}, "a function of"),
     ],
 )
 def test_a_call_that_cannot_work_is_refused(call, says) -> None:
     with pytest.raises(UsageError, match=says):
         launch(**{"fn": ranks.total, "world_size": 2, **call})
+
+
+def test_a_child_that_the_function_forks_does_not_speak_for_the_rank() -> None:
+    (child_ended,) = launch(ranks.fork, 1, limit=PATIENCE)
+    assert child_ended
 
 
 def test_a_working_directory_that_is_gone_is_refused(tmp_path, monkeypatch) -> None:

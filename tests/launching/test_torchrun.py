@@ -15,7 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from muon_tutorial import cli
 from muon_tutorial.errors import LaunchError, UsageError
 from muon_tutorial.launching import torchrun
 from muon_tutorial.launching.peers import Peers
@@ -101,10 +103,75 @@ def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(monkeypatch) ->
             torchrun._check_agent_listens()
 
 
+SEAT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("RANK", "abc", "RANK to a number from 0 to 0"),
+        ("RANK", "3", "RANK to a number from 0 to 0"),
+        ("RANK", "-1", "RANK to a number from 0 to 0"),
+        ("LOCAL_RANK", "", "LOCAL_RANK to a number"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE to a number of at least 1"),
+        ("WORLD_SIZE", "9" * 5000, "WORLD_SIZE to a number of at least 1"),
+        ("MASTER_PORT", "x", "MASTER_PORT to a number from 0 to 65535"),
+        ("MASTER_PORT", "65536", "MASTER_PORT to a number from 0 to 65535"),
+    ],
+)
+def test_an_environment_that_is_not_torchruns_is_one_line(name, value, says, monkeypatch, capsys) -> None:
+    for key, own in {**SEAT, name: value}.items():
+        monkeypatch.setenv(key, own)
+    with pytest.raises(UsageError, match=says):
+        torchrun.join_torchrun()
+    assert cli.main(["train"]) == cli.BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_ranks_that_do_not_meet_say_so_in_one_line() -> None:
+    with pytest.raises(LaunchError) as caught, torchrun._meeting(1, 2):
+        raise torch.distributed.DistNetworkError("The client socket has timed out\nException raised from …")
+    assert str(caught.value) == "rank 1 of 2 did not meet the others: The client socket has timed out"
+    with pytest.raises(LaunchError, match="ended before"), torchrun._meeting(1, 2):
+        raise LaunchError("torchrun's agent ended before rank 1 joined it")
+
+
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 0.0, -1.0, "30"])
 def test_what_is_no_timeout_is_refused(timeout) -> None:
     with pytest.raises(UsageError, match="positive number of seconds"):
         torchrun.join_torchrun(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("said", "run_id"),
+    [
+        ({}, None),
+        ({"TORCHELASTIC_RUN_ID": "7"}, "7"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/t/none_a/attempt_0/1/error.json"},
+            "none_a",
+        ),
+        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": "/t/7_b/attempt_1/0/error.json"}, "7_b"),
+        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": ""}, "7"),
+        (
+            {
+                "TORCHELASTIC_RUN_ID": "7",
+                "TORCHELASTIC_ERROR_FILE": "/t/7_b/attempt_1/0/error.json",
+                "LOCAL_WORLD_SIZE": "1",
+                "WORLD_SIZE": "2",
+            },
+            "7",
+        ),
+    ],
+)
+def test_a_run_is_named_by_what_outlives_its_ranks_and_no_other_run_shares(said, run_id, monkeypatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert torchrun.torchrun_run_id() == run_id
 
 
 def test_a_rank_that_misses_another_says_which_and_keeps_other_errors(capfd, monkeypatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from muon_tutorial.cli import main
 from muon_tutorial.errors import GridError, UsageError
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Replicate, Shard
@@ -250,6 +251,7 @@ def test_a_config_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
 
 
 MODULES = """
+import sys
 import torch
 from torch import nn
 
@@ -288,6 +290,13 @@ def embedding():
 def nothing():
     pass
 
+def leaves():
+    sys.exit(3)
+
+def chatty():
+    print("building")
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
 number = 3
 """
 
@@ -297,6 +306,7 @@ def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"of_mine_{random.randrange(10**9)}"  # each test imports afresh
     (tmp_path / f"{name}.py").write_text(MODULES, encoding="utf-8")
     (tmp_path / f"{name}_broken.py").write_text("1 / 0", encoding="utf-8")
+    (tmp_path / f"{name}_leaving.py").write_text("raise SystemExit('gone')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
@@ -325,6 +335,13 @@ def test_a_function_gives_any_module(my_module: str) -> None:
 def test_a_function_that_uses_another_device_gives_the_same(my_module: str) -> None:
     first, second = (find_model(f"{my_module}:{name}") for name in ("model", "on_cpu"))
     assert (first.families, first.others) == (second.families, second.others)
+
+
+def test_what_a_function_prints_is_not_in_the_answer(my_module: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", f"{my_module}:chatty", "--grid", "dp=2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)
+    assert "building" in err
 
 
 def test_fused_and_transposed_weights_are_seen_as_matrices() -> None:
@@ -371,6 +388,18 @@ CONFIGS = {
         "'mlp_only_layers' is a list of layers; got 1",
     ),
     "more heads than width": (json.dumps({**LLAMA, "num_attention_heads": 64}), "not enough for 64 heads"),
+    "uneven groups of heads": (
+        json.dumps({**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 3}),
+        "4 heads of queries cannot share 3 heads of keys and values evenly",
+    ),
+    "uneven heads": (
+        json.dumps({"model_type": "llama", **HEADLESS, "num_attention_heads": 5, "num_key_value_heads": 5}),
+        "gives 5 heads no even width",
+    ),
+    "uneven heads of GPT-2": (
+        json.dumps({"model_type": "gpt2", **GPT2, "n_embd": 65, "n_head": 4}),
+        "'n_embd' 65 gives 4 heads no even width",
+    ),
     "no experts": (json.dumps({**LLAMA, "model_type": "mixtral"}), "'num_experts' or 'num_local_experts'"),
     "a word": (
         json.dumps({**LLAMA, "vocab_size": "many"}),
@@ -430,6 +459,8 @@ NAMES = {
     "{}:embedding": "returned Embedding, which has no hidden matrix",
     "{}:needs": "failed: TypeError: needs() missing 1 required positional argument",
     "{}_broken:model": "cannot be imported: ZeroDivisionError",
+    "{}:leaves": "failed: SystemExit: 3",
+    "{}_leaving:model": "cannot be imported: SystemExit: gone",
     "{}_missing:model": "cannot be imported: ModuleNotFoundError",
     ":model": "cannot be imported: ValueError",
 }

@@ -396,6 +396,14 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(tmp_path: Pat
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
 
 
+def test_a_machine_is_not_measured_for_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)
+    assert main(["calibrate", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"
+
+
 def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
     """Where products of both dtypes are as fast: against the gather by aspect, against owners by tp too."""
     even = replace(LAPTOP, gemm=dict.fromkeys(("float32", "bfloat16"), ((1.0, 100000000000.0),)), cores=64)

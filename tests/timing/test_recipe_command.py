@@ -10,6 +10,7 @@ import pytest
 from muon_tutorial.cli import main
 from muon_tutorial.errors import UsageError
 from muon_tutorial.optimizer.auto_recipes import kept_calibration
+from muon_tutorial.orthogonalizers.calibration import Calibration
 from muon_tutorial.timing.recipe_command import read_shapes
 
 
@@ -37,10 +38,24 @@ def test_the_command_measures_keeps_and_prints(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--threads", "0"], "--threads is at least 1"), (["--device", "abacus"], "--device abacus: ")],
+    [
+        (["--threads", "0"], "--threads is at least 1"),
+        (["--device", "abacus"], "--device abacus: "),
+        (["--folder", __file__], "a file stands in its place"),
+        (["--folder", f"{__file__}/below"], "cannot be used: Not a directory"),
+    ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", *arguments]) == 2
     complaint = capsys.readouterr().err
     assert said in complaint
     assert complaint.count("\n") == 1
+
+
+def test_what_is_not_kept_is_not_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Calibration("a machine")
+    monkeypatch.setattr("muon_tutorial.timing.recipe_command.kept_calibration", lambda *asked: found)
+    assert main(["recipes", "--shapes", "8x16", "--folder", str(tmp_path)]) == 0
+    assert "a machine; not kept in " in capsys.readouterr().out.replace("\n", "")

@@ -43,6 +43,23 @@ def test_the_first_step_is_not_counted_in_the_step_time() -> None:
     assert replace(RESULT, records=RECORDS[:1]).step_seconds == 9.0
 
 
+def test_steps_before_a_run_went_on_are_in_the_picture_and_not_in_the_times() -> None:
+    slow = tuple(StepRecord(step, 5.0, 0.01, 100.0, 90.0) for step in range(2))
+    resumed = replace(RESULT, earlier=slow)
+    assert (resumed.step_seconds, resumed.optimizer_share) == (1.0, 0.25)
+    (axes,) = loss_figure(resumed, None).axes
+    assert len(axes.lines[0].get_xdata()) == 5  # type: ignore[arg-type]
+    assert "earlier" not in describe_result(resumed, None)
+
+
+def test_a_run_that_had_no_step_left_says_so() -> None:
+    done = replace(RESULT, records=(), earlier=RECORDS, traffic=(), check=None)
+    text = printed(summary_table(done, None))
+    assert text.count("no step was left to take") == 2
+    assert "not asked for" not in text
+    assert describe_result(done, None)["step_seconds"] is None
+
+
 def test_the_tables_hold_the_figures_and_sum_the_traffic() -> None:
     text = printed(summary_table(RESULT, OneProcessRun(replace(RESULT, loss_after=2.4), 0.02)))
     for words in ("dp=2 × tp=2, 4 processes", "5.500 before, 2.500 after", "2.400 after", "0.020", "25%"):

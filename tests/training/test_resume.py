@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,14 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muon_tutorial.errors import RankFailedError, RunFolderError, UsageError
+from muon_tutorial import cli
+from muon_tutorial.errors import RankFailedError, RunFolderError, TextError, UsageError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training import resume
-from muon_tutorial.training.checkpoints import Saving, StoppedRun
-from muon_tutorial.training.loop import train_rank
+from muon_tutorial.training.checkpoints import Saving, StoppedRun, stopping_on_interrupt
+from muon_tutorial.training.loop import _check_text, train_rank
 from muon_tutorial.training.records import RunResult, StepRecord
 from muon_tutorial.training.run_folder import RunFolder
 from muon_tutorial.training.settings import TrainSettings
+from muon_tutorial.training.text import load_text
 
 SETTINGS = TrainSettings(dp=2, tp=1, layers=1, width=16, heads=2, context=16, batch=4, steps=5)
 
@@ -46,6 +49,10 @@ def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
     elsewhere = replace(SETTINGS, dp=1, tp=2, strategy="owner")
     moved = losses(run(elsewhere, Saving(tmp_path, begin=3))[0])
     assert moved == pytest.approx(whole[3:], abs=1e-3)  # sums in another order
+    own = tmp_path / "a.txt"
+    own.write_text("another text " * 100)
+    with pytest.raises(RankFailedError, match="is not the text that the run began with"):
+        run(replace(SETTINGS, text=str(own)), Saving(tmp_path, begin=3))
     with pytest.raises(
         RankFailedError, match=r"CheckpointError: there is no checkpoint folder .*step-00000004"
     ):
@@ -144,3 +151,86 @@ def test_a_setting_of_another_type_is_one_clear_line(name: str, value: object) -
     with pytest.raises(UsageError, match=f"settings.json is damaged: {name} is "):
         resume.resumed_settings({**asdict(SETTINGS), name: value}, {}, ())
     assert resume.resumed_settings({**asdict(SETTINGS), "timeout": 5}, {}, ()).timeout == 5
+
+
+@pytest.fixture
+def restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> argparse.Namespace:
+    """The options of ranks that torchrun has restarted, with a run folder given."""
+    logs = "/tmp/torchelastic_1/none_own/attempt_1/0/error.json"
+    for name, value in {"RUN_ID": "none", "RESTART_COUNT": "1", "ERROR_FILE": logs}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    options = {
+        **asdict(SETTINGS),
+        "out": tmp_path / "run",
+        "resume": None,
+        "save_every": None,
+        "given": set(),
+    }
+    return argparse.Namespace(**options)
+
+
+@pytest.mark.parametrize("run_id", [None, "none", "none_other"])
+def test_restarted_ranks_leave_another_runs_folder_alone(
+    restarted: argparse.Namespace, run_id: str | None
+) -> None:
+    RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: run_id})
+    with pytest.raises(RunFolderError, match="already in use"):
+        cli._place_run_under_torchrun(restarted, 2)
+
+
+def test_restarted_ranks_go_on_with_their_own_run_unless_it_is_complete(
+    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: "none_own"})
+    monkeypatch.setattr(Saving, "latest_step", lambda saving: SETTINGS.steps)
+    assert cli._place_run_under_torchrun(restarted, 2) == (SETTINGS, own, Saving(own.path, begin=5))
+    own.write("result.json", {})
+    with pytest.raises(cli.CompleteRunError, match="is complete"):
+        cli._place_run_under_torchrun(restarted, 2)
+
+
+def test_ranks_that_torchrun_cannot_name_begin_anew_and_say_so(
+    restarted: argparse.Namespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    restarted.out = None
+    _, folder, saving = cli._place_run_under_torchrun(restarted, 2)
+    assert (saving.begin, folder.path.parent) == (None, Path("runs"))
+    assert capsys.readouterr().err.splitlines() == [cli.NOT_FOUND_AGAIN]
+
+
+@pytest.mark.parametrize("every", ["x", 0, -3, 2.0, True])
+def test_a_damaged_number_of_steps_to_save_after_is_one_clear_line(tmp_path: Path, every: object) -> None:
+    with pytest.raises(UsageError, match=r"settings\.json is damaged: save_every is "):
+        resume.saving_of(RunFolder(tmp_path), {resume.SAVE_EVERY: every}, None)
+    assert resume.saving_of(RunFolder(tmp_path), {}, None) == Saving(tmp_path)
+
+
+def test_a_run_goes_on_from_another_folder_with_the_text_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = asdict(replace(SETTINGS, text="a.txt"))
+    options = {**asdict(SETTINGS), "text": str(tmp_path / "a.txt")}
+    assert resume.resumed_settings(said, options, {"text"}).text == "a.txt"
+    with pytest.raises(UsageError, match="is not the run's"):
+        resume.resumed_settings(said, {**options, "text": str(tmp_path / "b.txt")}, {"text"})
+
+
+def test_an_earlier_request_to_stop_is_forgotten(tmp_path: Path) -> None:
+    saving = Saving(tmp_path)
+    saving.stop_file.touch()
+    with stopping_on_interrupt(saving, None):
+        assert not saving.stop_file.exists()
+
+
+def test_only_the_text_that_a_run_began_with_takes_it_on() -> None:
+    text = load_text(None, 16)
+    _check_text(text.sha256, text)
+    _check_text(None, text)  # by a checkpoint that does not say
+    with pytest.raises(TextError, match="is not the text that the run began with"):
+        _check_text("0" * 64, text)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -395,17 +396,25 @@ def as_markdown(figures: Sequence[PublishedFigure]) -> str:
     return "\n".join([*lines, "", NOTES])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table; see the module's docstring."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, and return the exit code; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m muon_tutorial.evidence.report_001")
     parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
     parser.add_argument("--write", type=Path, help="also keep what was read from them, as JSON")
     chosen = parser.parse_args(arguments)
-    summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()
-    if chosen.write:
-        write_summaries(summaries, chosen.write)
+    try:
+        summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()
+        if chosen.write:
+            write_summaries(summaries, chosen.write)
+    except TraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {chosen.write} cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     print(as_markdown(check_report(summaries)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
