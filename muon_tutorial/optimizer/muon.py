@@ -261,7 +261,7 @@ class Muon(torch.optim.Optimizer):
             self._refuse_to_leave_out(others)
             return self._ready_planned(max_norm, others)
         norm = None if max_norm is None else self._clip_alone(others, max_norm)
-        self._gradients_ready = True
+        self._gradients_ready = not self._not_finite
         self._readied = SeenGradients.of([*self._params(), *others], changes_count=False)
         return norm
 
@@ -284,8 +284,8 @@ class Muon(torch.optim.Optimizer):
 
     def _clip_alone(self, rest: Sequence[Tensor], max_norm: float) -> Tensor:
         """Clip as ``clip_grad_norm_`` does, but change nothing where a gradient is not finite."""
-        params = [param for param in (*self._params(), *rest) if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
+        params = [*self._params(), *rest]
+        norm = _norm_of_gradients(params)
         self._not_finite = not bool(norm.isfinite())
         if self._not_finite:
             return torch.full_like(norm, math.inf)
@@ -377,7 +377,7 @@ class Muon(torch.optim.Optimizer):
         try:
             self._take_step(None if rest is None else self._others(rest), complaint)
         except TutorialError as error:
-            if self._early is not None or not self._gradients_ready:
+            if self._early is not None or not (self._gradients_ready or self._not_finite):
                 self.gradients_changed()  # the next step readies and sends them anew, on all ranks
             if not isinstance(error, NotFiniteError):
                 self._compared = False  # all ranks have heard of it: nobody goes on with other values
@@ -421,7 +421,7 @@ class Muon(torch.optim.Optimizer):
 
     def _complaint(self, rest: Sequence[Tensor] | None = None) -> TutorialError | None:
         """What keeps this rank from stepping, whatever the others hold; ``rest`` is what steps beside it."""
-        if self._not_finite and self.gradients_ready:
+        if self._not_finite and not bool(_norm_of_gradients(self._readied.params).isfinite()):
             return NotFiniteError(
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
@@ -675,7 +675,7 @@ class Muon(torch.optim.Optimizer):
             "which Muon of this mesh it is": str(self._number),
             "the call": call,
         }
-        if self._early is not None:  # what was sent during backward is dropped by zero_grad()
+        if self.overlap_grad_reduce:  # what was sent during backward is dropped by zero_grad()
             counted["the number of zero_grad() calls since the last step"] = str(self._zeroed)
         alike = hyperparameters(groups) | dimensions(groups) | gradients_beside(rest or (), grid)
         return Stamp(alike | moves_of_momentum(self._params(), self.state) | counted, complaint)
@@ -768,6 +768,10 @@ class Muon(torch.optim.Optimizer):
             for key, value in entry.items() if isinstance(entry, dict) else ():
                 entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
         super().__setstate__(state)
+
+
+def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
+    return torch.nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
 
 
 @dataclass(frozen=True, slots=True)

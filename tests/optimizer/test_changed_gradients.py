@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW
-from muon_tutorial.errors import GradientError, UsageError
+from muon_tutorial.errors import GradientError, NotFiniteError, UsageError
 
 from ..oracle import UNEVEN, Ranks, seated, whole_gradients
 
@@ -154,3 +154,21 @@ def test_the_same_gradients_are_not_readied_twice() -> None:
     backward_into(model)  # adds to them
     with pytest.raises(UsageError, match="already called for this step"):
         both.ready_gradients(1.0)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_gradient_that_was_not_finite_is_refused_until_it_is_another(to_none: bool) -> None:
+    model, both = pair(None)
+    backward_into(model, math.nan)
+    before = [param.detach().clone() for param in model.parameters()]
+    for _ in range(2):
+        both.ready_gradients(1.0)
+        with pytest.raises(NotFiniteError, match=r"as ready_gradients\(\) found"):
+            both.step()
+        with pytest.raises(NotFiniteError):
+            both.step()
+    assert all(map(torch.equal, model.parameters(), before))
+    model.zero_grad(set_to_none=to_none)
+    backward_into(model)
+    both.step()
+    assert not any(map(torch.equal, model.parameters(), before))
