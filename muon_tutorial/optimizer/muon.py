@@ -670,13 +670,12 @@ class Muon(torch.optim.Optimizer):
         counted = {
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self._steps_done),
+            "the number of zero_grad() calls since the last step": str(self._zeroed),
             "whether it has stepped or loaded a state": str(not self._is_new),
             "whether the state was set anew": str(not self._made_for.same_states(self._made_for_now())),
             "which Muon of this mesh it is": str(self._number),
             "the call": call,
         }
-        if self.overlap_grad_reduce:  # what was sent during backward is dropped by zero_grad()
-            counted["the number of zero_grad() calls since the last step"] = str(self._zeroed)
         alike = hyperparameters(groups) | dimensions(groups) | gradients_beside(rest or (), grid)
         return Stamp(alike | moves_of_momentum(self._params(), self.state) | counted, complaint)
 
