@@ -307,8 +307,9 @@ lesson.slide_qkv(live=widgets)
 # <details><summary>This has happened</summary>
 #
 # Code that looks for q, k and v in a *piece*, by its number of rows, goes wrong without an error. Pull request 7117
-# of NVIDIA/Megatron-LM repaired such a case. It matters to Muon, too, which should orthogonalize q, k and v each by
-# itself.
+# of NVIDIA/Megatron-LM (2026) repaired such a case: with the weight cut over many ranks, Muon orthogonalized q, k and
+# v as one matrix. Its update was 26 percent off, that of k and v 95. On 256 GPUs the training loss ended 0.17 percent
+# higher, and a line in the debug log was all that told of it.
 #
 # </details>
 #

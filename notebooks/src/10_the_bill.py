@@ -215,7 +215,7 @@ lesson.explore_bills(live=widgets)
 # <details><summary>Answers</summary>
 #
 # Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW: nothing straddles.
-# In small buckets on many ranks, each matrix straddles all of them, and up to 12 ranks orthogonalize it.
+# In small buckets on many ranks, each matrix straddles all of them, and up to a dozen ranks orthogonalize it.
 #
 # </details>
 #

@@ -56,8 +56,9 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Nothing ran for that picture. The planner of lesson 13 walks a step without data, and charges it by a file about the machine.
-# A matrix lives with one owner: a place along dp. All tp ranks there repeat its Newton–Schulz. So dp counts owners.
+# Nothing ran for that picture. The planner of lesson 13 walks a step without data, and charges it by a file about the
+# machine. A matrix lives with one owner: a place along dp. All tp ranks there repeat its Newton–Schulz. So dp counts
+# owners.
 #
 # The 70B has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again.
 #

@@ -63,12 +63,12 @@ from muon_tutorial.learn.widgets.reveal import compare
 print(inspect.getsource(lesson.TrainingRank.take_step))
 
 # %% [markdown]
-# This loop has phases of its own. In five of them ranks call each other, in this order: load, average, gather, share,
-# log. (`gather` hides inside `self.update()`: an owner gathers whole inputs over tp.)
+# In five phases of this loop ranks call each other, in this order: load, average, gather, share, log. (`gather` hides
+# inside `self.update()`: an owner gathers whole inputs over tp.)
 #
 # Now a run that does not hang. From step 2 on, rank 1 has another learning rate. Where in step 2 does that show first:
-# gradient, average, momentum, input, update or share? (Each of these results of a step is a *rung*.) And at the end,
-# will all copies of the weights along dp agree to the last bit?
+# gradient, average, momentum, input, update or share? (Each is a *rung*.) And at the end, will all copies of the weights
+# agree to the last bit?
 #
 # *Easy · 2 minutes · required*
 
@@ -190,9 +190,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # > *It lies:* `draw_ladder(run)`, `say_numbers(run, step, rung)`, `say_packed(run, step, phase)`. Name the phase of the
 # > *first rung that differs*.
 #
-# Two kinds look alike. See with `say_calls` what the rank called *instead* of the missing call. If it left one call out
-# and went on in the usual order, it has *skipped* it. If it jumped ahead, say from `load` to `log`, its *order* is
-# another.
+# Two kinds look alike. What did the rank call *instead* of the missing call? If the one that comes next, it has
+# *skipped* a call. If it jumped ahead, say from `load` to `log`, its *order* is another.
 #
 # <details><summary>Stuck?</summary>
 #
@@ -272,8 +271,6 @@ clinic.check("B", found_b)
 # %% [markdown]
 # ### Run C
 #
-# *"It trains well, if a little worse than last week. Nobody has touched the model."*
-#
 # *Medium · 5 minutes · required*
 
 # %% tags=["ranks"]
@@ -300,7 +297,7 @@ clinic.check("C", found_c)
 # %% [markdown]
 # ### Run D
 #
-# *"Each rank says that another did not answer. Whom do I restart?"*
+# *"Each blames another. Whom do I restart?"*
 #
 # *Medium · 5 minutes · required*
 
@@ -328,7 +325,7 @@ clinic.check("D", found_d)
 # %% [markdown]
 # ### Run E
 #
-# *"Not the bits of last night. Which commit do I take back?"*
+# *"Other bits than last night. Which commit?"*
 #
 # *Medium · 5 minutes · required*
 
@@ -356,8 +353,6 @@ clinic.check("E", found_e)
 
 # %% [markdown]
 # ### Run F
-#
-# *"It began right, to the bit. And nothing has happened since."*
 #
 # *Medium · 5 minutes · required*
 

@@ -166,7 +166,7 @@ def test_the_first_wrong_message_of_a_step_is_named(step: Any, says: str) -> Non
 def test_the_whole_step_passes_on_every_grid_and_is_measured_in_lines(dp: int, tp: int) -> None:
     verdict = lesson.step_exercise(dp, tp, 0).check(lesson.reference_step)
     assert verdict
-    assert "lines; par is 13" in verdict.message
+    assert "lines; par is 12" in verdict.message
     assert lesson.step_exercise(dp, tp, 0).check(lambda job, bucket, at: ...).passed is None
     assert "never asks" in str(lesson.first_difference(step_with(upto=6), 2, 1, 0))
 

@@ -18,7 +18,7 @@ from .on_ranks import LETTERS, TrainingRun, faults_of, hero_faults, run_with
 from .training_rank import PHASES, RUNGS, check_grid
 
 SPOILERS = {
-    "rung": [r"step 2,? share", r"\brung\W+\w*\W+share\b"],
+    "rung": [r"\brung\W+\w*\W+share\b"],
     "agree": [r"copies agree to the last bit at the end\s+(yes|no)", r"\bagree\W+\w*\W+True\b"],
 }
 """What would answer the two predictions, before the cells that are tagged answer."""
