@@ -26,7 +26,6 @@ from ..launching.echo import is_echo
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import global_rank, whole_matrix, with_names
 from ..plan.bucket import flat_frame
-from ..plan.grid import Grid
 from ..plan.strategies import WIRE
 from ..step.agreement import (
     NO_STAMP,
@@ -44,7 +43,7 @@ from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, gradient_dtype, local_part, placed_as
 from ..step.write_parameters import apply_update
-from ..worlds.live import gather_objects, sum_counts
+from ..worlds.live import LiveWorld, gather_objects, sum_counts
 from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
 from .config import DistributedConfig
 
@@ -171,14 +170,9 @@ class CallbackStep:
         if index not in self.ranges:
             param, shape = self.parameters[index].param, self.shapes[index]
             if isinstance(param, DTensor):
-                mesh = with_names(param.device_mesh)
-                sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
-                grid = Grid.of(**sizes)
-                at = grid.at(grid.rank({axis: mesh.get_local_rank(axis) for axis in sizes}))
-                matrix = whole_matrix(index, param, dtensor_cuts(self.names[index], param, grid.axes))
-                self.ranges[index] = ShardRange(
-                    sides, *flat_frame(matrix, at), 0, self.parameters[index].data.numel()
-                )
+                world, numel = LiveWorld(with_names(param.device_mesh)), self.parameters[index].data.numel()
+                matrix = whole_matrix(index, param, dtensor_cuts(self.names[index], param, world.grid.axes))
+                self.ranges[index] = ShardRange(sides, *flat_frame(matrix, world.at), 0, numel)
             else:
                 whole = tuple(param.shape) == tuple(shape)
                 self.ranges[index] = ShardRange.whole(sides) if whole else None

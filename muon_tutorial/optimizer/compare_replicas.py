@@ -41,15 +41,15 @@ class Replica:
     """Tensors of this rank, and the axes along which every rank holds the same.
 
     Whether it was ``named`` by the user: else the name says where it stands in a list, and that list may be
-    in another order on another rank. ``assumed``: a plain parameter among DTensors is taken to be the same,
-    and may yet be each rank's own, such as an expert that FSDP2 was told to ignore.
+    in another order on another rank. Along ``assumed`` it is only taken to be the same, and may yet be each
+    rank's own, such as an expert that FSDP2 was told to ignore.
     """
 
     name: str
     parts: tuple[Tensor, ...]
     axes: Axes
     named: bool = True
-    assumed: bool = False
+    assumed: Axes = frozenset()
 
     @property
     def hash(self) -> Tensor:
@@ -75,9 +75,9 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, also what other optimizers step, or none.
 
     Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
-    parameters are taken to be the same along ``dp``, unless Muon's are DTensors. ``rest`` are parameters
-    whose gradients are averaged with Muon's, by their place in a list. Two tiny sums an axis. Where a plan
-    expects averaged gradients, they are compared as well. All ranks must call.
+    parameters are taken to be the same along ``dp``, where somebody said that it copies. ``rest`` are
+    parameters whose gradients are averaged with Muon's, by their place in a list. Two tiny sums an axis.
+    Where a plan expects averaged gradients, they are compared as well. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: something is not the same where it should be.
@@ -150,7 +150,7 @@ def broadcast_parameters(
 
     Frozen ones, too. Only what differs travels. Parameters without values, on the meta device, are left
     alone, and those without names: nobody can tell which of another rank's they are; and plain ones among
-    DTensors, which may be each rank's own. All ranks must call.
+    DTensors along axes that are only assumed to copy them. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: they name their parameters in another order; nothing was sent.
@@ -158,7 +158,7 @@ def broadcast_parameters(
     for world, replicas in _meshes(steps, companions, unstepped, (), with_state=False):
         _refuse_other_names(world, replicas)
         for index in _differing(world, replicas):
-            if replicas[index].named and not replicas[index].assumed:
+            if replicas[index].named:
                 world.run(_sent_anew(replicas[index], world))
 
 
@@ -166,7 +166,7 @@ def _sent_anew(replica: Replica, world: LiveWorld) -> Walk:
     """The first rank's part along each axis in turn, written into the parameter."""
     [part] = replica.parts
     for axis in world.grid.axes:
-        if axis in replica.axes and world.grid.size(axis) > 1:
+        if axis in replica.axes - replica.assumed and world.grid.size(axis) > 1:
             hop = Hop(axis, Owned(0), Replicate(), tuple(part.shape))
             mine = part.contiguous() if world.at[axis] == 0 else None
             label = Label("initial values", replica.name)
@@ -182,7 +182,6 @@ def _meshes(
 ) -> Iterator[tuple[LiveWorld, list[Replica]]]:
     """What is held on each mesh of real processes, by parameter: its values and, if told to, its state."""
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
-    mixed = any(isinstance(it.param, DTensor) for step in plans for it in step.parameters)
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
     still, others = (
@@ -197,8 +196,8 @@ def _meshes(
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
             all_groups = [*groups, (still, {}, True), (others, {}, False)]
-            beside = _beside(all_groups, mesh.world, plain=mesh is steps[0] and not mixed)
-            held = [*_planned(mesh.step, mixed), *beside]
+            beside = _beside(all_groups, mesh.world, plain=mesh is steps[0] and "dp" not in mesh.assumed)
+            held = [*_planned(mesh.step, mesh.assumed), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
             yield mesh.world, [*known, *(states if with_state else ())]
@@ -209,18 +208,15 @@ def _is_dense(param: Tensor) -> bool:
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
-def _planned(step: PlanStep, mixed: bool = False) -> Iterator[tuple[Replica, Replica]]:
-    """Each parameter of a plan, and its momentum, which may be sliced over ``dp``.
-
-    ``mixed``: there are DTensors on one of the meshes.
-    """
+def _planned(step: PlanStep, assumed: Axes = frozenset()) -> Iterator[tuple[Replica, Replica]]:
+    """Each parameter of a plan, and its momentum, which may be sliced over ``dp``."""
     for shard in step.momentum_shards.values():
         matrix, axes = shard.shards[0].entry.matrix, _copied(step, shard)
         sliced = frozenset({"dp"} if shard.flat else ())
         momentum = Replica(f"the momentum of {matrix.name}", (shard.parameter.momentum,), axes - sliced)
         named = "param_names" in shard.parameter.group
-        assumed = mixed and not isinstance(shard.parameter.param, DTensor)
-        yield Replica(matrix.name, (shard.parameter.data,), axes, named, assumed), momentum
+        unsaid = frozenset() if isinstance(shard.parameter.param, DTensor) else assumed
+        yield Replica(matrix.name, (shard.parameter.data,), axes, named, unsaid), momentum
 
 
 def _gradient(step: PlanStep, shard: MomentumShard) -> Replica:

@@ -42,12 +42,14 @@ State = Mapping[Tensor, dict[str, Any]]
 class MeshStep:
     """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none.
 
-    ``agreed`` describes what ranks compared when it was made.
+    ``agreed`` describes what ranks compared when it was made, ``assumed`` the axes along which plain
+    parameters are only taken to be the same (``MeshParameters``).
     """
 
     step: AloneStep | PlanStep | CallbackStep
     world: LiveWorld | LocalMesh | None
     agreed: Sequence[str] = ()
+    assumed: frozenset[str] = frozenset()
 
     def run(self, walk: Walk) -> Any:
         """Walk one of the step's generators to its end."""
@@ -158,7 +160,8 @@ class ConfigSteps:
             return _one_by_one(owner(matrices, mesh.world.grid, assign=owners, bucket_bytes=1))
 
         window = 1 + self.config.prefetch_count
-        return _plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
+        made = _plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
+        return replace(made, assumed=mesh.assumed)
 
 
 def _plan_step(

@@ -24,10 +24,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshParameters:
-    """Parameters that lie on one mesh: the world there, and each one's matrix by parameter index."""
+    """Parameters that lie on one mesh: the world there, and each one's matrix by parameter index.
+
+    ``assumed`` are the axes along which nobody said that plain parameters are the same on all ranks: among
+    DTensors they are taken to be, and may yet be each rank's own.
+    """
 
     world: LiveWorld | LocalMesh
     matrices: Mapping[int, Matrix]
+    assumed: frozenset[str] = frozenset()
 
     @property
     def ranks(self) -> list[int]:
@@ -194,6 +199,5 @@ def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshPar
         return found
 
     readings = compared(world, read)
-    return MeshParameters(
-        world, {reading.index: reading.matrix for reading in readings if reading.matrix is not None}
-    )
+    matrices = {reading.index: reading.matrix for reading in readings if reading.matrix is not None}
+    return MeshParameters(world, matrices, frozenset(world.grid.axes))

@@ -34,6 +34,9 @@ from .mesh_parameters import (
 )
 from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
+SHARED = ("dp", "cp")
+"""Whose ranks hold plain parameters alike, as whoever passes these groups says."""
+
 
 def read_process_groups(
     crossing: Mapping[str, ProcessGroup],
@@ -75,7 +78,8 @@ def read_process_groups(
     }
     for index, matrix in matrices.items():
         check_boxes(matrix, dict(enumerate(row[index] for row in shapes)), world.grid)
-    return [MeshParameters(world, matrices)]
+    told = world.grid.axes if cut_by_hand else SHARED
+    return [MeshParameters(world, matrices, frozenset(world.grid.axes).difference(told))]
 
 
 def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup]) -> None:

@@ -272,3 +272,32 @@ def test_strided_shards_are_cut_in_the_order_that_pytorch_reads_from_their_facto
         assert found == {entry.tensor_dim: list(entry.mesh_dims) for entry in due}
         orders.add(tuple(found.get(0, ())))
     assert {(2, 0, 1), (1, 0), (2, 1, 0)} <= orders
+
+
+def with_copies(rank: int) -> dict[str, tuple[int, int]]:
+    """Plain parameters from a seed of each replica's own, beside DTensors, where dp is said to copy them."""
+    mesh, found = build_mesh({"dp": 2, "tp": 2}), {}
+    dp_group, tp_group = mesh.get_group("dp"), mesh.get_group("tp")
+    told: dict[str, Callable[[], dict[str, Any]]] = {
+        "zero1": lambda: {"strategy": "zero1", "mesh": mesh},
+        "owner": lambda: {"strategy": "owner", "mesh": mesh},
+        "groups": lambda: {"distributed_config": create_processgroup_config(dp_pg=dp_group, tp_pg=tp_group)},
+    }
+    for name, settings in told.items():
+        cut = nn.Parameter(distribute_tensor(made((8, 8), 1), mesh["tp"], [Shard(0)]))
+        matrix, vector = (nn.Parameter(made(shape, mesh.get_local_rank("dp"))) for shape in ((8, 6), (8,)))
+        muon = Muon([("cut", cut), ("matrix", matrix)], lr=0.1, **settings())
+        both = MuonWithAdamW(muon, torch.optim.AdamW([("vector", vector)], lr=0.1))
+        for param in (cut, matrix, vector):
+            param.grad = torch.ones_like(param)
+        both.step()
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, [param.detach().tolist() for param in (matrix, vector)])
+        found[name] = len({str(one) for one, _ in held}), len({str(other) for _, other in held})
+    return found
+
+
+@pytest.mark.live
+def test_plain_parameters_beside_dtensors_begin_alike_where_dp_is_said_to_copy_them() -> None:
+    for found in launch(with_copies, 4):
+        assert found == {"zero1": (1, 1), "owner": (1, 1), "groups": (1, 1)}
