@@ -11,6 +11,9 @@ The public surface, by floor:
   ``create_…_config``
 - errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
 
+Python imports each name when you first ask for it: ``from muon_tutorial import Muon`` brings the optimizer,
+and neither the launcher nor checkpoints nor the planner.
+
 The words, one a thing, in the package as in the lessons:
 
 - *grid*, *axis*, *coordinate*, *position*: ranks in named axes; where a rank stands; its number along one
@@ -28,45 +31,41 @@ The words, one a thing, in the package as in the lessons:
 
 from __future__ import annotations
 
-import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from .launching.command import begin_command, import_without_collecting
-
-if sys.argv[:1] == ["-m"]:  # python -m muon_tutorial: Python looks for __main__, and comes here first
-    begin_command()
-import_without_collecting("torch.distributed.tensor")
-
-from .callbacks.config import DistributedConfig
-from .callbacks.create_configs import (
-    create_devicemesh_config,
-    create_dtensor_config,
-    create_processgroup_config,
-)
-from .checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
-from .errors import LaunchError, TutorialError, UsageError
-from .evidence.ledger import Ledger
-from .launching.launch import launch
-from .newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
-from .optimizer.muon import Muon
-from .optimizer.muon_with_adamw import MuonWithAdamW
-from .optimizer.split_parameters import split_parameters
-from .plan.bucket import Bucket, DistMeta
-from .plan.grid import Coordinate, Grid
-from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
-from .plan.matrix import Matrix
-from .plan.strategies import (
-    STRATEGIES,
-    Plan,
-    gram,
-    layerwise,
-    owner,
-    owner_per_replica,
-    replicated,
-    round_robin,
-    zero1,
-)
-from .worlds.live import LiveWorld, build_mesh
-from .worlds.local import LocalWorld
+if TYPE_CHECKING:
+    from .callbacks.config import DistributedConfig
+    from .callbacks.create_configs import (
+        create_devicemesh_config,
+        create_dtensor_config,
+        create_processgroup_config,
+    )
+    from .checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
+    from .errors import LaunchError, TutorialError, UsageError
+    from .evidence.ledger import Ledger
+    from .launching.launch import launch
+    from .newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
+    from .optimizer.muon import Muon
+    from .optimizer.muon_with_adamw import MuonWithAdamW
+    from .optimizer.split_parameters import split_parameters
+    from .plan.bucket import Bucket, DistMeta
+    from .plan.grid import Coordinate, Grid
+    from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
+    from .plan.matrix import Matrix
+    from .plan.strategies import (
+        STRATEGIES,
+        Plan,
+        gram,
+        layerwise,
+        owner,
+        owner_per_replica,
+        replicated,
+        round_robin,
+        zero1,
+    )
+    from .worlds.live import LiveWorld, build_mesh
+    from .worlds.local import LocalWorld
 
 __version__ = "0.1.0"
 
@@ -113,3 +112,37 @@ __all__ = [
     "zero1",
     "zeropower_via_newtonschulz",
 ]
+
+_HOMES = {
+    "callbacks.config": "DistributedConfig",
+    "callbacks.create_configs": "create_devicemesh_config create_dtensor_config create_processgroup_config",
+    "checkpoint": "CheckpointManager load_checkpoint save_checkpoint",
+    "errors": "LaunchError TutorialError UsageError",
+    "evidence.ledger": "Ledger",
+    "launching.launch": "launch",
+    "newton_schulz": "KELLER_JORDAN zeropower_via_newtonschulz",
+    "optimizer.muon": "Muon",
+    "optimizer.muon_with_adamw": "MuonWithAdamW",
+    "optimizer.split_parameters": "split_parameters",
+    "plan.bucket": "Bucket DistMeta",
+    "plan.grid": "Coordinate Grid",
+    "plan.layout": "Box Hop Owned Partial Replicate Route Shard",
+    "plan.matrix": "Matrix",
+    "plan.strategies": "STRATEGIES Plan gram layerwise owner owner_per_replica replicated round_robin zero1",
+    "worlds.live": "LiveWorld build_mesh",
+    "worlds.local": "LocalWorld",
+}
+"""The modules that the public names come from."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home; Python asks once, because it is kept here from then on."""
+    for home, names in _HOMES.items():
+        if name in names.split():
+            value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,16 +1,21 @@
-"""``python -m muon_tutorial``. The package, imported before this, has taken care of Ctrl-C meanwhile."""
+"""``python -m muon_tutorial``. It takes care of Ctrl-C before it imports torch, which takes seconds."""
 
 from __future__ import annotations
 
 import sys
 
 if __name__ == "__main__":
-    from muon_tutorial.cli import main
     from muon_tutorial.launching.command import (
+        begin_command,
         end_on_interrupt,
         ignore_interrupts_at_exit,
+        import_without_collecting,
         keep_what_is_imported,
     )
+
+    begin_command()
+    import_without_collecting("muon_tutorial.cli")
+    from muon_tutorial.cli import main
 
     ignore_interrupts_at_exit()
     keep_what_is_imported()

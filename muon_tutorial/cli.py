@@ -1,6 +1,7 @@
 """The command line. Parses, calls one function, shows; every error is one line and an exit code.
 
-Exit codes: 0 done; 1 a run failed, or its check did; 2 bad input; 130 interrupted; 143 terminated.
+Exit codes: 0 done, or the run's time was over; 1 a run failed, or its check did; 2 bad input; 128 + N ended
+by signal N, saved or not: 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -30,8 +31,10 @@ from .errors import (
     TutorialError,
     UsageError,
 )
-from .launching.command import BAD_INPUT, INTERRUPTED, raise_on_interrupt
+from .launching.agent import run_agent
+from .launching.command import BAD_INPUT, FAILED, INTERRUPTED, raise_on_interrupt, said_of
 from .launching.descriptors import fill_standard_descriptors
+from .launching.signals import exit_by
 from .launching.torchrun import (
     TorchrunEnvironment,
     join_torchrun,
@@ -44,7 +47,7 @@ from .plan.strategies import STRATEGIES
 from .timing.commands import add_calibrate, add_plan
 from .timing.recipe_command import add_recipes
 from .training import job
-from .training.checkpoints import TORCHRUN_ECHO, Saving, StoppedRun, stopping_on_interrupt
+from .training.checkpoints import TIME, Saving, StoppedRun
 from .training.records import RunResult
 from .training.report import describe_verdict, summary_table, traffic_table
 from .training.resume import (
@@ -59,11 +62,20 @@ from .training.resume import (
 )
 from .training.run_folder import RESULT, RunFolder, in_use, unused
 from .training.settings import Backend, TrainSettings, check_numbers
+from .training.stopping import (
+    DEFAULT_ACTS,
+    ECHO,
+    GRACE,
+    EndedBySignal,
+    acts_by,
+    ending_on_signals,
+    exit_code,
+    heeding_signals,
+)
 from .worlds.live import gather_objects
 
-STOPPING = "stopping after this step and saving; Ctrl-C again to stop at once"
+STOPPING = "stopping after this step and saving; once more ends it at once"
 NOT_FOUND_AGAIN = "restarted ranks find their run by torchrun's --rdzv-id, or --out: beginning anew"
-FAILED, TERMINATED = 1, 143
 DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
 SETTINGS = {
@@ -113,10 +125,6 @@ class CompleteRunError(Exception):
     """Ranks that torchrun restarted find that their run has its result already."""
 
 
-class Terminated(BaseException):
-    """SIGTERM came. Unwinds like an interrupt, so that no process and no half-written file stays."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
@@ -124,36 +132,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         has_output = sys.stdout is not None
         fill_standard_descriptors()
         _print_on_any_terminal()
-        options = build_parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        if words[:1] == ["torchrun"]:
+            return run_agent(words[1:])
+        options = build_parser().parse_args(words)
         if options.json and not has_output:
             raise UsageError("--json prints to standard output, which is closed")
         if options.command != "train":
             return int(options.run(options))
-        options.given = _given(sys.argv[1:] if arguments is None else arguments)
+        options.given = _given(words)
         check_numbers(options)
+        options.acts = acts_by(options.on_signal)
         if options.text is not None:  # a run may go on from another folder
             options.text = os.path.abspath(options.text)
-        return train_under_torchrun(options) if joined_by_torchrun() else train(options)
+        with ExitStack() as held:
+            options.hold = held.enter_context
+            return train_under_torchrun(options) if joined_by_torchrun() else train(options)
     except TutorialError as error:
         return _complain(str(error), _exit_code(error))
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
+    except EndedBySignal as ended:
+        return _say(said_of(signal.Signals(ended.number).name), 128 + ended.number)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return _complain(f"{error.strerror}: raise the limit with ulimit -n 1024", FAILED)
-        if not isinstance(error, BrokenPipeError):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _complain("standard output was closed before the result was written", FAILED)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot go there, either
+        if isinstance(error, BrokenPipeError):
+            return _complain("standard output was closed before the result was written", FAILED)
+        return _complain(
+            f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", FAILED
+        )
 
 
 def train(options: argparse.Namespace) -> int:
     """The ``train`` command, starting its own processes."""
     settings, folder, saving = _place_run(options, options.dp or DEFAULTS["dp"])
     console = Console(stderr=True, soft_wrap=True)
-    with _terminable():
+    with ending_on_signals(options.acts) as end:
         try:
-            with stopping_on_interrupt(saving, STOPPING):
+            with heeding_signals(saving, STOPPING, options.grace, end):
                 result = job.run_launched(settings, folder, console, saving)
             if isinstance(result, StoppedRun):
                 return _say_stopped(result, folder)
@@ -164,10 +182,9 @@ def train(options: argparse.Namespace) -> int:
             return _show_result(options, folder, result, beside)
         except LaunchError as error:
             return _explain_failure(error, folder)
-        except KeyboardInterrupt:
-            return _say(f"interrupted; the steps so far are in {folder.path}", INTERRUPTED)
-        except Terminated:
-            return _say(f"terminated; the steps so far are in {folder.path}", TERMINATED)
+        except (KeyboardInterrupt, EndedBySignal) as ended:
+            name = signal.Signals(ended.number).name if isinstance(ended, EndedBySignal) else "SIGINT"
+            return _say(f"{said_of(name)}; the steps so far are in {folder.path}", exit_code(name))
 
 
 def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, RunFolder, Saving]:
@@ -176,19 +193,34 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
         settings = _settings(options, dp)
         job.check_inputs(settings, settings.world_size)
         folder = _make_folder(options, settings)
-        return settings, folder, Saving(folder.path, options.save_every)
+        options.hold(folder.held())
+        return settings, folder, _asked_of(Saving(folder.path, options.save_every), options)
     if options.out is not None:
         raise UsageError("--resume goes on in the run's own folder: leave out --out")
     folder, said = RunFolder.reopen(find_run(options.resume))
     settings = resumed_settings(said, vars(options), options.given)
     job.check_inputs(settings, settings.world_size)
-    saving = saving_of(folder, said, options.save_every)
+    saving = _going_on(folder, said, options)
     if saving.begin is None:
         raise UsageError(f"{folder.path} holds no complete checkpoint: start the run anew")
     if saving.begin >= settings.steps:
         raise UsageError(f"the run in {folder.path} has taken all of its {settings.steps} steps")
     print(f"going on after step {saving.begin} of {settings.steps}, in {folder.path}", file=sys.stderr)
     return settings, folder, saving
+
+
+def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespace) -> Saving:
+    """How a run goes on in its folder, which is this job's alone from now on."""
+    options.hold(folder.held())
+    return _asked_of(
+        saving_of(folder, said, options.save_every, lambda line: print(line, file=sys.stderr)), options
+    )
+
+
+def _asked_of(saving: Saving, options: argparse.Namespace) -> Saving:
+    """The same, and what signals and the clock ask of the run."""
+    until = None if options.max_seconds is None else time.monotonic() + options.max_seconds
+    return replace(saving, acts=options.acts, until=until)
 
 
 def train_under_torchrun(options: argparse.Namespace) -> int:
@@ -198,10 +230,10 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
     seat = join_torchrun(options.backend, options.timeout)
     try:
         settings, folder, saving = _agree_on_run(options, seat)
-        with stopping_on_interrupt(saving, STOPPING if seat.rank == 0 else None, TORCHRUN_ECHO):
+        with heeding_signals(saving, STOPPING if seat.rank == 0 else None, options.grace, exit_by, ECHO):
             result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
         if isinstance(result, StoppedRun):
-            return _say_stopped(result, folder) if folder is not None else INTERRUPTED
+            return _say_stopped(result, folder) if folder is not None else exit_code(result.reason)
         if folder is None:
             return 0
         _keep_result(folder, result, None)
@@ -257,7 +289,7 @@ def _place_run_under_torchrun(
             if run_id is None or said.get(RUN_ID) != run_id:
                 raise in_use(folder)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
-            saving = saving_of(known, said, options.save_every)
+            saving = _going_on(known, said, options)
             if (saving.begin or 0) >= settings.steps and (folder / RESULT).exists():
                 raise CompleteRunError(f"the run in {folder} is complete: nothing is left to do")
             return settings, known, saving
@@ -276,6 +308,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m muon_tutorial", description="Distributed Muon, on real processes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
+    commands.add_parser(
+        "torchrun", add_help=False, help="torch's torchrun, whose ranks also restart on several machines"
+    )
     add_plan(commands)
     add_calibrate(commands)
     add_recipes(commands)
@@ -305,6 +340,32 @@ def _add_train(commands: Any) -> None:
             )
     trainer.set_defaults(dp=None)
     _add_output(trainer)
+    _add_signals(trainer)
+
+
+def _add_signals(trainer: argparse.ArgumentParser) -> None:
+    acts = ", ".join(f"{name}={act}" for name, act in DEFAULT_ACTS.items())
+    group = trainer.add_argument_group("preemption")
+    group.add_argument(
+        "--on-signal",
+        action="append",
+        default=[],
+        metavar="NAME=ACT",
+        help=f"what a signal does: save and go on, save and stop, or end at once (default: {acts})",
+    )
+    group.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        default=GRACE,
+        help="seconds to finish the step and save in once a signal came; then it ends (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-seconds",
+        type=float,
+        metavar="S",
+        help="save and stop after the step in which S seconds have passed, with exit code 0",
+    )
 
 
 def _add_output(trainer: argparse.ArgumentParser) -> None:
@@ -319,7 +380,7 @@ def _add_output(trainer: argparse.ArgumentParser) -> None:
         "--save-every",
         type=int,
         metavar="N",
-        help="save after every N steps, and at the end, into the run folder (default: only on Ctrl-C)",
+        help="save after every N steps, and at the end, into the run folder (default: only when asked to)",
     )
     group.add_argument(
         "--resume",
@@ -370,8 +431,9 @@ def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFol
 
 
 def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
+    why = "--max-seconds are over" if run.reason == TIME else said_of(run.reason)
     where = f"saved after step {run.step} in {run.checkpoints}"
-    return _say(f"interrupted; {where}; go on with: train --resume {folder.path}", INTERRUPTED)
+    return _say(f"{why}; {where}; go on with: train --resume {folder.path}", exit_code(run.reason))
 
 
 def _keep_result(folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None) -> None:
@@ -427,17 +489,3 @@ def _complain(line: str, code: int) -> int:
 def _say(line: str, code: int) -> int:
     print(line, file=sys.stderr, flush=True)
     return code
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack while the block runs."""
-
-    def unwind(*_: object) -> NoReturn:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -27,11 +27,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch  # noqa: E402
 
 from muon_tutorial.errors import UsageError  # noqa: E402
-from muon_tutorial.faults.campaign import Campaign, repeat_line, warm_up  # noqa: E402
-from muon_tutorial.faults.case import Case, Outcome  # noqa: E402
-from muon_tutorial.faults.draw import draw  # noqa: E402
-from muon_tutorial.faults.report import as_data, as_markdown, share_named, totals  # noqa: E402
 from scripts.files import made, write_whole  # noqa: E402
+from scripts.lab.faults.campaign import Campaign, repeat_line, warm_up  # noqa: E402
+from scripts.lab.faults.case import Case, Outcome  # noqa: E402
+from scripts.lab.faults.draw import draw  # noqa: E402
+from scripts.lab.faults.report import as_data, as_markdown, share_named, totals  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

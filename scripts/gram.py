@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from muon_tutorial.benchmarks import gram  # noqa: E402
 from scripts.files import made  # noqa: E402
+from scripts.lab.benchmarks import gram  # noqa: E402
 from scripts.result_files import check_counts, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 
 ROUNDS = 3

@@ -21,19 +21,26 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from muon_tutorial.benchmarks.loss_curves import (  # noqa: E402
+from muon_tutorial.evidence.tables import Table  # noqa: E402
+from muon_tutorial.orthogonalizers.named import STOCK  # noqa: E402
+from muon_tutorial.training.settings import TrainSettings  # noqa: E402
+from scripts.files import answered, made  # noqa: E402
+from scripts.lab.benchmarks.loss_curves import (  # noqa: E402
     Way,
     WayCurve,
     curves_table,
     spread_table,
     train_curves,
 )
-from muon_tutorial.benchmarks.step_benchmark import ways  # noqa: E402
-from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.orthogonalizers.named import STOCK  # noqa: E402
-from muon_tutorial.training.settings import TrainSettings  # noqa: E402
-from scripts.files import answered, made  # noqa: E402
-from scripts.result_files import check_counts, command_line, machine_facts, result_parser, write_results  # noqa: E402
+from scripts.lab.benchmarks.step_benchmark import ways  # noqa: E402
+from scripts.result_files import (  # noqa: E402
+    check_counts,
+    command_line,
+    machine_facts,
+    plotted,
+    result_parser,
+    write_results,
+)
 
 STEM = "loss_curves"
 STEPS, SEEDS, BATCH = 300, 3, 8
@@ -113,27 +120,20 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequ
 
 def plot(path: Path, curves: Sequence[WayCurve]) -> None:
     """The curves above, and their difference from stock's on the same seed below."""
-    from matplotlib import pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "muon"
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(8, 7), layout="constrained", sharex=True, height_ratios=(2, 1)
-    )
-    stock = {curve.seed: curve.losses for curve in curves if curve.way == STOCK}
-    for number, way in enumerate(dict.fromkeys(curve.way for curve in curves)):
-        its = [curve for curve in curves if curve.way == way]
-        band(above, [curve.losses for curve in its], way, f"C{number}")
-        gaps = [[a - b for a, b in zip(curve.losses, stock[curve.seed], strict=True)] for curve in its]
-        band(below, gaps, way, f"C{number}")
-    above.set_ylabel("loss of a step's batch, nats a byte")
-    above.set_title(
-        f"mean of {len(stock)} seeds, averaged over {SMOOTH} steps; bands: lowest to highest seed"
-    )
-    above.legend()
-    below.set_ylabel("minus stock's, same seed")
-    below.set_xlabel("step")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with plotted(path, 2, 1, figsize=(8, 7), sharex=True, height_ratios=(2, 1)) as (above, below):
+        stock = {curve.seed: curve.losses for curve in curves if curve.way == STOCK}
+        for number, way in enumerate(dict.fromkeys(curve.way for curve in curves)):
+            its = [curve for curve in curves if curve.way == way]
+            band(above, [curve.losses for curve in its], way, f"C{number}")
+            gaps = [[a - b for a, b in zip(curve.losses, stock[curve.seed], strict=True)] for curve in its]
+            band(below, gaps, way, f"C{number}")
+        above.set_ylabel("loss of a step's batch, nats a byte")
+        above.set_title(
+            f"mean of {len(stock)} seeds, averaged over {SMOOTH} steps; bands: lowest to highest seed"
+        )
+        above.legend()
+        below.set_ylabel("minus stock's, same seed")
+        below.set_xlabel("step")
 
 
 def band(axes: Any, by_seed: Sequence[Sequence[float]], label: str, colour: str) -> None:

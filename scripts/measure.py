@@ -27,10 +27,6 @@ os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-from muon_tutorial.benchmarks import larger_batches, measured, predicted  # noqa: E402
-from muon_tutorial.benchmarks.contender_costs import InterfaceCount  # noqa: E402
-from muon_tutorial.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
-from muon_tutorial.benchmarks.measured import InterfaceFit  # noqa: E402
 from muon_tutorial.errors import UsageError  # noqa: E402
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
@@ -39,6 +35,10 @@ from muon_tutorial.plan.layout import Shard  # noqa: E402
 from muon_tutorial.plan.matrix import Matrix  # noqa: E402
 from muon_tutorial.training.gpt import GPTShape  # noqa: E402
 from scripts.files import made  # noqa: E402
+from scripts.lab.benchmarks import larger_batches, measured, predicted  # noqa: E402
+from scripts.lab.benchmarks.contender_costs import InterfaceCount  # noqa: E402
+from scripts.lab.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
+from scripts.lab.benchmarks.measured import InterfaceFit  # noqa: E402
 from scripts.result_files import bars, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
 
 

@@ -3,7 +3,7 @@
     python scripts/newton_schulz_times.py
 
 times every recipe on one layer of GPT-2 small and on 64 matrices of 128 × 128, on one thread, contenders
-taking turns, and writes results/newton_schulz.md, .json and .svg, and what README.md quotes of them. Where
+taking turns, and writes results/newton_schulz.md, .json and .svg, and what docs/evidence.md quotes. Where
 the CPU multiplies bf16 itself, a second process does the same with oneDNN kept from those instructions, as on
 CPUs without them. It takes two minutes, and nothing else should run.
 """
@@ -22,7 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from muon_tutorial.benchmarks.newton_schulz_times import (  # noqa: E402
+from muon_tutorial.evidence.tables import Table  # noqa: E402
+from muon_tutorial.orthogonalizers.choices import AUTO  # noqa: E402
+from muon_tutorial.orthogonalizers.named import RECIPES, STOCK  # noqa: E402
+from scripts.files import made, write_whole  # noqa: E402
+from scripts.lab.benchmarks.newton_schulz_times import (  # noqa: E402
     TORCH,
     WORKS,
     WorkTimes,
@@ -30,10 +34,6 @@ from muon_tutorial.benchmarks.newton_schulz_times import (  # noqa: E402
     summary,
     times_table,
 )
-from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.orthogonalizers.choices import AUTO  # noqa: E402
-from muon_tutorial.orthogonalizers.named import RECIPES, STOCK  # noqa: E402
-from scripts.files import made, write_whole  # noqa: E402
 from scripts.result_files import (  # noqa: E402
     bars,
     check_counts,
@@ -49,10 +49,8 @@ WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 NAMES = (TORCH, STOCK, *RECIPES, AUTO)
 WITHOUT_NAMES = (TORCH, STOCK, "float32", "gram", "minimax", "three_steps", AUTO)  # bf16 takes seconds there
 ROUNDS, ROUNDS_WITHOUT = 7, 3
-RESULTS, README = ROOT / "results", ROOT / "README.md"
-README_PART = re.compile(
-    r"(?<=<!-- from results/newton_schulz.json -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL
-)
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "evidence.md"
+PAGE_PART = re.compile(r"(?<=<!-- from results/newton_schulz.json -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,9 +107,9 @@ def cpu_flags() -> set[str]:
 
 
 def quote(tables: list[Table]) -> None:
-    """Write the ratios into README.md, between its marks."""
+    """Write the ratios into docs/evidence.md, between its marks."""
     said = summary([(table.title, table.rows) for table in tables])
-    write_whole(README, README_PART.sub(lambda _: said, README.read_text(encoding="utf-8")))
+    write_whole(PAGE, PAGE_PART.sub(lambda _: said, PAGE.read_text(encoding="utf-8")))
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, object]) -> None:

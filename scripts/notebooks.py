@@ -30,12 +30,15 @@ import papermill
 from jupyter_client.channels import AsyncZMQSocketChannel
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.course.notebook_guards import EVIDENCE, Problem, find_problems, undeclared_parameters
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.notebook_guards import EVIDENCE, Problem, find_problems, undeclared_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 VIEW = "application/vnd.jupyter.widget-view+json"
-WATCH = "from muon_tutorial.learn.course import notebook_guards; notebook_guards.watch(get_ipython());"
+GUARDS = str(ROOT / "scripts" / "notebook_guards.py")
+WATCH = f"import runpy; runpy.run_path({GUARDS!r})['watch'](get_ipython());"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {

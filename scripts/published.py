@@ -1,4 +1,4 @@
-"""Put what others published about distributed Muon beside what the planner says of the same.
+"""Put what others published about distributed Muon beside what this package says of the same.
 
     python scripts/published.py
 
@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from muon_tutorial.benchmarks.published.table import as_data, as_markdown, compare_all, summary  # noqa: E402
 from scripts.files import answered, made, write_whole  # noqa: E402
+from scripts.lab.benchmarks.published.table import as_data, as_markdown, compare_all, summary  # noqa: E402
 
 COMMAND = "python scripts/published.py"
 

@@ -9,7 +9,8 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,29 @@ def processor() -> str:
     return found[1].strip() if found else platform.processor()
 
 
-def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
-    """Horizontal bars, one group a contender; saved so that the same numbers give the same file."""
+@contextmanager
+def plotted(path: Path, *grid: int, **look: Any) -> Iterator[Any]:
+    """Axes to draw on, as ``plt.subplots`` gives them, saved so that the same numbers give the same file."""
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "muon"
-    figure, axes = plt.subplots(figsize=(9, 0.45 * len(names) + 1), layout="constrained")
-    thick = 0.8 / len(series)
-    for i, (name, values) in enumerate(series.items()):
-        axes.barh([place + i * thick for place in range(len(names))], values, thick, label=name)
-    axes.set_yticks([place + 0.4 - thick / 2 for place in range(len(names))], names)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    if len(series) > 1:
-        axes.legend()
+    figure, axes = plt.subplots(*grid, layout="constrained", **look)
+    yield axes
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+
+
+def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
+    """Horizontal bars, one group a contender."""
+    thick = 0.8 / len(series)
+    with plotted(path, figsize=(9, 0.45 * len(names) + 1)) as axes:
+        for i, (name, values) in enumerate(series.items()):
+            axes.barh([place + i * thick for place in range(len(names))], values, thick, label=name)
+        axes.set_yticks([place + 0.4 - thick / 2 for place in range(len(names))], names)
+        axes.invert_yaxis()
+        axes.set_xlabel(label)
+        if len(series) > 1:
+            axes.legend()
 
 
 def say(what: str) -> None:

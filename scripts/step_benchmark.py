@@ -5,7 +5,7 @@
 
 steps the hidden matrices of some layers of GPT-2 small: this Muon by every name, torch.optim.Muon, and the
 Muons of the packages in the extra `peers`, one thread, contenders taking turns; then this Muon on 1, 2, 4 and
-8 real ranks. It writes results/step_benchmark.md, .json and .svg, and the lines of README.md that quote them.
+8 real ranks. It writes results/step_benchmark.md, .json and .svg, and the lines that docs/evidence.md quotes.
 It takes some minutes, and nothing else should run. On CUDA, ranks are as many as there are GPUs.
 """
 
@@ -27,14 +27,22 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own
 
 import torch  # noqa: E402
 
-from muon_tutorial.benchmarks import step_benchmark, steps_over_ranks  # noqa: E402
-from muon_tutorial.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet, ways  # noqa: E402
-from muon_tutorial.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK  # noqa: E402
 from scripts.files import answered, made, write_whole  # noqa: E402
+from scripts.lab.benchmarks import step_benchmark, steps_over_ranks  # noqa: E402
+from scripts.lab.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet, ways  # noqa: E402
+from scripts.lab.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS  # noqa: E402
 from scripts.newton_schulz_times import BF16_FLAGS, cpu_flags  # noqa: E402
-from scripts.result_files import check_counts, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
+from scripts.result_files import (  # noqa: E402
+    check_counts,
+    command_line,
+    machine_facts,
+    plotted,
+    result_parser,
+    say,
+    write_results,
+)
 
 STEM = "step_benchmark"
 LAYERS, ROUNDS = 3, 3
@@ -75,12 +83,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Every table, the plot, and the README's lines where the results folder is the project's own."""
+    """Every table, the plot, and the page's lines where the results folder is the project's own."""
     out, work = made(asked.out), StepSet.layers(asked.layers)
     tables = all_tables(asked, work, command)
     write(out, tables, facts(asked, command))
     if out == ROOT / "results":
-        quote(ROOT / "README.md", tables)
+        quote(ROOT / "docs" / "evidence.md", tables)
     print("\n".join(table.markdown() for table in tables))
 
 
@@ -126,30 +134,24 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any]) -> None:
 
 def plot(path: Path, tables: list[Table]) -> None:
     """Time and memory of the contenders as bars, speed over ranks as lines."""
-    from matplotlib import pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "muon"
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(12, 0.32 * len(times) + 1.2), layout="constrained", width_ratios=(3, 2, 2.5)
-    )
-    names = [row["contender"] for row in times]
-    colours = ["C0" if name.startswith(OURS) else "0.6" for name in names]
-    spread = [
-        [row["ms"] - row["quarter below"] for row in times],
-        [row["quarter above"] - row["ms"] for row in times],
-    ]
-    left.barh(names, [row["ms"] for row in times], xerr=spread, color=colours, ecolor="0.2")
-    left.set_xlabel("ms of a step, and its quartiles")
-    middle.barh(names, [row["peak MB"] for row in times], color=colours)
-    middle.set_yticks([])
-    middle.set_xlabel("peak MB, momentum not counted")
-    for axes in (left, middle):
-        axes.invert_yaxis()
-    draw_ranks(right, ranks)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    tall, widths = 0.32 * len(times) + 1.2, (3, 2, 2.5)
+    with plotted(path, 1, 3, figsize=(12, tall), width_ratios=widths) as (left, middle, right):
+        names = [row["contender"] for row in times]
+        colours = ["C0" if name.startswith(OURS) else "0.6" for name in names]
+        spread = [
+            [row["ms"] - row["quarter below"] for row in times],
+            [row["quarter above"] - row["ms"] for row in times],
+        ]
+        left.barh(names, [row["ms"] for row in times], xerr=spread, color=colours, ecolor="0.2")
+        left.set_xlabel("ms of a step, and its quartiles")
+        middle.barh(names, [row["peak MB"] for row in times], color=colours)
+        middle.set_yticks([])
+        middle.set_xlabel("peak MB, momentum not counted")
+        for axes in (left, middle):
+            axes.invert_yaxis()
+        draw_ranks(right, ranks)
 
 
 def draw_ranks(axes: Any, rows: Rows) -> None:
@@ -167,14 +169,14 @@ def draw_ranks(axes: Any, rows: Rows) -> None:
     axes.legend()
 
 
-def quote(readme: Path, tables: list[Table]) -> None:
-    """Put the README's lines between their marks."""
-    text = readme.read_text(encoding="utf-8")
-    write_whole(readme, BLOCK.sub(lambda marks: marks[1] + readme_lines(tables) + marks[2], text))
+def quote(page: Path, tables: list[Table]) -> None:
+    """Put the page's lines between their marks."""
+    text = page.read_text(encoding="utf-8")
+    write_whole(page, BLOCK.sub(lambda marks: marks[1] + page_lines(tables) + marks[2], text))
 
 
-def readme_lines(tables: Sequence[Table]) -> str:
-    """What README.md shows: torch, this default, the best drop-in, the packages; and ``owner`` over ranks."""
+def page_lines(tables: Sequence[Table]) -> str:
+    """What docs/evidence.md shows: torch, this default, the best drop-in, packages; ``owner`` over ranks."""
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
     drop_ins = [row for row in times if row["contender"] in [f"{OURS}, {name}" for name in (*DROP_INS, AUTO)]]

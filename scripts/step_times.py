@@ -26,14 +26,14 @@ sys.path.insert(0, str(ROOT))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from muon_tutorial.benchmarks import overlap, step_times  # noqa: E402
-from muon_tutorial.benchmarks.overlap import OverlapCase, OverlapSeconds  # noqa: E402
-from muon_tutorial.benchmarks.step_times import Measured  # noqa: E402
 from muon_tutorial.evidence.tables import Table  # noqa: E402
 from muon_tutorial.timing.calibrate import average_machines, calibrate  # noqa: E402
 from muon_tutorial.timing.machine import Machine, machine_from, read_machine  # noqa: E402
 from scripts.files import made  # noqa: E402
-from scripts.result_files import command_line, machine_facts, result_parser, say, write_results  # noqa: E402
+from scripts.lab.benchmarks import overlap, step_times  # noqa: E402
+from scripts.lab.benchmarks.overlap import OverlapCase, OverlapSeconds  # noqa: E402
+from scripts.lab.benchmarks.step_times import Measured  # noqa: E402
+from scripts.result_files import command_line, machine_facts, plotted, result_parser, say, write_results  # noqa: E402
 from scripts.shaped import run_shaped  # noqa: E402
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
@@ -162,26 +162,21 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], machines: Ma
 
 def scatter(path: Path, steps: list[Measured], said: list[float]) -> None:
     """Predicted over measured, both axes logarithmic, a colour a link; dotted lines are 20 % off."""
-    from matplotlib import pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "muon"
-    figure, axes = plt.subplots(figsize=(7, 6), layout="constrained")
-    for link in dict.fromkeys(case.link for case, _ in steps):
-        points = [
-            (1e3 * seen, 1e3 * its)
-            for (case, seen), its in zip(steps, said, strict=True)
-            if case.link == link
-        ]
-        axes.loglog(*zip(*points, strict=True), "o", ms=5, alpha=0.7, label=link)
-    seconds = [seen for _, seen in steps]
-    ends = [0.8e3 * min(seconds), 1.25e3 * max(seconds)]
-    for factor, style in ((1.0, "-"), (0.8, ":"), (1.2, ":")):
-        axes.plot(ends, [factor * end for end in ends], style, color="0.4", lw=1)
-    axes.set_xlabel("measured ms of a step")
-    axes.set_ylabel("predicted ms of a step")
-    axes.legend(title="the line is exact; dotted, 20 % off")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with plotted(path, figsize=(7, 6)) as axes:
+        for link in dict.fromkeys(case.link for case, _ in steps):
+            points = [
+                (1e3 * seen, 1e3 * its)
+                for (case, seen), its in zip(steps, said, strict=True)
+                if case.link == link
+            ]
+            axes.loglog(*zip(*points, strict=True), "o", ms=5, alpha=0.7, label=link)
+        seconds = [seen for _, seen in steps]
+        ends = [0.8e3 * min(seconds), 1.25e3 * max(seconds)]
+        for factor, style in ((1.0, "-"), (0.8, ":"), (1.2, ":")):
+            axes.plot(ends, [factor * end for end in ends], style, color="0.4", lw=1)
+        axes.set_xlabel("measured ms of a step")
+        axes.set_ylabel("predicted ms of a step")
+        axes.legend(title="the line is exact; dotted, 20 % off")
 
 
 if __name__ == "__main__":

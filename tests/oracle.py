@@ -36,7 +36,7 @@ UNEVEN = Case(
 )
 
 
-SMALL = partial(zero1, bucket_bytes=400)
+SMALL = partial(zero1, round_bytes=400)
 
 
 def whole_matrices(case: Case) -> list[Tensor]:

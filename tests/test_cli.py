@@ -24,11 +24,13 @@ import torch
 from muon_tutorial import cli
 from muon_tutorial.training.run_folder import RunFolder
 from muon_tutorial.training.settings import TrainSettings
+from muon_tutorial.training.stopping import ECHO
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4"]
 TINY, LONG = [*MODEL, "--steps", "3"], [*MODEL, "--steps", "100000"]
 PATIENCE = 60.0
+SAVED = r"; saved after step \d+ in {0}/checkpoints; go on with: train --resume {0}"
 
 
 def train(*options: str) -> int:
@@ -113,6 +115,10 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machi
         ("--seed -1", "--seed"),
         ("--backend smoke", "invalid choice"),
         ("--what", "unrecognized arguments"),
+        ("--on-signal KILL=save", "--on-signal takes NAME=ACT"),
+        ("--on-signal TERM=later", "--on-signal takes NAME=ACT"),
+        ("--grace 0", "--grace is a positive number of seconds"),
+        ("--max-seconds nan", "--max-seconds is a positive number of seconds"),
         pytest.param("--backend nccl", "needs one GPU for each process", marks=without_a_gpu),
     ],
 )
@@ -184,12 +190,10 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
 @pytest.mark.parametrize(
     ("sent", "code", "says"),
     [
-        (
-            signal.SIGINT,
-            cli.INTERRUPTED,
-            r"interrupted; saved after step \d+ in {0}/checkpoints; go on with: train --resume {0}",
-        ),
-        (signal.SIGTERM, cli.TERMINATED, r"terminated; the steps so far are in {}"),
+        (signal.SIGINT, cli.INTERRUPTED, "interrupted" + SAVED),
+        (signal.SIGTERM, 143, "terminated" + SAVED),
+        (signal.SIGHUP, 129, "ended by SIGHUP" + SAVED),
+        (signal.SIGXCPU, 152, "ended by SIGXCPU" + SAVED),
         (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank, the others to the whole run
     ],
 )
@@ -202,26 +206,76 @@ def test_a_stopped_run_says_so_in_one_line_and_leaves_no_process(
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (code, "")
         *before, line = spoken(err)
-        assert before == ([cli.STOPPING] if sent == signal.SIGINT else [])
+        assert before == ([cli.STOPPING] if sent != signal.SIGKILL else [])
         assert re.fullmatch(says.format(re.escape(str(folder))), line)
         assert code != cli.FAILED or "SIGKILL" in (folder / "error.txt").read_text()
         wait_until(lambda: not any(map(is_alive, ranks)))
 
 
 @pytest.mark.live
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_second_interrupt_ends_a_run_at_once_that_cannot_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whom", ["the group", "every process", "one rank"])
+def test_sigterm_saves_whichever_processes_it_reaches(whom: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with running(folder) as (process, ranks):
-        ranks[-1].suspend()  # no step ends any more
-        process.send_signal(signal.SIGINT)
-        wait_until(lambda: (folder / "stop").exists())
-        process.send_signal(signal.SIGINT)
+        if whom == "the group":
+            os.killpg(process.pid, signal.SIGTERM)
+        for each in {"every process": [process, *ranks], "one rank": ranks[-1:]}.get(whom, []):
+            each.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == cli.INTERRUPTED
-        assert spoken(err) == [cli.STOPPING, f"interrupted; the steps so far are in {folder}"]
-        assert not (folder / "stop").exists()
+        assert process.returncode == 143
+        assert re.fullmatch(("terminated" + SAVED).format(re.escape(str(folder))), spoken(err)[-1])
         wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+@pytest.mark.live
+def test_sigusr1_saves_and_the_run_goes_on_until_it_is_told_otherwise(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with running(folder, "--on-signal", "USR2=end") as (process, ranks):
+        process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: (folder / "checkpoints" / "latest").exists())
+        seen = len((folder / "metrics.jsonl").read_text())
+        wait_until(lambda: len((folder / "metrics.jsonl").read_text()) > seen)
+        process.send_signal(signal.SIGUSR2)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 128 + signal.SIGUSR2
+        assert spoken(err) == [f"ended by SIGUSR2; the steps so far are in {folder}"]
+        wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("sent", "options", "code", "says"),
+    [
+        (signal.SIGINT, [], cli.INTERRUPTED, "interrupted; the steps so far are in {}"),
+        (signal.SIGTERM, [], 143, "terminated; the steps so far are in {}"),
+        (None, ["--grace", "0.5"], 143, "not saved within 0.5 s (--grace); older checkpoints are whole"),
+    ],
+)
+def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_is_over(
+    sent: signal.Signals | None, options: list[str], code: int, says: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with running(folder, *options) as (process, ranks):
+        ranks[-1].suspend()  # no step ends any more
+        process.send_signal(sent or signal.SIGTERM)
+        wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
+        if sent:
+            time.sleep(1.2 * ECHO)  # until then another SIGTERM passes for an echo
+            process.send_signal(sent)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == code
+        assert spoken(err) == [cli.STOPPING, says.format(folder)]
+        assert (folder / "stop").exists() == (sent is None)  # the next run forgets it
+        wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+@pytest.mark.live
+def test_a_run_stops_when_its_time_is_over(tmp_path: Path) -> None:
+    options = [*LONG, "--dp", "2", "--tp", "1", "--max-seconds", "2", "--out", str(tmp_path / "run")]
+    done = python("-m", "muon_tutorial", "train", *options)
+    assert done.returncode == 0
+    says = ("--max-seconds are over" + SAVED).format(re.escape(str(tmp_path / "run")))
+    assert re.fullmatch(says, spoken(done.stderr)[-1])
 
 
 @pytest.mark.parametrize(
@@ -336,12 +390,14 @@ def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
+def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
     """A long run on 2 ranks, with its steps coming, and the processes it started."""
     command = [sys.executable, "-m", "muon_tutorial", "train", *LONG, "--dp", "2", "--tp", "1"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command += ["--out", str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes) as process:
+    command += ["--out", str(folder), *options]
+    with subprocess.Popen(
+        command, cwd=ROOT, preexec_fn=heed_interrupts, start_new_session=True, **pipes
+    ) as process:
         try:
             wait_until(lambda: (folder / "metrics.jsonl").exists() or process.poll() is not None)
             assert process.poll() is None, process.communicate()[1]

@@ -47,10 +47,10 @@ def test_a_dependency_has_one_floor_which_the_tested_versions_satisfy(line: str)
     assert [version for version in versions if version not in requirement.specifier] == []
 
 
-def test_the_readme_names_todays_floors() -> None:
+def test_the_page_on_installing_names_todays_floors() -> None:
     floors = dict(line.split(">=") for line in LINES)
     python = CONFIG["project"]["requires-python"].removeprefix(">=")
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    said = re.search(r"floors in `pyproject.toml`: Python (\S+), torch (\S+), ipywidgets (\S+)\. ", readme)
+    page = " ".join((ROOT / "docs" / "install.md").read_text(encoding="utf-8").split())
+    said = re.search(r"floors in `pyproject.toml`: Python (\S+), torch (\S+), ipywidgets (\S+)\. ", page)
     assert said is not None
     assert said.groups() == (python, floors["torch"], floors["ipywidgets"])

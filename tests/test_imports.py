@@ -1,4 +1,7 @@
-"""The house's floors: what a module may import, and where collectives, processes and the environment stand.
+"""The three houses and their floors: what a module may import, and who moves data or handles processes.
+
+The optimizer is ``muon_tutorial`` without ``learn/``. The course, ``learn/``, stands on it. The lab, like all
+of ``scripts/``, may import both. Imports go to the same floor or down, and never into a house above.
 
 The checker reads source with ``ast`` and imports nothing it checks. ``violations`` is a function of a folder
 alone, so that small planted folders show it at work.
@@ -43,17 +46,16 @@ FLOORS = {
     "timing": 6,
     "checkpoint": 7,
     "training": 7,
-    "benchmarks": 8,
-    "faults": 8,
-    "": 8,  # the package's own __init__: the public surface, which only learn and the top floor may read
+    "": 8,  # the package's own __init__: the public surface, which only the course and the lab read
+    "cli": 8,
+    "__main__": 8,
     "learn": 9,
-    "__main__": 10,
-    "cli": 10,
     "scripts": 10,
+    "lab": 10,
 }
 
-# launching/ starts and stops processes; faults/ starts what it breaks, and breaks it.
-HANDLE_PROCESSES = ("scripts", "launching", "faults")
+# launching/ starts and stops processes; the lab starts what it measures or breaks.
+HANDLE_PROCESSES = ("scripts", "lab", "launching")
 
 KNOW_NO_GROUP = (
     "errors",
@@ -67,6 +69,7 @@ KNOW_NO_GROUP = (
 
 # Beside the live world, what readers write by hand: each of these holds the reference of an exercise in which
 # their own code moves the bytes. training_rank.py is a loop such as theirs, for lesson 15 to break.
+# one_page.py is the whole step without the package.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
@@ -78,6 +81,7 @@ MOVERS = {
     f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.my_loop.clipping",
     f"{PACKAGE}.learn.broken_runs.training_rank",
+    "scripts.one_page",
 }
 
 # Names in torch.distributed, by how they start: all_gather_into_tensor, irecv, ...
@@ -105,7 +109,9 @@ class Module:
     def part(self) -> str:
         """The word ``FLOORS`` knows this module by."""
         names = self.name.split(".")
-        return names[0] if names[0] != PACKAGE else (names[1] if len(names) > 1 else "")
+        if names[0] == PACKAGE:
+            return names[1] if len(names) > 1 else ""
+        return "lab" if names[:2] == ["scripts", "lab"] else names[0]
 
 
 def read_modules(root: Path) -> list[Module]:
@@ -235,6 +241,9 @@ PLANTED = {
     "inside a function": ("newton_schulz.py", "def f():\n    import muon_tutorial.engine.hops"),
     "from the public surface": ("training/x.py", "from muon_tutorial import Muon"),
     "from a script": ("learn/x.py", "import scripts.distributed_muon"),
+    "of the lab by the optimizer": ("cli.py", "from scripts.lab import faults"),
+    "of the lab by the course": ("learn/x.py", "from scripts.lab.quality import Sample"),
+    "of the course by the optimizer": ("cli.py", "from .learn.course import series"),
     "data moved through an alias": ("training/x.py", "import torch.distributed as dist\ndist.all_reduce(t)"),
     "data moved through a name": ("optimizer/x.py", "from torch.distributed import broadcast as b\nb(t, 0)"),
     "data moved by the full name": (
@@ -282,7 +291,11 @@ ALLOWED = {
         "callbacks/x.py",
         "import torch.distributed as d\nd.get_process_group_ranks(g)",
     ),
-    "processes from the campaign": ("faults/x.py", "import os\nos.kill(1, 0)\nos.environ"),
+    "processes from the campaign": ("../scripts/lab/faults/x.py", "import os\nos.kill(1, 0)\nos.environ"),
+    "both other houses from the lab": (
+        "../scripts/lab/x.py",
+        "from muon_tutorial import Muon\nimport muon_tutorial.learn.pictures\nfrom scripts import files",
+    ),
     "processes from launch": ("launching/x.py", "import os, subprocess\nos.fork()\nos.environ"),
     "a look at a process class": ("learn/x.py", "import subprocess\nisinstance(p, subprocess.Popen)"),
     "namesakes": ("engine/travel.py", "def gather(x): ...\ngather(1)\nimport os.path\nos.path.join('a')"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+
+import pytest
 
 import muon_tutorial
 
@@ -17,6 +21,28 @@ PUBLIC = """
 
 def test_the_public_names_are_pinned() -> None:
     assert sorted(muon_tutorial.__all__) == sorted(PUBLIC.split())
+
+
+def test_the_public_names_are_found_and_no_other() -> None:
+    assert set(muon_tutorial.__all__) <= set(dir(muon_tutorial))
+    with pytest.raises(AttributeError, match="no attribute 'Moun'"):
+        getattr(muon_tutorial, "Moun")  # noqa: B009, a name that mypy would refuse
+
+
+def test_the_optimizer_is_imported_without_the_other_rooms() -> None:
+    code = "import sys; from muon_tutorial import Muon; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = {tuple(name.split(".")[:2]) for name in done.stdout.split()}
+    rooms = {name[1] for name in names if name[0] == "muon_tutorial" and len(name) > 1}
+    assert "optimizer" in rooms
+    assert not rooms & {"checkpoint", "evidence", "learn", "timing", "training", "cli"}
+    assert ("matplotlib",) not in names
+
+
+def test_the_package_by_itself_imports_nothing() -> None:
+    code = "import sys, muon_tutorial; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_every_public_function_and_class_says_what_it_does() -> None:

@@ -1,4 +1,4 @@
-"""What README.md says of measurements is what the results folder keeps."""
+"""What docs/evidence.md says of measurements is what the results folder keeps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from muon_tutorial.benchmarks.contenders import CONTENDERS
-from muon_tutorial.benchmarks.newton_schulz_times import summary
-from muon_tutorial.benchmarks.steps_over_ranks import OWNER, RANKS
 from muon_tutorial.orthogonalizers.named import RECIPES
 from scripts import step_benchmark
+from scripts.lab.benchmarks.contenders import CONTENDERS
+from scripts.lab.benchmarks.newton_schulz_times import summary
+from scripts.lab.benchmarks.steps_over_ranks import OWNER, RANKS
 from scripts.measure import read_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("ring", "Gloo data", "whole step", "state of the matrices")
+PAGE = ROOT / "docs" / "evidence.md"
 
 
 def kept() -> dict[str, Any]:
@@ -27,8 +28,8 @@ def table(title: str) -> list[dict[str, Any]]:
 
 
 def said() -> dict[str, list[str]]:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.search(r"<!-- from results/measure.json -->(.*?)<!-- end -->", readme, re.DOTALL)
+    page = PAGE.read_text(encoding="utf-8")
+    rows = re.search(r"<!-- from results/measure.json -->(.*?)<!-- end -->", page, re.DOTALL)
     assert rows is not None
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in rows[1].strip().splitlines()[2:]
@@ -36,7 +37,7 @@ def said() -> dict[str, list[str]]:
     return {name: numbers for name, *numbers in cells}
 
 
-def test_the_readme_quotes_the_results() -> None:
+def test_the_page_quotes_the_results() -> None:
     rows = {row["contender"]: row for row in table("Muon against AdamW")}
     quoted = said()
     assert len(quoted) >= 4
@@ -66,12 +67,12 @@ def test_the_interface_agrees_within_two_per_cent() -> None:
     assert all(abs(row["off by"]) < 0.02 for row in rows)
 
 
-def test_the_readme_quotes_the_whole_steps() -> None:
+def test_the_page_quotes_the_whole_steps() -> None:
     tables = read_tables(ROOT / "results" / "step_benchmark.json")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = step_benchmark.BLOCK.search(readme)
+    page = PAGE.read_text(encoding="utf-8")
+    block = step_benchmark.BLOCK.search(page)
     assert block is not None
-    assert step_benchmark.readme_lines(tables) in block[0]
+    assert step_benchmark.page_lines(tables) in block[0]
     assert "torch.optim.Muon" in block[0]
 
 
@@ -97,13 +98,13 @@ def newton_schulz() -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8"))["tables"]
 
 
-def test_the_readme_quotes_newton_schulz_by_name() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_quotes_newton_schulz_by_name() -> None:
+    page = PAGE.read_text(encoding="utf-8")
     said = summary([(table["title"], table["rows"]) for table in newton_schulz()])
-    assert f"<!-- from results/newton_schulz.json -->\n\n{said}\n\n<!-- end -->" in readme
-    page = (ROOT / "results" / "newton_schulz.md").read_text(encoding="utf-8")
-    assert all(f"## {table['title']}" in page for table in newton_schulz())
-    assert "(newton_schulz.svg)" in page
+    assert f"<!-- from results/newton_schulz.json -->\n\n{said}\n\n<!-- end -->" in page
+    results = (ROOT / "results" / "newton_schulz.md").read_text(encoding="utf-8")
+    assert all(f"## {table['title']}" in results for table in newton_schulz())
+    assert "(newton_schulz.svg)" in results
     assert (ROOT / "results" / "newton_schulz.svg").is_file()
 
 

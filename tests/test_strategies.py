@@ -52,7 +52,7 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
     found = []
     for case, strategy, grid in jobs:
         world = LiveWorld(build_mesh(grid))
-        params, muon = one_rank(case, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), world)
+        params, muon = one_rank(case, partial(VARIANTS[strategy], round_bytes=SMALL_BUCKETS), world)
         for grads in whole_gradients(case):
             give_gradients(params, grads, case, world.at)
             muon.step()
@@ -65,7 +65,7 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
 @pytest.mark.parametrize("strategy", VARIANTS)
 def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int], dtype: torch.dtype) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
-    ranks = seated(grid, partial(VARIANTS[strategy], bucket_bytes=SMALL_BUCKETS), case)
+    ranks = seated(grid, partial(VARIANTS[strategy], round_bytes=SMALL_BUCKETS), case)
     ranks.steps(whole_gradients(case))
     assert_own_parts(ranks.params, single_process(case), case, grid)
 
@@ -81,7 +81,7 @@ def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -
         cuts=(Shard(0), Replicate(), Shard(1)) * 2 + (Shard(0),),
     )
     grid = Grid.of(dp=2, tp=2)
-    ranks = seated(grid, partial(zero1, bucket_bytes=SMALL_BUCKETS), case, window=window)
+    ranks = seated(grid, partial(zero1, round_bytes=SMALL_BUCKETS), case, window=window)
     ranks.steps(whole_gradients(case))
     assert_own_parts(ranks.params, single_process(case), case, grid)
 

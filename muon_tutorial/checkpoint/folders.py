@@ -18,7 +18,9 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +28,13 @@ from typing import IO, Literal
 
 from ..errors import CheckpointError
 
-Existing = Literal["refuse", "replace"]
+Existing = Literal["refuse", "replace", "put aside"]
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # of nobody else
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_PATIENCE = 1.0  # seconds for a saver that was killed, whose process is still ending, to give up its lock
+_TICK = 0.01  # seconds
 _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -47,36 +52,49 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def locked(target: Path) -> Iterator[None]:
+def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> Iterator[None]:
     """Hold the right to write to ``target``, a folder or file that need not exist. It ends with the process.
 
+    One that is held is waited for, ``patience`` seconds.
+
     Raises:
-        CheckpointError: somebody else holds it.
+        CheckpointError: another process holds it; says which, and what it does (``to``).
     """
     path = target.with_name(f".{target.name}.lock")
-    descriptor = _open_lock(path, target)
+    descriptor = _open_lock(path, f"{to} {target}", patience)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked process holds the descriptor
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # also where a forked process holds the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
-def _open_lock(path: Path, target: Path) -> int:
+def _open_lock(path: Path, does: str, patience: float) -> int:
+    deadline = time.monotonic() + patience
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+        )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == _inode(path):
+                with contextlib.suppress(OSError):  # a full disk: its name only
+                    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
-        except OSError as error:
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").partition("\n")[0]
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise CheckpointError(f"{holder or 'another process'} is {does}") from None
+        except OSError:
             os.close(descriptor)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise CheckpointError(f"somebody else is saving to {target} right now") from None
             raise
-        os.close(descriptor)  # its last holder removed the file in between
+        os.close(descriptor)  # its holder may remove the file in between
+        time.sleep(_TICK)
 
 
 def _inode(path: Path) -> int | None:
@@ -102,19 +120,28 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
                 f"{target} is not an empty folder: a checkpoint goes into a fresh one, or pass "
                 'existing="replace" to put it in the place of an older checkpoint'
             )
-        if not (target / manifest).is_file():
+        if existing == "put aside":
+            if not (target / manifest).is_file():
+                put_aside(target, save_id)
+        elif not (target / manifest).is_file():
             raise CheckpointError(f"{target} is no checkpoint of this format, and is not replaced")
     draft = target.with_name(f".{target.name}.draft-{save_id}")
     draft.mkdir()
     return draft
 
 
+def put_aside(target: Path, save_id: str) -> Path:
+    """Rename what passes for a checkpoint and is none, so that it is in nobody's way, and is not lost."""
+    aside = target.with_name(f"damaged-{target.name}-{save_id[:8]}")
+    os.rename(target, aside)
+    return aside
+
+
 def commit(draft: Path, target: Path) -> None:
-    """Put a draft in the target's place, at once and for good. To be called under ``locked(target)``."""
+    """Put a draft in the target's place, at once. To be called under ``locked(target)``, then ``settle``."""
     sync_folder(draft)
     if not os.path.lexists(target) or _is_empty_folder(target):
         os.rename(draft, target)
-        sync_folder(target.parent)
         return
     try:
         _exchange(draft, target)
@@ -124,9 +151,12 @@ def commit(draft: Path, target: Path) -> None:
         aside = draft.with_name(draft.name.replace(".draft-", ".old-"))
         os.rename(target, aside)
         os.rename(draft, target)
-        draft = aside
+
+
+def settle(target: Path) -> None:
+    """See a checkpoint that has taken its place onto the disk for good, and remove the one before it."""
     sync_folder(target.parent)
-    shutil.rmtree(draft, ignore_errors=True)  # holds the older one
+    remove_leftovers(target)
 
 
 def recover(target: Path) -> None:
@@ -166,7 +196,7 @@ def remove_all_leftovers(folder: Path) -> None:
     """Remove the drafts of dead savers, whatever their targets in this folder; those of living ones stay."""
     found = (_LEFTOVER.fullmatch(name) for name in os.listdir(folder))
     for name in {match["name"] for match in found if match}:
-        with contextlib.suppress(CheckpointError), locked(folder / name):
+        with contextlib.suppress(CheckpointError), locked(folder / name, patience=0.0):
             recover(folder / name)
             remove_leftovers(folder / name)
 
@@ -207,6 +237,30 @@ def _exchange(one: Path, other: Path) -> None:
         raise OSError(number, os.strerror(number), str(one))
 
 
+def read_file(path: Path, most: int) -> bytes:
+    """Read a plain file of at most so many bytes; a pipe or a device would be waited for, or never end.
+
+    Raises:
+        OSError: it is none, or larger, or cannot be read.
+    """
+    try:
+        with _plain(os.open(path, _READING), path) as file:
+            data = file.read(most + 1)
+    except CheckpointError as error:
+        raise OSError(errno.EINVAL, "not a plain file", str(path)) from error
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    return data
+
+
+def _plain(descriptor: int, path: Path) -> IO[bytes]:
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise CheckpointError(f"{path} is no plain file")
+    return file
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file and see it onto the disk."""
     with open(path, "xb") as file:
@@ -238,12 +292,8 @@ class OpenFolder:
 
     def open(self, name: str) -> IO[bytes]:
         """Open a plain file in the folder to read; never what a link points to."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.fdopen(os.open(name, flags, dir_fd=self.descriptor), "rb")
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise CheckpointError(f"{self.path / name} is no plain file")
-        return file
+        flags = _READING | os.O_NOFOLLOW
+        return _plain(os.open(name, flags, dir_fd=self.descriptor), self.path / name)
 
     def _stat(self, name: str) -> os.stat_result:
         return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)

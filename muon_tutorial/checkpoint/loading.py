@@ -6,10 +6,11 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -54,19 +55,20 @@ def load_checkpoint(
             lacks an entry, or has a parameter that no rank's model has; or a shape, dtype or optimizer
             differs. Raised on all ranks, with the name; everything is as it was before.
     """
-    return load_found(lambda: Path(path), model, optimizer, rename)
+    return load_found(lambda: [Path(path)], model, optimizer, rename)
 
 
 def load_found(
-    find: Callable[[], Path], model: nn.Module, optimizer: Saveable, rename: Rename | None
+    find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
 ) -> dict[str, Any]:
-    """Load from the folder that rank 0 finds. Otherwise as ``load_checkpoint``."""
+    """Load from the first whole folder of those that rank 0 finds. Otherwise as ``load_checkpoint``."""
     meeting = call_meeting("load_checkpoint")
-    _, path = meeting.agree(
+    _, paths = meeting.agree(
         "find the checkpoint",
-        lambda: (None, find() if meeting.rank == 0 else Path()),
+        lambda: (None, find() if meeting.rank == 0 else []),
         lambda found: [found[0]] * len(found),
     )
+    path = _first_whole(meeting, paths)
     with ExitStack() as held:
 
         def check() -> tuple[tuple[SavedEntries, LoadTargets], Found]:
@@ -99,6 +101,33 @@ def load_found(
         extra = meeting.agree_that("read its part", lambda: _read(saved, targets))
     _take_over(meeting, optimizer, targets)
     return extra
+
+
+def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
+    """The first of these checkpoints that is not damaged, as all ranks find it; the first, if all are."""
+    for path in paths if len(paths) > 1 else ():
+
+        def look(path: Path = path) -> tuple[None, str | None]:
+            return None, damage_of(path, meeting.rank, meeting.size)
+
+        _, damage = meeting.agree(
+            f"look at {path.name}", look, lambda found: [next(filter(None, found), None)] * len(found)
+        )
+        if damage is None:
+            return path
+        if meeting.rank == 0:
+            warnings.warn(f"{damage}: taking an older checkpoint, if there is one", stacklevel=4)
+    return paths[0]
+
+
+def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
+    """What is wrong with a checkpoint's files, of which this rank reads its share; None if nothing."""
+    try:
+        with opened(path) as folder:
+            _verify_files(open_saved(folder), rank, ranks)
+    except (CheckpointError, OSError) as error:
+        return one_line(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,16 +331,55 @@ def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> N
         (each, dict(vars(each)))
         for each in {id(each): each for each in (optimizer, *parts.values())}.values()
     ]
-    try:
-        meeting.agree_that("take the state over", lambda: optimizer.load_state_dict(whole))
-    except BaseException:
-        for each, attributes in before:
-            vars(each).clear()
-            vars(each).update(attributes)
-        raise
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(int).result()  # it runs: from here on nothing is half done
+        try:
+            meeting.agree_that("take the state over", lambda: optimizer.load_state_dict(whole))
+        except BaseException:
+            for each, attributes in before:
+                vars(each).clear()
+                vars(each).update(attributes)
+            raise
+        _uninterrupted(thread, lambda: _fill(optimizer, targets))
+
+
+def _fill(optimizer: Saveable, targets: LoadTargets) -> None:
+    """Fill the model. Should that fail half way, the optimizer refuses to step until a load has succeeded."""
+    parts = {id(part): part for part in (optimizer, *parts_of(optimizer).values())}.values()
+    for part in parts:
+        part.register_step_pre_hook(_refuse_to_step)
     for key, entry in targets.model.items():
         for offset, piece in entry.pieces.items():
             piece.copy_(targets.blanks[key].pieces[offset])
+    for part in parts:
+        hooks = part._optimizer_step_pre_hooks
+        for number in [number for number, hook in hooks.items() if hook is _refuse_to_step]:
+            del hooks[number]
+
+
+def _refuse_to_step(*_: object) -> NoReturn:
+    raise CheckpointError("a load failed when part of the model was filled: load again before stepping")
+
+
+def _uninterrupted(thread: Executor, do: Callable[[], None]) -> None:
+    """Do something to its end; an interrupt meanwhile is raised after that. (Other threads meet none.)"""
+    interrupt: BaseException | None = None
+    is_inference = torch.is_inference_mode_enabled()
+
+    def run() -> None:
+        with torch.inference_mode(is_inference):
+            do()
+
+    doing: Future[None] | None = None
+    while doing is None or not doing.done():
+        try:
+            doing = doing or thread.submit(run)
+            wait([doing])
+        except BaseException as error:
+            interrupt = error
+    doing.result()
+    if interrupt is not None:
+        raise interrupt
 
 
 def _state_dict(optimizer: torch.optim.Optimizer, targets: LoadTargets) -> dict[str, Any]:

@@ -8,13 +8,15 @@ the modules beside it know.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
 import threading
+import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +25,7 @@ from torch import nn
 
 from ..errors import CheckpointError, UsageError
 from . import folders
-from .loading import load_found, open_saved
+from .loading import damage_of, load_found, open_saved
 from .meeting import call_meeting, one_line
 from .rank_contents import Rename, Saveable
 from .saving import ContentsToSave, SaveJob, StagingMemory, contents_to_save, run_save
@@ -31,6 +33,7 @@ from .saving import ContentsToSave, SaveJob, StagingMemory, contents_to_save, ru
 T = TypeVar("T")
 
 LATEST = "latest"
+_LONGEST = 100  # bytes of what it says
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -101,7 +104,7 @@ class CheckpointManager:
         job = SaveJob(
             meeting,
             target,
-            "replace",
+            "put aside",
             contents if wait else made_before(contents),
             guard=self.folder / LATEST,
             finish=lambda: self._point_to(target, meeting.id),
@@ -123,12 +126,38 @@ class CheckpointManager:
             pending.wait()
 
     def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint; None if there is none. Asks no other rank."""
+        """The step of the newest complete checkpoint; None if there is none. Asks no other rank.
+
+        Files that are missing or cut off are found, flipped bits are not: ``load`` takes an older one then.
+        """
+        return next(self._newest_first(), None)
+
+    def whole_step(self, say: Callable[[str], None]) -> int | None:
+        """The step of the newest checkpoint of which every byte is as it was saved. Asks no other rank.
+
+        Newer ones that are damaged are renamed to ``damaged-…``, and ``say`` is told why: so a run that takes
+        their steps again can save. For the one process that goes on with this folder.
+        """
+        for step in sorted(set(self._steps()), key=self._order):
+            damage = damage_of(self._path(step))
+            if damage is None:
+                return step
+            aside = folders.put_aside(self._path(step), uuid.uuid4().hex)
+            say(f"{damage}: put aside as {aside.name}")
+        return None
+
+    def _newest_first(self) -> Iterator[int]:
+        return (step for step in sorted(self._steps(), key=self._order) if self._is_complete(step))
+
+    @property
+    def _order(self) -> Callable[[int], tuple[bool, int]]:
+        """The one that was saved last, those before it, and those of later steps, from the newest on."""
+        pointed_to = None
         with contextlib.suppress(OSError, ValueError):
-            pointed_to = _step_of((self.folder / LATEST).read_text(encoding="ascii").removesuffix("\n"))
-            if pointed_to is not None and self._is_complete(pointed_to):
-                return pointed_to
-        return next((step for step in reversed(self._steps()) if self._is_complete(step)), None)
+            data = folders.read_file(self.folder / LATEST, _LONGEST)
+            pointed_to = _step_of(data.decode("ascii").removesuffix("\n"))
+        last = math.inf if pointed_to is None else pointed_to
+        return lambda step: (step > last, -step)
 
     def load(
         self,
@@ -140,19 +169,19 @@ class CheckpointManager:
     ) -> dict[str, Any]:
         """Load the newest checkpoint, or that of a step; returns its ``extra``.
 
-        Must be called by all ranks of the default process group; rank 0 looks for the newest. A save that is
-        under way is waited for.
+        Must be called by all ranks of the default process group; rank 0 looks for the newest. If that is
+        damaged, an older one is loaded, with a warning. A save that is under way is waited for.
 
         Raises:
             CheckpointError: there is none; or as ``load_checkpoint`` does. Everything is as it was before.
         """
         self.wait()
 
-        def find() -> Path:
-            found = self.latest_step() if step is None else step
-            if found is None:
+        def find() -> list[Path]:
+            found = [*self._newest_first()] if step is None else [step]
+            if not found:
                 raise CheckpointError(f"{self.folder} holds no complete checkpoint")
-            return self._path(found)
+            return [*map(self._path, found)]
 
         return load_found(find, model, optimizer, rename)
 

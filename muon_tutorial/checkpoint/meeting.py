@@ -8,12 +8,10 @@ nothing of checkpoints.
 
 from __future__ import annotations
 
-import pickle
 import re
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +22,7 @@ from ..errors import CheckpointError, TutorialError
 from ..launching.phase import report_phase
 from ..launching.timeouts import group_timeout
 from ..worlds.live import gather_objects
+from .store_records import pack, unpack
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -81,7 +80,9 @@ class Meeting:
 
     def _exchange(self, stage: str, part: Any, own: BaseException | None, decide: Callable[..., Any]) -> Any:
         """Bring this rank's part, or what went wrong with it, and hear the answer."""
-        self.store.set(f"{stage}/{self.rank}", _packed((own and self._line(own), part)))
+        packed, unfit = _attempt(lambda: pack(part))
+        own = own or unfit
+        self.store.set(f"{stage}/{self.rank}", packed if own is None else pack({"failed": self._line(own)}))
         if own is not None and not isinstance(own, Exception):
             raise own
         if self.rank == 0:
@@ -89,7 +90,7 @@ class Meeting:
         verdict = self._wait_for_verdict(stage)
         if verdict != _ANSWERED:
             raise self._refusal(verdict.removeprefix(_REFUSED).decode(), own)
-        answer = _unpacked(self.store.get(f"{stage}/answer/{self.rank}"))
+        answer = unpack(self.store.get(f"{stage}/answer/{self.rank}"))
         self._leave(stage)
         return answer
 
@@ -104,17 +105,18 @@ class Meeting:
         if not _poll(lambda: self.store.check(posts), deadline):
             self._give_up(stage, self._absent(stage))
             return None
-        found = [_unpacked(self.store.get(post)) for post in posts]
-        failed = next((rank for rank, (complaint, _) in enumerate(found) if complaint), None)
-        if failed is not None:
-            self._give_up(stage, f"rank {failed}: {found[failed][0]}")
-            return None
+        found, error = _attempt(lambda: [unpack(self.store.get(post)) for post in posts])
+        for rank, made in enumerate(found or ()):
+            if isinstance(made, dict) and "failed" in made:
+                self._give_up(stage, f"rank {rank}: {made['failed']}")
+                return None
         if self.store.compare_set(f"{stage}/verdict", "", _CLAIMED) != _CLAIMED:
             return None  # another rank gave up waiting
-        answers, error = _attempt(lambda: decide([made for _, made in found]))
+        if found is not None:
+            answers, error = _attempt(lambda: [pack(answer) for answer in decide(found)])
         if error is None:
             for rank, answer in enumerate(answers or ()):
-                self.store.set(f"{stage}/answer/{rank}", _packed(answer))
+                self.store.set(f"{stage}/answer/{rank}", answer)
         self.store.set(f"{stage}/verdict", _ANSWERED if error is None else _refused(self._verdict(error)))
         return error
 
@@ -229,14 +231,6 @@ def _poll(is_there: Callable[[], bool], deadline: float) -> bool:
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
     return True
-
-
-def _packed(value: Any) -> bytes:
-    return zlib.compress(pickle.dumps(value), 1)
-
-
-def _unpacked(data: bytes) -> Any:
-    return pickle.loads(zlib.decompress(data))
 
 
 def _refused(complaint: str) -> bytes:

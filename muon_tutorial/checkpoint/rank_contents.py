@@ -196,6 +196,13 @@ def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBox
         matrix = shard.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
         own = HeldBoxes(whole, (held_box(whole, matrix.cuts, step.at),))
+        runs = None if matrix.part is None else matrix.part.runs
+        if shard.flat and runs is not None and runs.dim == len(whole) - 1:
+            raise CheckpointError(
+                f"{matrix.name}: its columns alternate with others', and ranks keep slices of its momentum, "
+                "which are no boxes of the parameter: save under a strategy that keeps momentum as the "
+                "parameter lies, as 'owner' does, or keep state_dict() of each rank"
+            )
         in_order = sorted(shard.shards, key=lambda held: held.entry.matrix.index)
         boxes = tuple(box for held in in_order for box in parameter_boxes(held, step.at))
         yield shard.parameter.param, own, HeldBoxes(whole, boxes) if shard.flat else own

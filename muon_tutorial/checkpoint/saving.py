@@ -20,7 +20,7 @@ from ..step.parameter_state import local_part
 from . import folders, manifest
 from .compare_ranks import SaveSummary, check_alike, outline
 from .folders import Existing
-from .meeting import Meeting, call_meeting
+from .meeting import Meeting, call_meeting, one_line
 from .plain_data import dump_plain
 from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, SteppedParameter, contents_of_rank
 
@@ -218,7 +218,11 @@ class _FirstRank:
         found = manifest.Manifest(job.meeting.id, files, saved_tensors(self._metadata), self._groups)
         folders.write_file(self._draft / manifest.NAME, manifest.to_bytes(found))
         folders.commit(self._draft, job.folder)
-        job.finish()
+        try:
+            folders.settle(job.folder)
+            job.finish()
+        except OSError as error:
+            warnings.warn(f"{job.folder} is saved, but: {one_line(error)}", stacklevel=2)
         return [None] * len(written)
 
 

@@ -35,7 +35,8 @@ class Collective:
     ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer
     holds, which may be none. ``root`` is a position along the axis. ``sends`` and ``receives`` are the
     elements exchanged with each position (``all_to_all`` alone); each position's begin in ``send`` at
-    ``starts``, where several may get the same, or, left out, one after the other.
+    ``starts``, where several may get the same, or, left out, one after the other. Of a ``reduce``, ``send``
+    is given up: a backend may write over it.
 
     Raises:
         RequestError: ``send`` is not flat, or not of ``dtype`` (a backend would cast it silently, or abort);
@@ -86,6 +87,11 @@ class Idle:
     """An empty turn: this rank takes no part, but keeps its place in the order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Abreast(Idle):
+    """An empty turn at which the walks of a round wait for each other: see ``order.abreast``."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """A user's own function, opaque to the engine: only real processes can answer it.
@@ -115,3 +121,4 @@ Turn = Collective | Call | Idle | Start | Wait
 Walk = Generator[Turn, Any, Any]
 
 IDLE = Idle()
+ABREAST = Abreast()

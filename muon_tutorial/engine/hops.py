@@ -19,15 +19,15 @@ from ..errors import RequestError
 from ..plan.exchange import BufferSlice, Cargo, Exchange, Parcels
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, HopPieces, Move, Owned, Partial, Replicate, Shard
-from .collective import Collective, Label, Walk
+from .collective import IDLE, Collective, Label, Walk
 from .pieces import Pieces
 
 
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     """Change placement along one axis, or layout over several.
 
-    Must be walked by all ranks of the group. Returns this rank's tensor afterwards, or None where ``Owned``
-    by another rank.
+    Must be walked by all ranks of the group. Returns this rank's tensor afterwards: where another rank is
+    its owner, one without elements.
     """
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
@@ -43,6 +43,9 @@ def _exchange(
 ) -> Walk:
     parcels = exchange.parcels(at)
     asks = not exchange.silent and len(parcels.sends) > 1
+    if asks and exchange.passes_by(at):
+        yield IDLE
+        asks = False
     if isinstance(x, Pieces):
         if not asks:
             return x
@@ -139,7 +142,7 @@ def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
     receive = pieces.parts * pieces.size if at[hop.axis] == root else 0
     send = _padded(x, pieces.size)
     answer = yield Collective("gather", (hop.axis,), dtype, send, receive, label, root)
-    return _unpadded(answer, hop, pieces) if at[hop.axis] == root else None
+    return _unpadded(answer, hop, pieces) if at[hop.axis] == root else answer
 
 
 def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -152,7 +155,7 @@ def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, la
 
 def _keep_if_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     assert isinstance(hop.dst, Owned)
-    return x if at[hop.axis] == hop.dst.rank else None
+    return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
     yield  # a generator that asks for nothing
 
 
@@ -176,6 +179,14 @@ def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, lab
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
     return _first(answer, pieces.shape)
+
+
+def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
+    assert isinstance(hop.dst, Owned)
+    root = hop.dst.rank
+    receive = x.numel() if at[hop.axis] == root else 0
+    answer = yield Collective("reduce", (hop.axis,), dtype, x.reshape(-1), receive, label, root)
+    return answer.view(x.shape) if receive else answer
 
 
 def _cuts_unevenly(hop: Hop, pieces: HopPieces) -> bool:
@@ -214,8 +225,8 @@ _MOVES = {
     (Owned, Replicate): _broadcast,
     (Partial, Replicate): _all_reduce,
     (Partial, Shard): _reduce_scatter,
+    (Partial, Owned): _reduce_to_owner,
 }
-_FREE = {(Replicate, Shard), (Replicate, Partial), (Replicate, Owned)}
 
 
 def _padded(x: Tensor, size: int) -> Tensor:

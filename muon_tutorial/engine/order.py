@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .collective import IDLE, Call, Collective, Idle, Start, Wait, Walk
+from .collective import IDLE, Abreast, Call, Collective, Idle, Start, Wait, Walk
 
 
 def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
@@ -31,6 +31,38 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
         if not flight:
             return [values[index] for index in sorted(values)]
         flight = yield from take_turn(flight, values)
+
+
+def abreast(walks: Iterable[Walk]) -> Walk:
+    """Walk each as far as its next ``ABREAST``, one after the other; then all of them on from there.
+
+    So ranks that own different buckets of a round have all of them at hand before anybody computes, and
+    compute at the same time. Must be walked by all ranks with the same walks.
+    """
+    going = list(walks)
+    while going:
+        arrived = []
+        while going:
+            walk = going.pop(0)
+            if (yield from _as_far_as_others(walk)):
+                arrived.append(walk)
+            del walk
+        going = arrived
+
+
+def _as_far_as_others(walk: Walk) -> Walk:
+    """Walk to the next ``ABREAST``; returns whether there is one."""
+    answer: Any = None
+    while True:
+        try:
+            request = walk.send(answer)
+        except StopIteration:
+            return False
+        if isinstance(request, Abreast):
+            return True
+        answer = None
+        answer = yield request
+        del request
 
 
 def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
-from itertools import accumulate
 
-from ..engine.travel import AT_ONCE
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
 
@@ -82,16 +80,6 @@ def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
     return Fraction(g + b + p, g + p)
 
 
-def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
-    """Elements per tensor-parallel rank of each matrix that this rank orthogonalizes and tp cuts."""
-    return [
-        entry.size
-        for bucket in plan.buckets
-        for entry in bucket.entries
-        if entry.route.hops and bucket.works_on(entry, at)
-    ]
-
-
 def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
     """Elements, whole and own, of each matrix that this rank shares with another position of dp."""
     return [
@@ -100,35 +88,3 @@ def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
         for held in bucket.stored_shards(at)
         if bucket.works_on(held.entry, at)
     ]
-
-
-def zero1_by_rank(plan: Plan) -> list[int]:
-    """Bytes that each rank of a ``zero1`` plan with whole buckets gathered sends, all ranks at once.
-
-    What all ranks send alike is summed once, and the tensor-parallel gather of each matrix is added to its
-    workers as one range, so that thousands of ranks cost no more than a few.
-    """
-    grid = plan.grid
-    D, T = grid.size("dp"), grid.size("tp")
-    steps = [_alike(plan)] + [0] * D
-    for bucket in plan.buckets:
-        for entry in bucket.entries:
-            if entry.route.hops:
-                cost = tp_gathers(T, [entry.size])
-                steps[entry.workers.start] += cost
-                steps[min(entry.workers.stop, D)] -= cost
-    by_dp = list(accumulate(steps))
-    return [by_dp[grid.at(rank)["dp"]] for rank in grid.ranks]
-
-
-def _alike(plan: Plan) -> int:
-    D, params = plan.grid.size("dp"), {e.matrix.param for b in plan.buckets for e in b.entries}
-    flags = (3 * len(params) + 2) * 8
-    # Along a short axis each rank sends them to every other; a longer one sums them on a ring.
-    total = sum(
-        (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
-    )
-    for bucket in plan.buckets if D > 1 else ():
-        g, p = bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize
-        total += int(zero1_gather_all(D, bucket.length(bucket.model_layout, plan.grid.at(0)), g, p))
-    return total

@@ -5,7 +5,7 @@ an all_reduce whose answer is cut, and its broadcast a tree in which the root se
 all_to_all is a message for each position that gets anything, as the live world asks for it. The formulas
 follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``, ``scatter.cc``,
 ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
-from either side), and equal the kernel's own TCP counters to the byte (``evidence/kernel_counters.py``).
+from either side), and equal the kernel's own TCP counters to the byte (``scripts/lab/kernel_counters.py``).
 """
 
 from __future__ import annotations
@@ -124,18 +124,19 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
     def data(start: int, length: int) -> int:
         return max(0, min(length, total - start * segment))
 
-    def ring(sender: int) -> list[int]:
-        """Bytes of each segment that a position sends on."""
+    def ring(sender: int) -> tuple[int, int]:
+        """Bytes and messages that a position sends on: all segments but the two before its successor's."""
         first = (sender + 1) % parts * count
-        return [n for i in range(segments - 2) if (n := data((first + i) % segments, segment))]
+        left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
+        return total - sum(left), _ceil(total, segment) - len(left)
 
     def chunk(sender: int) -> int:
         return data(sender * count, count * segment) if sender != root else 0
 
-    mine, its = ring(here), ring((here + 1) % parts)
+    (sent, messages), (_, coming) = ring(here), ring((here + 1) % parts)
     arriving = sum(1 for other in range(parts) if chunk(other)) if here == root else 0
     own = chunk(here)
-    return GlooTraffic(sum(mine) + own, len(mine) + bool(own), len(its) + arriving)
+    return GlooTraffic(sent + own, messages + bool(own), coming + arriving)
 
 
 def _tree(total: int, here: int, parts: int) -> GlooTraffic:

@@ -16,12 +16,20 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
 
 
 def begin_command() -> None:
-    """See to Ctrl-C while torch is imported, and end here, in one line, if that cannot go well."""
+    """See to signals while torch is imported, and end here, in one line, if that cannot go well.
+
+    SIGTERM ends the process although it may be the first of a container; SIGUSR1 and SIGUSR2, with which
+    schedulers ask to save, end nothing.
+    """
     end_on_interrupt()
+    for name, heed in {"SIGTERM": _ended_by, "SIGUSR1": _unheeded, "SIGUSR2": _unheeded}.items():
+        if hasattr(signal, name) and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL:
+            signal.signal(signal.Signals[name], heed)
     try:
         os.getcwd()
     except OSError as error:
@@ -58,7 +66,7 @@ def end_on_interrupt() -> None:
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupted)
+        signal.signal(signal.SIGINT, _ended_by)
 
 
 def ignore_interrupts_at_exit() -> None:
@@ -71,12 +79,21 @@ def ignore_interrupts_at_exit() -> None:
 
 def raise_on_interrupt() -> None:
     """Let Ctrl-C raise ``KeyboardInterrupt`` again, where ``end_on_interrupt`` had changed that."""
-    if signal.getsignal(signal.SIGINT) is _interrupted:
+    if signal.getsignal(signal.SIGINT) is _ended_by:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    _end("interrupted", INTERRUPTED)
+def said_of(name: str) -> str:
+    """Return what a command says that a signal ended."""
+    return _WORDS.get(name, f"ended by {name}")
+
+
+def _ended_by(number: int, frame: FrameType | None) -> NoReturn:
+    _end(said_of(signal.Signals(number).name), 128 + number)
+
+
+def _unheeded(number: int, frame: FrameType | None) -> None:
+    """Nothing is there to be saved yet."""
 
 
 def _end(line: str, code: int) -> NoReturn:

@@ -31,20 +31,25 @@ from ..errors import LaunchError
 from .messages import ProcessState, RankEnds
 from .rank_process import be_rank
 from .run_files import RunFiles
+from .signals import IGNORING, held_back
 
-_BOOT = """
-import ctypes, gc, json, os, signal, sys
+_BOOT = f"""{IGNORING}
+import ctypes, gc, json, os, select, socket, sys
 gc.disable()  # for good: what is imported here stays
 path, control, parent = json.loads(sys.argv[1])
 sys.path[:] = path
 def end_without_parent(number=0, frame=None):  # also in the midst of an import, which takes seconds
     if os.getppid() != parent:
         sys.exit(1)
+    with socket.socket(fileno=os.dup(control)) as end:
+        if select.select([end], [], [], 0)[0] and not end.recv(1, socket.MSG_PEEK):
+            sys.exit(1)
 signal.signal(signal.SIGCONT, end_without_parent)
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/parent_watch says why SIGCONT
 end_without_parent()
 from muon_tutorial.launching.fork_server import serve
+from muon_tutorial import *  # the optimizer, once for all ranks
 try:
     serve(control)
 except SystemExit:
@@ -74,14 +79,15 @@ class ForkServer:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [os.path.abspath(entry) for entry in sys.path]
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps([path, theirs.fileno(), os.getpid()])],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
-            env=_NO_CACHE_FOLDER | dict(os.environ) | _ONE_THREAD,
-        )
+        with held_back():
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps([path, theirs.fileno(), os.getpid()])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env=_NO_CACHE_FOLDER | dict(os.environ) | _ONE_THREAD,
+            )
         theirs.close()
         self._burying = threading.Lock()
         self._last_error_line: str | None = None
@@ -126,8 +132,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server, and whatever ranks it has, at once, though somebody may have stopped it."""
         self._control.close()
-        self._child.terminate()
-        self.wake()
+        self.wake()  # it looks, whatever it does
         try:
             self._child.wait(_ENDING)
         except subprocess.TimeoutExpired:
@@ -308,7 +313,6 @@ class _Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGCONT, signal.SIG_DFL)
             self._selector.close()
             for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
@@ -353,9 +357,7 @@ class _Server:
 
 
 def serve(control: int) -> NoReturn:
-    """Serve the launching process at the other end of `control`, until it ends or SIGTERM comes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+    """Serve the launching process at the other end of `control`, until it ends or closes that."""
     gc.disable()
     gc.freeze()
     _Server(socket.socket(fileno=control)).run()

@@ -22,6 +22,7 @@ from .messages import LaunchSpec, MessageSocket, RankEnds
 from .output import RankOutput, print_line
 from .run_files import RunFiles, run_files
 from .ship_functions import cell_sources, pack, unpack_error
+from .signals import handled_here
 from .spawn import SpawnedRanks
 from .timeouts import check_timeout
 from .watch import RankWatcher, WatchedRank
@@ -50,7 +51,8 @@ def launch(
     In each rank torch.distributed is initialised over loopback; its default group, and any that `fn` makes
     without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too. Other users of this
     machine can reach Gloo's ports on loopback, and time a launch out; in a network namespace they cannot. On
-    Linux a rank keeps up to 256 MiB of what it freed (``keep_freed_memory``).
+    Linux a rank keeps up to 256 MiB of what it freed (``keep_freed_memory``). Ranks ignore the signals of
+    terminals and schedulers that this process handles: they then reach `fn` only as far as it sees to that.
 
     Args:
         fn: importable, or from a cell, a script or a prompt; there it takes the globals it uses along.
@@ -104,6 +106,7 @@ def _spec(
         folder=_working_folder(),
         import_path=[os.path.abspath(entry) for entry in sys.path],
         argv=list(sys.argv),
+        handled=handled_here(),
     )
 
 
@@ -157,8 +160,10 @@ def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
                 return watcher.values()
         ranks = watcher.hear_out()
     except KeyboardInterrupt:
-        what = "launch() was interrupted and its ranks were ended:"
-        raise KeyboardInterrupt(describe_unfinished(watcher.hear_out(), what)) from None
+        report = "launch() was interrupted and its ranks were ended:"
+        with contextlib.suppress(LaunchError):  # the processes are gone as well
+            report = describe_unfinished(watcher.hear_out(), report)
+        raise KeyboardInterrupt(report) from None
     if not in_time:
         what = f"the run did not end within its limit of {limit:g} s; its ranks were ended:"
         raise LaunchTimeoutError(describe_unfinished(ranks, what))

@@ -24,7 +24,7 @@ class LaunchSpec:
     """All a rank needs to do its part; one copy serves every rank. ``timeout`` is in seconds.
 
     ``call`` is the pickled function with its arguments, ``sources`` the text of cells that only the launching
-    process knows.
+    process knows. ``handled`` are the signals that process sees to, so that the ranks need not.
     """
 
     world_size: int
@@ -37,6 +37,7 @@ class LaunchSpec:
     folder: str
     import_path: list[str]
     argv: list[str]
+    handled: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

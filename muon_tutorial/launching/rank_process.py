@@ -32,6 +32,7 @@ from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLoc
 from .phase import report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
+from .signals import ignore_only
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
@@ -41,7 +42,6 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     """Be this rank, to the end of the process."""
     own_process = os.getpid()
     _redirect_output(ends.output)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages, may_leave = MessageSocket(ends.messages), threading.Event()
     threading.Thread(target=_obey, args=(messages, files, may_leave), name="watchdog", daemon=True).start()
     outcome: bytes | RankRaised
@@ -96,6 +96,7 @@ def _take_over_surroundings(spec: LaunchSpec) -> None:
         os.chdir(spec.folder)
     sys.path[:] = spec.import_path
     sys.argv[:] = spec.argv
+    ignore_only({signal.SIGINT, *spec.handled})
     for name, lines in spec.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     torch.set_num_threads(spec.threads)

@@ -13,8 +13,9 @@ from dataclasses import astuple
 from .messages import ProcessState, RankEnds
 from .rank_process import be_rank
 from .run_files import RunFiles
+from .signals import IGNORING, held_back
 
-_BOOT = (
+_BOOT = IGNORING + (
     "import sys, json; path, *rank = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from muon_tutorial.launching.spawn import be_spawned_rank; be_spawned_rank(*rank)"
 )
@@ -68,12 +69,13 @@ def be_spawned_rank(rank: int, messages: int, output: int, files: list) -> None:
 def _spawn(rank: int, ends: RankEnds, files: RunFiles) -> subprocess.Popen[bytes]:
     path = [os.path.abspath(entry) for entry in sys.path]
     messages, output = ends.messages.fileno(), ends.output.fileno()
-    return subprocess.Popen(
-        [sys.executable, "-c", _BOOT, json.dumps([path, rank, messages, output, astuple(files)])],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[messages, output, *files.descriptors],
-    )
+    with held_back():
+        return subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps([path, rank, messages, output, astuple(files)])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[messages, output, *files.descriptors],
+        )
 
 
 def _state(rank: int, child: subprocess.Popen[bytes], before: ProcessState | None) -> ProcessState:

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TutorialError, UsageError
+from .agent import OWN_STORE
 from .echo import in_one_line, is_echo, says_gone
 from .environment import TORCHRUN_NEEDS, loopback_variables
 from .location import own_line
@@ -37,6 +38,10 @@ from .timeouts import check_timeout, let_new_groups_time_out
 # gone may be ending still; one that never came leaves nothing to find, and others are about to say so, too.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
+RESTARTS_FAIL = (
+    f"ranks on several machines cannot restart: set {OWN_STORE}=1 before each torchrun starts, "
+    "or start python -m muon_tutorial torchrun in its place"
+)
 _LARGEST_PORT, _LONGEST_NUMBER = 65535, 10  # characters
 
 # Whether this process has missed another rank: it can then not leave its groups in good order.
@@ -110,8 +115,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
 
     `timeout` is in seconds; groups made later have it too. With ``"nccl"`` every local rank takes the GPU of
     its own number. Where all ranks are on one machine, they listen on loopback only, and meet again after
-    ``--max-restarts`` whatever the ranks before them left in the agent's store. (On several machines, start
-    torchrun with ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` for that.)
+    ``--max-restarts`` whatever the ranks before them left in the agent's store. On several machines torchrun
+    needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in its environment for that: without it rank 0 says so.
 
     From here on the process ends when the one that started it does. An error that is only about another rank,
     and that nobody caught, is one line instead of a traceback.
@@ -126,6 +131,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
         raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
     rank, local_rank, world_size = _seat()
     end_with_parent(f"rank {rank} of {world_size}: torchrun's agent ended, and this rank with it")
+    if rank == 0 and not _on_one_machine() and _restarts_fail():
+        print(RESTARTS_FAIL, file=sys.stderr, flush=True)
     device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
     if _on_one_machine():
         for name, value in loopback_variables().items():
@@ -190,6 +197,11 @@ def _meeting(rank: int, world_size: int) -> Iterator[None]:
     except RuntimeError as error:
         reason = in_one_line(str(error).partition("\n")[0])
         raise LaunchError(f"rank {rank} of {world_size} did not meet the others: {reason}") from None
+
+
+def _restarts_fail() -> bool:
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    return restarts != "0" and os.environ.get(OWN_STORE) != "1"
 
 
 def _take_gpu(local_rank: int) -> str:

@@ -1,12 +1,12 @@
-"""What lessons are made of. Floor 10: it observes, and starts nothing but the ranks that a lesson runs.
+"""What lessons are made of: it observes, and starts nothing but the ranks that a lesson runs.
 
 =================  =========================================================================================
 the_grid, …        a folder for each notebook, what it runs on ranks, its pictures, its exercises
 exercises          judge: what is wrong with this answer, and a hint; on_real_ranks: answers that ranks run
-pictures           picture: one self-contained ``<img>`` with words; holdings, figures, spectra: what is drawn
+pictures           picture: one self-contained ``<img>`` with words; holdings, spectra: what is drawn
 widgets            controls over a picture; predict first, then reveal; a button for each rank
 inputs             a small GPT and its recorded gradients; cores, memory and seconds of this machine
-course             the lessons in order and their links; the glossary; what notebook runners let pass
+course             the lessons in order and their links; the glossary
 lazy_names         the names of a lesson's files, imported when first asked for
 =================  =========================================================================================
 """

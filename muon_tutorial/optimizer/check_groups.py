@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -36,16 +37,24 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
 
 
 def check_numbers(group: Mapping[str, Any]) -> None:
-    """Refuse a learning rate, decay or momentum that is negative, NaN or infinite, of Muon or of AdamW.
+    """Refuse a learning rate, decay or momentum that is no number, negative, NaN or infinite.
 
     Raises:
-        UsageError: naming it.
+        UsageError: naming it, and the group by its first parameter, where that has a name.
     """
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}")
+    of = f", in the group of {group['param_names'][0]}" if group.get("param_names") else ""
+    if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
+        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}{of}")
+    if not isinstance(group.get("ns_steps", 0), Integral):
+        raise UsageError(f"ns_steps must be a whole number, got {group['ns_steps']!r:.40}{of}")
     for name in ("lr", "momentum", "weight_decay"):
-        if name in group and not 0 <= group[name] < math.inf:
-            raise UsageError(f"{name} must not be negative or infinite, got {plain_number(group[name])}")
+        if name == "lr" and name not in group:
+            raise UsageError(f"a group needs an lr{of}")
+        value: Any = group.get(name, 0.0)
+        if not isinstance(value, Real) and not (isinstance(value, Tensor) and not value.is_complex()):
+            raise UsageError(f"{name} must be a number, got {value!r:.40}{of}")
+        if not 0 <= float(value) < math.inf:
+            raise UsageError(f"{name} must not be negative or infinite, got {plain_number(value)}{of}")
 
 
 def check_gradient(param: Tensor) -> None:
@@ -80,7 +89,8 @@ def check_matrices(group: Mapping[str, Any], index: int) -> None:
 
 
 def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
-    if param.ndim != 2 and (parts not in ("stack", "flatten") or param.ndim < 2):
+    stacked = parts in ("stack", "flatten") or (isinstance(parts, tuple) and parts[:1] == ("stack",))
+    if param.ndim != 2 and (not stacked or param.ndim < 2):
         return f"shape {tuple(param.shape)}"
     if param.is_complex():
         return "complex"

@@ -25,9 +25,8 @@ from ..orthogonalizers.gram import gram_recipe
 from ..parameters.describe_matrices import describe_matrices, named_params
 from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..parameters.tensor_parallel import TpDim
-from ..plan.bucket import Bucket
 from ..plan.matrix import Matrix, split_parts
-from ..plan.strategies import Builder, Plan, fingerprint, owner
+from ..plan.strategies import Builder, Plan, fingerprint, one_by_one, owner
 from ..step.parameter_state import ParameterState, group_parts
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
@@ -155,9 +154,8 @@ class ConfigSteps:
                 matrices += split_parts(whole, parts, len(matrices), transposed)
             assignments = known.assignments()
             owners = [mesh.position_of(assignments[members[matrix.param]]) for matrix in matrices]
-            if self.config.async_gpu_parallelism:
-                return owner(matrices, mesh.world.grid, assign=owners)
-            return _one_by_one(owner(matrices, mesh.world.grid, assign=owners, bucket_bytes=1))
+            plan = owner(matrices, mesh.world.grid, assign=owners)
+            return plan if self.config.async_gpu_parallelism else one_by_one(plan)
 
         window = 1 + self.config.prefetch_count
         made = _plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
@@ -191,16 +189,6 @@ def _plan_step(
 
 def _agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
     return before[index].agreed if index < len(before) else ()
-
-
-def _one_by_one(plan: Plan) -> Plan:
-    """A plan of one matrix a bucket, whose phases say which: owners do not work side by side."""
-
-    def named(bucket: Bucket) -> Bucket:
-        name = bucket.entries[0].matrix.name
-        return replace(bucket, phases=(f"gather {name} to its owner", f"scatter {name} from its owner"))
-
-    return replace(plan, buckets=tuple(named(bucket) for bucket in plan.buckets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

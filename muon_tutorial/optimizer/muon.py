@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
             keeps what was measured, by machine, torch and threads (default: ``~/.cache/muon_tutorial``). What
             is missing is measured when the optimizer is made, about a second a shape.
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
-            ``functools.partial(zero1, bucket_bytes=1_000_000)``). All ranks of the mesh must then construct,
+            ``functools.partial(zero1, round_bytes=1_000_000)``). All ranks of the mesh must then construct,
             step and load alike.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
         distributed_config: in place of a strategy and a mesh: the user's own functions, or a helper's config.

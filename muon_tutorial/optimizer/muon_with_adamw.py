@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
 from ..parameters.mesh_parameters import same_tensors
+from ..plan.matrix import Parts
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -24,7 +26,7 @@ from .momentum_slice import mark_slices
 from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
-from .split_parameters import Experts, parameters_by_name, split_parameters
+from .split_parameters import Experts, Heads, parameters_by_name, split_parameters
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -101,6 +103,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
         exclude: Sequence[str] = (),
         experts: Experts | None = None,
+        heads: Heads = "together",
+        parts: Mapping[str, Parts] | None = None,
         include_frozen: bool = False,
         muon: Mapping[str, Any] | None = None,
         adamw: Mapping[str, Any] | None = None,
@@ -120,6 +124,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             betas: AdamW's.
             exclude: patterns of names that AdamW gets, too.
             experts: ``"muon"`` gives it three-dimensional experts, matrix by matrix.
+            heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
+            parts: how fused weights hold matrices, by patterns of names:
+                ``{"*.qkv_proj.weight": (64, 32, 32)}``; see ``split_parameters``.
             include_frozen: take frozen parameters, too, which are to be unfrozen later; left out otherwise.
             muon: further arguments of ``Muon``: ``{"momentum": 0.9}``.
             adamw: further arguments of ``torch.optim.AdamW``: ``{"eps": 1e-10}``.
@@ -133,7 +140,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 f"from_model takes no {', '.join(others)}: pass on what is Muon's by muon={{…}}, what is "
                 "AdamW's by adamw={…}"
             )
-        split = split_parameters(model, exclude=exclude, experts=experts, include_frozen=include_frozen)
+        sort = partial(split_parameters, model, exclude=exclude, heads=heads, parts=parts)
+        split = sort(experts=experts, include_frozen=include_frozen)
         if not split.hidden:
             frozen = "; those that are frozen count with include_frozen=True" if split.left_out_names else ""
             raise UsageError(
@@ -145,7 +153,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": betas, **decay, **(adamw or {})}
         rest = torch.optim.AdamW(_decay_groups(split, decay_vectors), **options)
         if not include_frozen:
-            split = split_parameters(model, exclude=exclude, experts=experts or "adamw", include_frozen=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said above
+                split = sort(experts=experts or "adamw", include_frozen=True)
         first.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
         both = cls(first, rest)
         both.verdicts = {verdict.param: verdict for verdict in split.verdicts}

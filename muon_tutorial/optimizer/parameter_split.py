@@ -34,6 +34,8 @@ class Verdict:
     why: str
     parts: Parts = None
     transposed: bool = False
+    unsure: bool = False
+    """Whether the name says that it holds several matrices, and nothing says how they lie."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +131,19 @@ def experts_message(split: ParameterSplit) -> str:
     )
 
 
+def unsure_message(split: ParameterSplit) -> str:
+    """What to write for the weights of which it is not certain what they hold; empty where there are none."""
+    names: dict[str, Verdict] = {_pattern(it.name): it for it in split.verdicts if it.unsure}
+    if not names:
+        return ""
+    shapes = (f"{name} ({_shape(it)})" for name, it in names.items())
+    return (
+        f"By their names {', '.join(shapes)} hold several matrices, and the model does not say how; they are "
+        f'taken whole. Say it by parts={{"{next(iter(names))}": …}}: (8, 4, 4) are rows of each, one after '
+        'the other, ("interleaved", 8, 4, 4) the same again and again, head by head, and None is one matrix.'
+    )
+
+
 def _group(parts: Parts, transposed: bool) -> dict[str, Any]:
     said = {"parts": parts} if parts is not None else {}
     return {"params": [], **said, **({"transposed": True} if transposed else {})}
@@ -146,9 +161,16 @@ def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
 def _row(verdict: Verdict) -> Row:
     how = [f"parts={verdict.parts!r}"] if verdict.parts is not None else []
     how += ["transposed"] if verdict.transposed else []
-    pattern = ".".join("*" if word.isdigit() else word for word in verdict.name.split("."))
-    shape = " × ".join(map(str, verdict.param.shape)) or "one number"
-    return pattern, shape, verdict.who, ", ".join([verdict.why, *how])
+    how += ["fused, taken whole: say how it lies by parts="] if verdict.unsure else []
+    return _pattern(verdict.name), _shape(verdict), verdict.who, ", ".join([verdict.why, *how])
+
+
+def _pattern(name: str) -> str:
+    return ".".join("*" if word.isdigit() else word for word in name.split("."))
+
+
+def _shape(verdict: Verdict) -> str:
+    return " × ".join(map(str, verdict.param.shape)) or "one number"
 
 
 def _percent(share: int, total: int) -> str:

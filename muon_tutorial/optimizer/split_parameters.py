@@ -21,19 +21,16 @@ and type names. What the field does, and where it says so:
 - Experts are trained with Muon, each matrix on its own, in Moonlight (arXiv 2502.16982) and GLM-4.5. As
   stacks of three dimensions they need ``parts="stack"``, and ``torch.optim.Muon`` takes none:
   ``experts="muon"`` asks for it.
-- Query, key and value in one weight do better apart (Keller Jordan's post, same section; Megatron-LM's
-  default, ``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py). They are cut where it is
-  certain how they lie: in ``c_attn``, as GPT-2, nanoGPT and their kin call it, and in
-  ``torch.nn.MultiheadAttention``.
-  Elsewhere they lie head by head in some models and block by block in others: those stay whole, and the table
-  says so.
+- Fused weights (query, key and value in one; gate and up) are taken apart where the model's own sizes make
+  certain how they lie (``fused_weights``). Where they do not, the weight stays whole, and a warning says what
+  to write.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -41,8 +38,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..plan.matrix import Parts
-from .parameter_split import EXPERTS, ParameterSplit, Verdict, experts_message
+from ..plan.matrix import Parts, part_boxes
+from .fused_weights import KNOWN_LIBRARIES, Fused, FusedWeight, fused_parts, heads_apart, stacked_parts
+from .parameter_split import EXPERTS, ParameterSplit, Verdict, experts_message, unsure_message
 
 HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
@@ -56,24 +54,19 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 TABLE_WORDS = {"pos", "position", "positional", "positions", "token", "tokens"}
 """Words in the name of a bare parameter whose rows stand for tokens or positions, besides ``*emb*``."""
 
-STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
-FUSED_NAMES = (
-    "c_attn",
-    "qkv",
-    "qkv_proj",
-    "Wqkv",
-    "query_key_value",
-    "gate_up_proj",
-    "in_proj",
-    "in_proj_weight",
+GAINS = re.compile(
+    r"weight_g|original0|ia3_l.*|lora_E.*|boft_.*|oft_.*|(.*_)?(scales?|gains?|gammas?|biases)", re.IGNORECASE
 )
+"""Names of bare parameters that multiply or shift what passes, number by number, whatever their shape."""
 
+STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
 # Experts stored (E, in, out) that do not say so: older transformers have no attribute ``is_transposed``, and
 # Llama 4's experts have none in 5.23 either.
 TRANSPOSED_EXPERTS = ("GptOssExperts", "Llama4TextExperts")
 
 Experts = Literal["adamw", "muon"]
-Fused = Literal["split", "whole"]
+FusedOption = Literal["split", "whole"]
+Heads = Literal["together", "apart"]
 
 
 def split_parameters(
@@ -81,7 +74,9 @@ def split_parameters(
     *,
     exclude: Sequence[str] = (),
     experts: Experts | None = None,
-    fused: Fused = "split",
+    fused: FusedOption = "split",
+    heads: Heads = "together",
+    parts: Mapping[str, Parts] | None = None,
     include_frozen: bool = False,
 ) -> ParameterSplit:
     """Split a model's parameters between Muon and AdamW: ``hidden, rest = split_parameters(model)``.
@@ -100,13 +95,16 @@ def split_parameters(
         exclude: patterns (shell style, on the name with or without wrappers) of what AdamW is to have.
         experts: who steps three-dimensional experts; None is ``"adamw"``, with a warning where that is more
             than half of the model. Experts that are modules of their own are hidden matrices anyway.
-        fused: whether q, k and v in one weight are orthogonalized apart, where it is certain how they lie.
+        fused: whether what lies in one weight, as q, k and v or gate and up, is orthogonalized apart.
             Functions of your own in a ``DistributedConfig`` take whole weights only.
+        heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
+        parts: how weights hold matrices, by patterns as in ``exclude``, the first that matches; see
+            ``part_boxes``. None says that a weight is one matrix. Stacks that are named here go to Muon.
         include_frozen: sort parameters that need no gradient like all others.
 
     Raises:
-        UsageError: a pattern of ``exclude`` matches no parameter, an option has another value, or FSDP1 has
-            flattened the model.
+        UsageError: a pattern of ``exclude`` or ``parts`` matches no parameter, ``parts`` does not split a
+            weight, an option has another value, or FSDP1 has flattened the model.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9))
@@ -114,9 +112,16 @@ def split_parameters(
     >>> split.hidden_names, split.rest_names
     (['1.weight'], ['0.weight', '1.bias', '2.weight', '2.bias', '3.weight', '3.bias'])
     """
-    _check_options(model, experts, fused)
-    sorter = _Sorter.of(model, tuple(exclude), experts or "adamw", fused, include_frozen)
+    _check_options(model, experts, fused, heads)
+    holdings = list(_holdings(model))
+    _check_patterns(holdings, "exclude", exclude)
+    _check_patterns(holdings, "parts", parts or ())
+    moe = frozenset(_homes_of_experts(holdings))
+    chosen = experts or "adamw", fused, heads, parts or {}, include_frozen
+    sorter = _Sorter(holdings, _asked_embeddings(model), moe, tuple(exclude), *chosen)
     split = ParameterSplit(tuple(sorter.verdicts()))
+    if unsure := unsure_message(split):
+        warnings.warn(unsure, UserWarning, stacklevel=2)
     if experts is None and split.left_experts > split.numel / 2:
         warnings.warn(experts_message(split), UserWarning, stacklevel=2)
     return split
@@ -124,12 +129,14 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter where a module holds it: under its full name, and its name without wrappers."""
+    """A parameter where a module holds it: under its full name, and its name without wrappers; with that
+    module and those around it, innermost first."""
 
     module: nn.Module
     full_name: str
     name: str
     param: nn.Parameter
+    modules: Sequence[nn.Module]
 
     @property
     def path(self) -> list[str]:
@@ -163,17 +170,10 @@ class _Sorter:
     moe: frozenset[str]
     exclude: Sequence[str]
     experts: Experts
-    fused: Fused
+    fused: FusedOption
+    heads: Heads
+    said: Mapping[str, Parts]
     include_frozen: bool
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, exclude: Sequence[str], experts: Experts, fused: Fused, include_frozen: bool
-    ) -> _Sorter:
-        holdings = list(_holdings(model))
-        _check_patterns(holdings, exclude)
-        moe = frozenset(_homes_of_experts(holdings))
-        return cls(holdings, _asked_embeddings(model), moe, exclude, experts, fused, include_frozen)
 
     def verdicts(self) -> Iterator[Verdict]:
         """Each parameter once, in the model's order."""
@@ -189,14 +189,21 @@ class _Sorter:
         reasons = [reason for holding in held if (reason := self._why_not_hidden(holding))]
         if reasons:
             return Verdict(first.name, first.param, "AdamW", reasons[0])
-        why, parts = self._matrices(first)
-        return Verdict(first.name, first.param, "Muon", why, parts, _is_transposed(first))
+        held_parts, transposed = self._parts(first), _is_transposed(first)
+        if held_parts is None:
+            return Verdict(first.name, first.param, "Muon", "hidden matrix", None, transposed)
+        what, parts = held_parts.what, held_parts.parts
+        part_boxes(tuple(first.param.shape), parts, transposed)
+        why = f"{what}: {held_parts.word}" if held_parts.word else what
+        return Verdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
     def _why_not_hidden(self, it: _Holding) -> str:
         """Why AdamW has a parameter; empty where Muon does."""
         if _matches(it, self.exclude):
             return "excluded"
-        return self.asked.get(id(it.param)) or _why_by_name(it) or self._why_by_shape(it)
+        why = self.asked.get(id(it.param)) or _why_by_name(it)
+        said = any(self.said[pattern] for pattern in self.said if _matches(it, [pattern]))
+        return why or ("" if said else self._why_by_shape(it))
 
     def _why_by_shape(self, it: _Holding) -> str:
         if it.is_stack:
@@ -207,6 +214,10 @@ class _Sorter:
             return "convolution" if _is_convolution(it.module) else "not a matrix"
         if self._is_router(it):
             return "router"
+        if _is_gain(it):
+            return "gain"
+        if min(it.param.shape) < 2:
+            return "a single row or column"
         return "folded experts or their biases" if it.in_experts and _is_bare(it) else ""
 
     def _is_router(self, it: _Holding) -> bool:
@@ -216,24 +227,38 @@ class _Sorter:
         gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
         return any(".".join(it.path[:i]) in self.moe for i in gates)
 
-    def _matrices(self, it: _Holding) -> tuple[str, Parts]:
-        """What Muon is to see in a parameter, in words and as ``parts``."""
+    def _parts(self, it: _Holding) -> Fused | None:
+        """What Muon is to see in a parameter; None where that is one matrix."""
+        for pattern, parts in self.said.items():
+            if _matches(it, [pattern]):
+                return None if parts is None else Fused("as said", parts)
         if it.is_stack:
-            return EXPERTS, "stack"
-        cut = _equal_parts(it)
-        if cut and self.fused == "split":
-            return "fused q, k, v" if len(cut) == 3 else "fused k, v", cut
-        is_fused = any(word in FUSED_NAMES for word in it.path[-2:])
-        return "hidden matrix, fused, taken whole" if is_fused else "hidden matrix", None
+            return Fused(EXPERTS, "stack") if self.fused == "whole" else _stacked(it)
+        weight = _fused_weight(it)
+        apart = heads_apart(weight) if self.heads == "apart" else None
+        found = apart or fused_parts(weight)
+        return Fused("hidden matrix, fused, taken whole", None) if found and self.fused == "whole" else found
+
+
+def _stacked(it: _Holding) -> Fused:
+    """What a stack of experts holds, by the stacks beside it."""
+    name = it.own_name if _is_bare(it) else it.path[-2]
+    lines = it.param.shape[-1 if _is_transposed(it) else -2]
+    around = it.modules[0] if _is_bare(it) else it.modules[1]
+    takes = {side for param in around.parameters() if param.ndim == 3 for side in param.shape[1:]}
+    return stacked_parts(name, _class_of(it.modules[0]).__name__, lines, takes)
 
 
 def _holdings(model: nn.Module) -> Iterator[_Holding]:
     """Yield every parameter under each of its names, in the model's order."""
-    shells = {path for path, module in model.named_modules(remove_duplicate=False) if _is_shell(module)}
-    for path, module in model.named_modules(remove_duplicate=False):
+    modules = dict(model.named_modules(remove_duplicate=False))
+    shells = {path for path, module in modules.items() if _is_shell(module)}
+    for path, module in modules.items():
+        words = path.split(".") if path else []
+        around = [modules[".".join(words[:end])] for end in range(len(words), -1, -1)]
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             full_name = f"{path}.{name}" if path else name
-            yield _Holding(module, full_name, _without_wrappers(full_name, shells), param)
+            yield _Holding(module, full_name, _without_wrappers(full_name, shells), param, around)
 
 
 def _homes_of_experts(holdings: Sequence[_Holding]) -> Iterator[str]:
@@ -306,6 +331,13 @@ def _why_by_name(it: _Holding) -> str:
     return "head" if _is_in_head(it.path) else ""
 
 
+def _is_gain(it: _Holding) -> bool:
+    """Whether a parameter is a norm's, of however many dimensions, or is called so, as peft's dicts are."""
+    names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ())]
+    is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
+    return is_norm or any(GAINS.fullmatch(name) for name in names)
+
+
 def _is_in_head(path: list[str]) -> bool:
     """Whether a module on the way is an output head: by its name, and outside numbered layers."""
     for word in path[:-1]:
@@ -337,19 +369,27 @@ def _is_transposed(it: _Holding) -> bool:
     return _is_conv1d(it)
 
 
-def _equal_parts(it: _Holding) -> tuple[int, ...] | None:
-    """The rows (of a transposed weight, columns) of each of several square matrices that surely lie so."""
-    rows, columns = it.param.shape
-    if _is_conv1d(it) and it.path[-2:-1] == ["c_attn"] and columns in (2 * rows, 3 * rows):
-        return (rows,) * (columns // rows)
-    if isinstance(it.module, nn.MultiheadAttention) and it.own_name == "in_proj_weight":
-        return (columns,) * 3
-    if isinstance(it.module, nn.Linear) and it.path[-2:-1] == ["c_attn"] and rows == 3 * columns:
-        return (columns,) * 3
-    return None
+def _fused_weight(it: _Holding) -> FusedWeight:
+    """A weight as ``fused_weights`` sees it: a layer's by the layer's name, others by their own."""
+    bare = _is_bare(it)
+    modules = [module for module in (*it.modules[not bare :], *it.modules[-1:]) if not _is_wrapper(module)]
+    lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
+    layer = [word for word in it.full_name.split(".") if word not in WRAPPERS][-1 if bare else -2 :][0]
+    library = _class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
+    return FusedWeight(layer, lines, inputs, [*modules], library)
 
 
-def _check_options(model: nn.Module, experts: str | None, fused: str) -> None:
+def _class_of(module: nn.Module) -> type:
+    """A module's class; under FSDP2, the one that it had before."""
+    kinds = type(module).__mro__
+    return kinds[1] if kinds[0].__name__.startswith("FSDP") else kinds[0]
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return any(name in WRAPPERS for name, _ in module.named_children()) or _is_shell(module)
+
+
+def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"split_parameters takes a torch.nn.Module, got {type(model).__name__}")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
@@ -361,9 +401,11 @@ def _check_options(model: nn.Module, experts: str | None, fused: str) -> None:
         raise UsageError(f"experts must be 'adamw' or 'muon', got {experts!r}")
     if fused not in ("split", "whole"):
         raise UsageError(f"fused must be 'split' or 'whole', got {fused!r}")
+    if heads not in ("together", "apart"):
+        raise UsageError(f"heads must be 'together' or 'apart', got {heads!r}")
 
 
-def _check_patterns(holdings: Sequence[_Holding], exclude: Sequence[str]) -> None:
-    idle = [pattern for pattern in exclude if not any(_matches(it, [pattern]) for it in holdings)]
+def _check_patterns(holdings: Sequence[_Holding], option: str, patterns: Iterable[str]) -> None:
+    idle = [pattern for pattern in patterns if not any(_matches(it, [pattern]) for it in holdings)]
     if idle:
-        raise UsageError(f"exclude matches no parameter of the model: {', '.join(map(repr, idle))}")
+        raise UsageError(f"{option} matches no parameter of the model: {', '.join(map(repr, idle))}")

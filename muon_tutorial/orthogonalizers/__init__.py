@@ -8,5 +8,4 @@
 ``workspace``  that memory
 ``choices``    what ``"auto"`` chose for each shape, as text
 ``calibration`` which is the fastest for a shape here
-``quality``    how far from orthogonal a result is, on matrices of known singular values
 """

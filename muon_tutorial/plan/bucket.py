@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -66,7 +67,8 @@ class Bucket:
     stores between steps; ``compute_layout``, where matrices are orthogonalized. The route ``gradient`` leads
     from the model's layout to storage, ``compute`` from storage to where the work is done, ``parameter`` from
     storage back to the model's layout. Workers of an entry are counted in the group over ``axes``.
-    ``summands`` is how many local gradients the gradient route adds up. ``phases`` name the compute route,
+    ``summands`` is how many local gradients the gradient route adds up. Buckets of one ``round`` are walked
+    abreast, so that their owners work at the same time. ``phases`` name the compute route,
     out and back. ``tp_gather`` says how matrices that tensor parallelism cut are put together: one all_gather
     a ``"matrix"``, or one a ``"bucket"``, of all that a rank works on.
     """
@@ -82,6 +84,7 @@ class Bucket:
     compute: Route
     parameter: Route
     summands: int = 1
+    round: int = 0
     phases: tuple[str, str] = ("dp gather", "dp slice")
     tp_gather: TpGather = "matrix"
 
@@ -165,10 +168,9 @@ def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
 
 def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
     """The boxes of the parameter that a shard covers, in the parameter's dimensions, in order of elements."""
-    matrix = shard.entry.matrix
-    piece = matrix.box(at)
-    place = piece.offset if matrix.part is None else piece.shifted(matrix.part.offset).offset
-    return tuple(box.shifted(place) for box in run_boxes(piece.shape, *shard.in_piece))
+    piece = shard.entry.matrix.box(at)
+    boxes = (box.shifted(piece.offset) for box in run_boxes(piece.shape, *shard.in_piece))
+    return tuple(its for box in boxes for its in shard.entry.matrix.in_parameter(box))
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -201,22 +203,27 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
 
 
 def fill_buckets(
-    matrices: Sequence[Matrix], weights: Sequence[int], bucket_bytes: int
+    run: Sequence[Matrix], weights: Sequence[int], round_bytes: int
 ) -> Iterator[tuple[Matrix, ...]]:
-    """Cut ``matrices``, in order, into runs that share group and dtypes and weigh at most ``bucket_bytes``.
+    """Cut the matrices of a buffer, in order, into runs that weigh at most ``round_bytes``.
 
     ``weights`` are the bytes of each matrix. One heavier than the cap gets a bucket of its own.
     """
-    run: list[Matrix] = []
+    filled: list[Matrix] = []
     load = 0
-    for matrix, weight in sorted(zip(matrices, weights, strict=True), key=lambda pair: _order(pair[0])):
-        if run and (buffer_key(matrix) != buffer_key(run[0]) or load + weight > bucket_bytes):
-            yield tuple(run)
-            run, load = [], 0
-        run.append(matrix)
+    for matrix, weight in zip(run, weights, strict=True):
+        if filled and load + weight > round_bytes:
+            yield tuple(filled)
+            filled, load = [], 0
+        filled.append(matrix)
         load += weight
-    if run:
-        yield tuple(run)
+    if filled:
+        yield tuple(filled)
+
+
+def by_buffer(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
+    """The matrices of each flat buffer, in order: those that share group and dtypes."""
+    return [list(run) for _, run in groupby(sorted(matrices, key=_order), buffer_key)]
 
 
 def buffer_key(matrix: Matrix) -> tuple[int, torch.dtype, torch.dtype]:

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from .grid import Coordinate
-from .layout import FEW_RANKS, Box, Shard, shard_box
+from .layout import FEW_RANKS, Box, Owned, Shard, shard_box
 from .matrix import BucketEntry
 
 
@@ -51,17 +51,18 @@ class VirtualBuffer:
 class SlicedBuffer:
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
 
-    Slices are of one length, unless ``sizes`` states each.
+    Slices are of one length, unless ``sizes`` states each, or all of it is with the ``owner``.
     """
 
     axis: str
     size: int
     sizes: tuple[int, ...] | None = None
+    owner: int | None = None
 
     @property
-    def cut(self) -> Shard:
+    def cut(self) -> Shard | Owned:
         """How the axis cuts the buffer."""
-        return Shard(0, self.sizes)
+        return Shard(0, self.sizes) if self.owner is None else Owned(self.owner)
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
         """What the rank's slice holds of each matrix: the slice intersected with the matrix's own
@@ -86,6 +87,8 @@ class SlicedBuffer:
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
+        if axes == (self.axis,) and self.owner is not None:
+            return range(self.owner, self.owner + 1)
         if axes != (self.axis,) or self.sizes is not None:
             return range(at.size(*axes))
         step = -(-self.size // at.size(self.axis))
@@ -97,6 +100,39 @@ class SlicedBuffer:
 
     def _slice(self, at: Coordinate) -> Box:
         return shard_box((self.size,), self.cut, at[self.axis], at.size(self.axis))
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesInSlices:
+    """Slices of the virtual buffer that cut no piece: each matrix's lies whole in one, in its own shape."""
+
+    slices: SlicedBuffer
+
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
+        """What the rank's slice holds of each matrix, in order."""
+        for held in self.slices.buffer_slices(entries, at):
+            yield BufferSlice(held.entry, held.offset, self.box(held.entry, at))
+
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
+        """Elements of the rank's slice."""
+        return self.slices.length(entries, at)
+
+    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
+        """The box of the matrix that the rank holds, if its slice does."""
+        box = entry.matrix.box(at)
+        return box if self.slices.box(entry, at).numel else Box(box.offset, (0,) * len(box.shape))
+
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
+        """As of local shards: of ranks that hold the same piece, the one beside the receiver sends."""
+        return LocalShards().sends(entry, at, to)
+
+    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
+        """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
+        return range(at.size(*axes))
+
+    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
+        """Those of them that may send to a rank: they differ from it along the matrix's axes alone."""
+        return LocalShards().senders(entry, axes, to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +206,9 @@ class WholeMatrices:
         return Box((0,) * len(shape), shape if works else (0,) * len(shape))
 
 
-Layout = VirtualBuffer | SlicedBuffer | LocalShards | WholeMatrices
+Layout = VirtualBuffer | SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
+End = SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
+"""What an exchange leads from and to."""
 
 
 Index = tuple[slice, ...]
@@ -206,8 +244,8 @@ class Exchange:
 
     axes: tuple[str, ...]
     entries: tuple[BucketEntry, ...]
-    src: SlicedBuffer | LocalShards | WholeMatrices
-    dst: SlicedBuffer | LocalShards | WholeMatrices
+    src: End
+    dst: End
 
     @cached_property
     def inverse(self) -> Exchange:
@@ -219,8 +257,15 @@ class Exchange:
         """Whether every rank already holds what it needs, so that nothing has to be asked for."""
         if isinstance(self.src, WholeMatrices):
             return self.src.workers == "holders"
+        if isinstance(self.src, SlicedBuffer) and self.src.owner is not None:
+            return True  # its owner is the one that works on it
         cut = any(axis in self.axes for entry in self.entries for axis in entry.matrix.axes)
-        return isinstance(self.src, LocalShards) and not cut
+        return isinstance(self.src, LocalShards | PiecesInSlices) and not cut
+
+    def passes_by(self, at: Coordinate) -> bool:
+        """Whether nobody in this rank's group has anything to send or to receive."""
+        ends = (end.slices for end in (self.src, self.dst) if isinstance(end, PiecesInSlices))
+        return any(it.owner not in (None, at[it.axis]) for it in ends)
 
     def parcels(self, at: Coordinate) -> Parcels:
         """What one rank sends, receives and keeps; worked out once, for the few ranks of one process."""
@@ -265,9 +310,7 @@ class Exchange:
                 if self.src.sends(held.entry, other, at):
                     yield position, held, self.src.box(held.entry, other)
 
-    def _slices(
-        self, layout: SlicedBuffer | LocalShards | WholeMatrices, at: Coordinate
-    ) -> list[BufferSlice]:
+    def _slices(self, layout: End, at: Coordinate) -> list[BufferSlice]:
         """The slices that hold anything: of thousands of ranks, one shares few matrices with few others."""
         return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
 

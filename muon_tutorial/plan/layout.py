@@ -1,11 +1,13 @@
 """How an axis holds a tensor (placements), and how that changes (hops and routes).
 
-Knows shapes, offsets, cuts and coordinates. Knows neither data nor process groups.
+Knows shapes, offsets, cuts and coordinates. Knows neither data nor process groups. What a hop or a route
+prints is the notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -68,6 +70,31 @@ class Shard:
 
 
 Placement = Shard | Replicate | Partial | Owned
+
+
+def layout_text(shape: Sequence[int], held: Mapping[str, Placement]) -> str:
+    """How the axes ``held`` names hold a tensor of ``shape``, in the notation of ``docs/notation.md``.
+
+    A flat buffer has one dimension, B; a matrix has I rows and J columns.
+
+    >>> layout_text((4, 6), {"dp": Shard(0), "tp": Shard(1)}), layout_text((24,), {"dp": Partial()})
+    ('W[I_dp, J_tp]', 'w[B]{U_dp}')
+    >>> layout_text((4, 6), {"dp": Owned(1), "tp": Replicate()})
+    'W[I, J]@dp=1'
+    """
+    flat = len(shape) == 1
+    cuts: list[list[str]] = [[] for _ in shape]
+    behind = ""
+    for axis, placement in held.items():
+        if isinstance(placement, Shard):
+            cuts[placement.dim].append(axis)
+        elif isinstance(placement, Partial):
+            behind += f"{{U_{axis}}}"
+        elif isinstance(placement, Owned):
+            behind += f"@{axis}={placement.rank}"
+    names = ["B"] if flat else [chr(ord("I") + dim) for dim in range(len(shape))]
+    inside = (f"{name}_{'·'.join(axes)}" if axes else name for name, axes in zip(names, cuts, strict=True))
+    return f"{'w' if flat else 'W'}[{', '.join(inside)}]{behind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +214,24 @@ class Hop:
         Raises:
             OneWayError: the hop is a reduce_scatter, which has no opposite.
         """
-        if isinstance(self.src, Partial) and isinstance(self.dst, Shard):
+        if isinstance(self.src, Partial) and isinstance(self.dst, Shard | Owned):
+            done, kept, back = "reduce", "Owned", "a broadcast"
+            if isinstance(self.dst, Shard):
+                done, kept, back = "reduce_scatter", "Shard", "an all_gather"
             raise OneWayError(
-                f"a reduce_scatter over {self.axis!r} has no opposite: the ranks' summands are gone; "
-                "ask for the hop from Shard to Replicate instead, which is an all_gather"
+                f"a {done} over {self.axis!r} has no opposite: the ranks' summands are gone; "
+                f"ask for the hop from {kept} to Replicate instead, which is {back}"
             )
         return Hop(self.axis, self.dst, self.src, self.shape)
+
+    def __str__(self) -> str:
+        src, dst = (layout_text(self.shape, {self.axis: held}) for held in (self.src, self.dst))
+        return f"{src} → {dst}"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The one axis along which the hop leads."""
+        return (self.axis,)
 
     @cached_property
     def silent(self) -> bool:
@@ -219,6 +258,11 @@ class Hop:
         if equal and cut.dim == 0:  # without a list of all: a plan may have thousands of ranks
             return HopPieces(mine.slices, mine.shape, mine.numel, parts)
         lengths = cut.lengths(self.shape[cut.dim], parts)
+        if len(self.shape) == 1:
+            starts = accumulate(lengths, initial=0)
+            runs = zip(starts, lengths, strict=False)
+            flat = (((slice(a, a + n),), (n,)) if n else _EMPTY for a, n in runs)
+            return HopPieces(mine.slices, mine.shape, max(lengths), parts, tuple(flat))
         before, after = self.shape[: cut.dim], self.shape[cut.dim + 1 :]
         boxes = [
             Box((*(0 for _ in before), start, *(0 for _ in after)), (*before, length, *after))
@@ -228,8 +272,16 @@ class Hop:
         return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
 
 
+_EMPTY = (slice(0, 0),), (0,)
+"""The piece of most positions, where few of thousands hold a flat buffer."""
+
+
 class Move(Protocol):
     """What a route is made of: a hop along one axis, or an exchange of many matrices over several."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which it leads."""
 
     @property
     def silent(self) -> bool:
@@ -247,12 +299,28 @@ class Route:
     The inverse leads back: the same hops in opposite order, each the other way.
 
     >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
-    >>> out.inverse.hops[0].src, out.inverse.inverse == out
-    (Replicate(), True)
+    >>> print(out)
+    W[I, J_tp] → W[I, J], in bfloat16
+    >>> print(out.inverse.hops[0])
+    W[I, J] → W[I, J_tp]
     """
 
     hops: tuple[Move, ...]
     dtype: torch.dtype
+
+    def __str__(self) -> str:
+        """The layouts it leads through, and the dtype that travels; an exchange lists no matrices."""
+        hops = [move for move in self.hops if isinstance(move, Hop)]
+        held = {hop.axis: hop.src for hop in (*hops, *reversed(hops))}  # where each axis begins
+        terms = []
+        for move in self.hops:
+            if isinstance(move, Hop):
+                after = held | {move.axis: move.dst}
+                terms += [layout_text(move.shape, held), layout_text(move.shape, after)]
+                held = after
+            else:
+                terms.append(f"exchange over {'·'.join(move.axes)}")
+        return f"{' → '.join(dict.fromkeys(terms)) or 'stays where it is'}, in {str(self.dtype)[6:]}"
 
     @cached_property
     def inverse(self) -> Route:

@@ -6,12 +6,14 @@ Shapes and boxes alone: no data, no process groups.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ..errors import StrategyError, UsageError
 from .assign import gram_cost, newton_schulz_cost
@@ -22,16 +24,57 @@ Cut = tuple[str, Shard]
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """Which lines along ``dim`` are a matrix's where its rows or columns alternate with others': the first
+    ``length`` of every ``stride``."""
+
+    dim: int
+    length: int
+    stride: int
+
+    def line(self, index: int) -> int:
+        """Where the matrix's line of that index lies, counted from its first."""
+        return index // self.length * self.stride + index % self.length
+
+    def before(self, line: int) -> int:
+        """How many of the matrix's lines come before a line, which is counted from the matrix's first."""
+        runs, rest = divmod(line, self.stride)
+        return runs * self.length + min(rest, self.length)
+
+    def within(self, first: int, count: int, shift: int) -> slice | Tensor:
+        """The index of ``count`` of the matrix's lines from ``first`` on, in a tensor ``shift`` lines away.
+
+        A slice where they make one, so that it is a view that is indexed; else each line's number.
+        """
+        if not count:
+            return slice(0, 0)
+        start, last = self.line(first) + shift, self.line(first + count - 1) + shift
+        if self.length == 1 or last - start == count - 1:
+            return slice(start, last + 1, self.stride if self.length == 1 else 1)
+        return _line_numbers(self, first, count) + shift
+
+
+@lru_cache(maxsize=256)  # most layers of a model are alike, and a process alone asks at every step
+def _line_numbers(runs: Runs, first: int, count: int) -> Tensor:
+    return torch.tensor([runs.line(index) for index in range(first, first + count)])
+
+
+Index = tuple[slice | Tensor, ...]
+"""Where a box lies in a tensor: slices, and the numbers of lines that alternate with others in runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Where a matrix lies in a parameter: the ``param``-th, of which shape, from which offset on.
 
-    ``single`` says that the parameter's leading dimensions only count matrices.
+    ``single`` says that the parameter's leading dimensions only count matrices. Without ``runs`` it is a box.
     """
 
     param: int
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     single: bool = True
+    runs: Runs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,61 +128,127 @@ class Matrix:
         return dict(self.cuts).get(axis)
 
     def box(self, at: Coordinate) -> Box:
-        """The box of the matrix that the parameter on this rank holds; empty where it holds nothing of it."""
-        return self._held(at) if self.part is None else self._mine(at).seen_from(self._place())
+        """The box of the matrix that the parameter on this rank holds; empty where it holds nothing of it.
 
-    def slices(self, at: Coordinate) -> tuple[slice, ...]:
+        A run of the parameter's rows or columns is one of the matrix's, whatever lies between those.
+        """
+        held = self._held(at)
+        if self.part is None:
+            return held
+        place = Box(self.part.offset, self._span())
+        box, runs = held.overlap(place).seen_from(place), self.part.runs
+        if runs is None:
+            return box
+        first, stop = map(runs.before, _ends(box, runs.dim))
+        return Box(_with(box.offset, runs.dim, first), _with(box.shape, runs.dim, stop - first))
+
+    def slices(self, at: Coordinate) -> Index:
         """Where that box lies in the parameter as this rank holds it."""
-        return self._mine(at).seen_from(self._held(at)).slices
+        held, box = self._held(at), self.box(at)
+        if self.part is None:
+            return box.seen_from(held).slices
+        index, runs = box.shifted(self.part.offset).seen_from(held).slices, self.part.runs
+        if runs is None:
+            return index
+        shift = self.part.offset[runs.dim] - held.offset[runs.dim]
+        lines = runs.within(box.offset[runs.dim], box.shape[runs.dim], shift)
+        return (*index[: runs.dim], lines, *index[runs.dim + 1 :])
 
-    def _place(self) -> Box:
-        offset = (0,) * len(self.shape) if self.part is None else self.part.offset
-        return Box(offset, self.shape)
+    def in_parameter(self, box: Box) -> Iterator[Box]:
+        """Yield the boxes of the parameter that a box of the matrix is, in order of elements.
+
+        Rows in runs are a box a run; columns in runs are one a row and run.
+        """
+        if self.part is None or (runs := self.part.runs) is None:
+            yield box if self.part is None else box.shifted(self.part.offset)
+            return
+        rows = product(*(range(*_ends(box, dim)) for dim in range(runs.dim)))
+        first, stop = _ends(box, runs.dim)
+        for place in rows:
+            for begin in (first, *range(first - first % runs.length + runs.length, stop, runs.length)):
+                count = min(stop, begin - begin % runs.length + runs.length) - begin
+                offset = (*place, runs.line(begin), *box.offset[runs.dim + 1 :])
+                shape = (*(1 for _ in place), count, *box.shape[runs.dim + 1 :])
+                yield Box(offset, shape).shifted(self.part.offset)
+
+    def _span(self) -> tuple[int, ...]:
+        """How far the matrix reaches in its parameter, with what lies between its lines."""
+        runs = None if self.part is None else self.part.runs
+        if runs is None:
+            return self.shape
+        return _with(self.shape, runs.dim, runs.line(self.shape[runs.dim] - 1) + 1)
 
     def _held(self, at: Coordinate) -> Box:
         return held_box(self.shape if self.part is None else self.part.shape, self.cuts, at)
 
-    def _mine(self, at: Coordinate) -> Box:
-        return self._held(at).overlap(self._place())
+
+Parts = Literal["stack", "flatten"] | int | tuple[int | str, ...] | None
+"""How a parameter holds matrices: see ``part_boxes``."""
+
+Place = tuple[Box, Runs | None]
+"""A matrix in a parameter: where it begins and its own shape, and its runs where it is no box."""
 
 
-Parts = Literal["stack", "flatten"] | int | tuple[int, ...] | None
+def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -> list[Place] | None:
+    """Where the matrices of a parameter lie; None where the parameter is one matrix.
 
-
-def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -> list[Box] | None:
-    """The boxes of a parameter that are matrices of their own; None where the parameter is one matrix.
-
-    ``"stack"``: leading dimensions count matrices (experts). ``"flatten"``: one matrix, dimensions after the
-    first count as columns (convolutions). A number: that many rows each (heads). A tuple: rows of each
-    (fused QKV, gated projections). Of a parameter stored ``transposed``, (in, out), numbers and tuples count
-    columns.
+    ``(2, 4)``: rows of each, one after the other (fused q, k and v; gate and up).
+    ``("interleaved", 2, 4)``: those sizes again and again, and all runs of one place are one matrix (q, k and
+    v head by head; with 1 and 1, gate and up row by row). ``("heads", 2, 4)``: the same sizes, every run a
+    matrix of its own; ``2`` is short for ``("heads", 2)``. ``"stack"``: leading dimensions count matrices
+    (experts); ``("stack", …)`` takes each of them apart by what follows. ``"flatten"``: one matrix,
+    dimensions after the first count as columns (convolutions). Of a parameter stored ``transposed``, (in,
+    out), numbers count columns.
 
     Raises:
         UsageError: the parameter cannot be split so.
 
-    >>> [box.offset for box in part_boxes((6, 4), (2, 4))]
+    >>> [box.offset for box, _ in part_boxes((6, 4), (2, 4))]
     [(0, 0), (2, 0)]
-    >>> [box.offset for box in part_boxes((4, 6), (2, 4), transposed=True)]
+    >>> [box.offset for box, _ in part_boxes((4, 6), (2, 4), transposed=True)]
     [(0, 0), (0, 2)]
+    >>> part_boxes((6, 4), ("interleaved", 1, 2))[1]
+    (Box(offset=(1, 0), shape=(4, 4)), Runs(dim=0, length=2, stride=3))
     """
     if parts is None or parts == "flatten":
         return None
-    if parts == "stack":
-        return [
-            Box((*place, 0, 0), (1,) * len(place) + shape[-2:]) for place in product(*map(range, shape[:-2]))
-        ]
-    dim, lines = (1, "columns") if transposed else (0, "rows")
-    sizes = (parts,) * (shape[dim] // parts) if isinstance(parts, int) and parts > 0 else parts
-    if not isinstance(sizes, tuple) or sum(sizes) != shape[dim] or min(sizes) < 1:
+    words = parts if isinstance(parts, tuple) else ("heads", parts) if isinstance(parts, int) else (parts,)
+    lead = len(shape) - 2 if words[:1] == ("stack",) else 0
+    dim = lead + 1 if transposed else lead
+    inside = _lines_of(words[1:] if words[:1] == ("stack",) else words, shape[dim])
+    if inside is None:
+        lines = "columns" if transposed else "rows"
         raise UsageError(
             f"parts={parts!r} does not split the {shape[dim]} {lines} of a parameter of shape {shape}"
         )
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    before, after = (0,) * dim, (0,) * (len(shape) - dim - 1)
+    first, one = (0,) * len(shape), (1,) * lead + shape[lead:]
     return [
-        Box((*before, start, *after), (*shape[:dim], size, *shape[dim + 1 :]))
-        for start, size in zip(starts, sizes, strict=True)
+        (
+            Box((*place, *_with(first, dim, start)[lead:]), _with(one, dim, count)),
+            None if run == count else Runs(dim, run, stride),
+        )
+        for place in product(*map(range, shape[:lead]))
+        for start, count, run, stride in inside
     ]
+
+
+def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int, int, int]] | None:
+    """Where each matrix's rows, or columns, begin, how many they are, and in which runs, how far apart.
+
+    None where that is not so many lines.
+    """
+    kind, *sizes = words if words and isinstance(words[0], str) else ("split", *(words or (length,)))
+    numbers = [size for size in sizes if isinstance(size, int) and size > 0]
+    stride = sum(numbers)
+    if kind not in ("split", "heads", "interleaved") or len(numbers) < len(sizes) or not numbers:
+        return None
+    times = 1 if kind == "split" else length // stride
+    if times * stride != length:
+        return None
+    if kind == "heads":
+        numbers, times = numbers * times, 1
+    starts = accumulate(numbers, initial=0)
+    return [(start, times * size, size, stride) for start, size in zip(starts, numbers, strict=False)]
 
 
 def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = False) -> list[Matrix]:
@@ -149,10 +258,9 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
         UsageError: the parameter cannot be split so.
         StrategyError: a cut goes through the dimensions that become columns together.
     """
-    boxes = part_boxes(whole.shape, parts, transposed)
-    if boxes is None:
-        boxes = [Box((0,) * len(whole.shape), whole.shape)]
-    names = [whole.name] if len(boxes) == 1 else [f"{whole.name}[part {i}]" for i in range(len(boxes))]
+    places = part_boxes(whole.shape, parts, transposed)
+    if places is None:
+        places = [(Box((0,) * len(whole.shape), whole.shape), None)]
     flat = parts in (None, "flatten")
     through = [(axis, cut.dim) for axis, cut in whole.cuts if flat and cut.dim > 1]
     if through:
@@ -164,14 +272,29 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
         replace(
             whole,
             index=first + i,
-            name=name,
+            name=_part_name(whole.name, i, len(places), runs),
             shape=box.shape,
             part=None
             if flat and first == whole.index
-            else Part(whole.index, whole.shape, box.offset, not flat),
+            else Part(whole.index, whole.shape, box.offset, not flat, runs),
         )
-        for i, (name, box) in enumerate(zip(names, boxes, strict=True))
+        for i, (box, runs) in enumerate(places)
     ]
+
+
+def _part_name(name: str, index: int, parts: int, runs: Runs | None) -> str:
+    """The name of a matrix, by which ranks also tell whether they split a parameter alike."""
+    if runs is not None:
+        return f"{name}[part {index}, {runs.length} of every {runs.stride}]"
+    return name if parts == 1 else f"{name}[part {index}]"
+
+
+def _ends(box: Box, dim: int) -> tuple[int, int]:
+    return box.offset[dim], box.offset[dim] + box.shape[dim]
+
+
+def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])
 
 
 @dataclass(frozen=True, slots=True)

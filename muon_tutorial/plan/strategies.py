@@ -16,11 +16,12 @@ buffer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -30,20 +31,31 @@ from .bucket import (
     Bucket,
     BucketEntry,
     DistMeta,
+    Interval,
     TpGather,
-    buffer_key,
+    by_buffer,
     fill_buckets,
     largest_piece,
     leading,
     padded,
 )
-from .exchange import Exchange, Layout, LocalShards, SlicedBuffer, VirtualBuffer, WholeMatrices
+from .exchange import (
+    Exchange,
+    Layout,
+    LocalShards,
+    PiecesInSlices,
+    SlicedBuffer,
+    VirtualBuffer,
+    WholeMatrices,
+)
 from .grid import Coordinate, Grid
 from .layout import Hop, Partial, Placement, Replicate, Route, Shard
 from .matrix import Cut, Matrix, Part, SummedGram
+from .rounds import Job, fill_rounds
 
+T = TypeVar("T")
 WIRE = torch.bfloat16
-BUCKET_BYTES = 25_000_000
+ROUND_BYTES = 25_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +101,27 @@ def replicated(
     matrices: Sequence[Matrix],
     grid: Grid,
     *,
-    bucket_bytes: int = BUCKET_BYTES,
+    round_bytes: int = ROUND_BYTES,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
     Args:
-        bucket_bytes: most gradient bytes in a bucket, per tensor-parallel rank.
+        round_bytes: most gradient bytes in a bucket, per tensor-parallel rank; it matters for
+            ``tp_gather="bucket"``.
         tp_gather: as in ``zero1``.
     """
 
-    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+    def bucket(run: Sequence[Matrix]) -> Bucket:
         entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
         here, nothing = LocalShards(), Route((), run[0].grad_dtype)
         stay = Route((), run[0].dtype)
-        return Bucket(index, buffer, ("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
+        return Bucket(0, 0, ("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
 
-    return _plan("replicated", matrices, grid, bucket_bytes, "averaged", bucket, tp_gather=tp_gather)
+    def rounds(run: Sequence[Matrix]) -> Rounds:
+        return [[bucket(its)] for its in fill_buckets(run, _weights(run, grid), round_bytes)]
+
+    return _plan("replicated", matrices, grid, "averaged", rounds, tp_gather=tp_gather)
 
 
 def round_robin(
@@ -113,15 +129,16 @@ def round_robin(
     grid: Grid,
     *,
     back: Literal["all_reduce", "all_gather"] = "all_reduce",
-    bucket_bytes: int = BUCKET_BYTES,
+    round_bytes: int = ROUND_BYTES,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
     """Matrix ``i`` is orthogonalized at dp position ``i % dp``; everyone applies everything.
 
     Args:
         back: how the answers are shared: ``"all_reduce"`` of a buffer that is zero where the rank does not
-        own
-            (as published), or ``"all_gather"``, at half the bytes.
+            own (as published), or ``"all_gather"``, at half the bytes; a broadcast from each owner, where a
+            round does not fit into ``round_bytes``.
+        round_bytes, tp_gather: as in ``zero1``.
 
     Raises:
         StrategyError: ``back`` is not known.
@@ -129,11 +146,15 @@ def round_robin(
     if back not in ("all_reduce", "all_gather"):
         raise StrategyError(f'round_robin knows back="all_reduce" and back="all_gather"; got {back!r}')
 
-    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
-        owners = [matrix.index % grid.size("dp") for matrix in run]
-        return (_summed if back == "all_reduce" else _collected)(index, buffer, run, grid, owners)
+    make = _summed if back == "all_reduce" else _collected
 
-    return _plan("round_robin", matrices, grid, bucket_bytes, "averaged", bucket, tp_gather=tp_gather)
+    def rounds(run: Sequence[Matrix]) -> Rounds:
+        owners = [matrix.index % grid.size("dp") for matrix in run]
+        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
+        jobs = _jobs(costs, [range(place, place + 1) for place in owners], _weights(run, grid))
+        return _in_rounds(jobs, round_bytes, lambda its: make(_pick(run, its), grid, _pick(owners, its)))
+
+    return _plan("round_robin", matrices, grid, "averaged", rounds, tp_gather=tp_gather)
 
 
 def zero1(
@@ -141,55 +162,83 @@ def zero1(
     grid: Grid,
     *,
     gather: Literal["all", "boundary"] = "all",
-    bucket_bytes: int = BUCKET_BYTES,
+    cut: Literal["list", "bucket"] = "list",
+    round_bytes: int = ROUND_BYTES,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
-    """Momentum cut over dp in flat buckets; each rank orthogonalizes the matrices its slice touches.
+    """Momentum cut over dp in flat buffers; each rank orthogonalizes the matrices its slice touches.
 
     Args:
+        cut: what dp cuts into equal slices: one ``"list"`` of all matrices, as published, so that a matrix
+            lies on few ranks; or every ``"bucket"`` by itself, as Megatron-LM's optimizer does, so that where
+            one matrix fills a bucket all ranks work on all matrices.
         gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
-        ``"boundary"``
-            only the matrices that straddle a slice boundary, to the ranks that keep a part of them.
-        bucket_bytes: most gradient bytes in a bucket, per tensor-parallel rank; 25 MB unless told.
+            ``"boundary"`` only the matrices that straddle a slice boundary, to the ranks that keep a part.
+        round_bytes: most bytes that a rank holds of one owner's gradients in a round, whose buckets travel
+            one after the other; 25 MB unless told, or the largest matrix of the round if that is more.
         tp_gather: over tp, one all_gather a ``"matrix"``, or one a ``"bucket"``: the same bytes in fewer
             requests, while all whole matrices of a bucket that a rank works on are in memory at once.
 
     Raises:
-        StrategyError: ``gather`` or ``tp_gather`` is not known.
+        StrategyError: ``gather``, ``cut`` or ``tp_gather`` is not known.
     """
     if gather not in ("all", "boundary"):
         raise StrategyError(f'zero1 knows gather="all" and gather="boundary"; got {gather!r}')
+    if cut not in ("list", "bucket"):
+        raise StrategyError(f'zero1 knows cut="list" and cut="bucket"; got {cut!r}')
 
-    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
-        dp = grid.size("dp")
+    def rounds(run: Sequence[Matrix]) -> Rounds:
+        if cut == "list":
+            return sliced(run, round_bytes)
+        runs = fill_buckets(run, _weights(run, grid), round_bytes)
+        return (bucket for its in runs for bucket in sliced(its, sys.maxsize))
+
+    def sliced(run: Sequence[Matrix], limit: int) -> Rounds:
         sizes = [largest_piece(matrix, grid) for matrix in run]
-        size = padded(sum(sizes), dp)
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        step = size // dp  # workers: the positions whose slice touches the matrix
-        workers = [range(a // step, (a + n - 1) // step + 1) for a, n in zip(starts, sizes, strict=True)]
-        return _sliced(index, buffer, _virtual_entries(run, grid, workers), grid, size, gather)
+        length = padded(sum(sizes), grid.size("dp")) // grid.size("dp")
+        runs = [(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        workers = [range(start // length, (end - 1) // length + 1) for start, end in runs]
 
-    return _plan("zero1", matrices, grid, bucket_bytes, "local", bucket, tp_gather=tp_gather)
+        def bucket(its: Sequence[int]) -> Bucket:
+            entries = _virtual_entries(_pick(run, its), grid, _pick(workers, its))
+            return _sliced(
+                entries, grid, _cut_list(_pick(runs, its), length, grid, len(its) == len(run)), gather
+            )
+
+        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
+        return _in_rounds(_jobs(costs, workers, _weights(run, grid)), limit, bucket)
+
+    return _plan("zero1", matrices, grid, "local", rounds, tp_gather=tp_gather)
 
 
 def layerwise(
     matrices: Sequence[Matrix],
     grid: Grid,
     *,
-    bucket_bytes: int = BUCKET_BYTES,
-    tp_gather: TpGather = "matrix",
+    tp: Literal["share", "repeat"] = "share",
+    round_bytes: int = ROUND_BYTES,
 ) -> Plan:
     """Each matrix at one dp position: its momentum is kept there, and Newton–Schulz runs there.
 
     Gradients travel to the owners, summed, and stepped parameters from them to all: as many bytes as ZeRO-1
     with AdamW, together over the ranks. Slices are as long as what their owners have, so that nothing is
-    padded but what tensor parallelism cut unevenly. Owners share each bucket's Newton–Schulz cost, longest
-    first; along tp, every rank at the owner's position gathers the matrix and works on it.
+    padded but what tensor parallelism cut unevenly. Owners share the Newton–Schulz cost of all matrices,
+    longest first.
+
+    Args:
+        tp: the ranks of a position ``"share"`` its matrices: each is gathered to one of them, and its update
+            scattered back; or they ``"repeat"`` the work: each gathers all of them, and nothing goes back.
+        round_bytes: as in ``zero1``.
+
+    Raises:
+        StrategyError: ``tp`` is not known.
 
     Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan, pull request 3719.
     """
-    bucket = _shared_out(grid, lambda matrix: _unplaced(matrix, grid))
-    return _plan("layerwise", matrices, grid, bucket_bytes, "local", bucket, tp_gather=tp_gather)
+    if tp not in ("share", "repeat"):
+        raise StrategyError(f'layerwise knows tp="share" and tp="repeat"; got {tp!r}')
+    entry_of = partial(_unplaced, grid=grid) if tp == "repeat" else None
+    return _plan("layerwise", matrices, grid, "local", _lived_in_rounds(grid, round_bytes, entry_of))
 
 
 def gram(
@@ -197,7 +246,7 @@ def gram(
     grid: Grid,
     *,
     least_aspect: float = 1.0,
-    bucket_bytes: int = BUCKET_BYTES,
+    round_bytes: int = ROUND_BYTES,
 ) -> Plan:
     """Newton–Schulz without a gather: where tp cuts a matrix's long side, its shards never meet.
 
@@ -216,11 +265,11 @@ def gram(
     should not be worked on again at every dp position, nor its momentum kept at each. Gradients are local,
     the step averages them. With dp=1 there is no difference.
 
-    A matrix that is cut along its short side, or through the numbers of a stack, is gathered as by
-    ``layerwise``, and so is one that is not cut: their Gram matrix, l × l, would take more bytes and
-    operations than the gather. They meet the group's own recipe, to the bit. What stays cut meets the Gram
-    form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or ``"minimax"``; other
-    recipes are refused. It is *not* bitwise the single process's: the sum rounds otherwise, by one part in
+    A matrix that is cut along its short side, or through the numbers of a stack, is gathered by all ranks of
+    tp, and one that is not cut is worked on by all of them: their Gram matrix, l × l, would take more bytes
+    and operations than the gather. They meet the group's own recipe, to the bit. What stays cut meets the
+    Gram form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or ``"minimax"``;
+    others are refused. It is *not* bitwise the single process's: the sum rounds otherwise, by one part in
     10⁷ of the Gram matrix. An update is within 5 % of that of ``orthogonalize="gram"`` in one process, in
     Frobenius norm (measured: 0.8 % with Keller Jordan's coefficients, 2 % with minimax's), and its quality,
     error and largest singular value, within 0.05 of stock's: ``orthogonalizers/gram.py`` states these bounds,
@@ -241,7 +290,7 @@ def gram(
         summed = _summed_gram(matrix, least_aspect) if whole.route.hops else None
         return whole if summed is None else replace(whole, route=Route((), WIRE), gram=summed)
 
-    return _plan("gram", matrices, grid, bucket_bytes, "local", _shared_out(grid, entry))
+    return _plan("gram", matrices, grid, "local", _lived_in_rounds(grid, round_bytes, entry))
 
 
 def owner(
@@ -249,23 +298,26 @@ def owner(
     grid: Grid,
     *,
     assign: Literal["longest_first", "in_turn"] | Sequence[int] = "longest_first",
-    bucket_bytes: int = BUCKET_BYTES,
+    round_bytes: int = ROUND_BYTES,
 ) -> Plan:
-    """Each matrix whole on exactly one rank and back, over any sharding; one exchange a bucket each way.
+    """Each matrix whole on exactly one rank and back, over any sharding; one exchange a round each way.
 
     Args:
-        assign: ``"longest_first"`` balances Newton–Schulz cost over the ranks, ``"in_turn"`` goes by index,
-        and a
-            sequence names the rank of each matrix.
+        assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
+            ``"in_turn"`` goes by index, and a sequence names the rank of each matrix.
+        round_bytes: most bytes of the whole matrices that a rank owns in a round, in bf16 as they travel, or
+            the largest matrix of the round if that is more. Beside them a rank holds the pieces it sends,
+            which are as much where the group cuts every matrix. Where ranks hold copies of the parameters,
+            each also receives every update of the round.
 
     Raises:
         StrategyError: ``assign`` is not known, or names ranks that are not on the grid.
     """
-    bucket = _owned(grid.axes, grid, assign)
-    return _plan("owner", matrices, grid, bucket_bytes, "averaged", bucket, any_cut=True)
+    rounds = _owned_rounds(grid.axes, grid, assign, round_bytes)
+    return _plan("owner", matrices, grid, "averaged", rounds, any_cut=True)
 
 
-def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: int = BUCKET_BYTES) -> Plan:
+def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
     """Each matrix whole on exactly one rank of every replica: nothing travels between replicas.
 
     A replica is a group of ranks that hold every matrix once between them: the ranks along the axes that cut
@@ -273,8 +325,8 @@ def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, bucket_bytes: i
     update to all replicas; here every replica does the work again, and slow links between them stay idle.
     """
     axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
-    bucket = _owned(axes, grid, "longest_first")
-    return _plan("owner_per_replica", matrices, grid, bucket_bytes, "averaged", bucket, any_cut=True)
+    rounds = _owned_rounds(axes, grid, "longest_first", round_bytes)
+    return _plan("owner_per_replica", matrices, grid, "averaged", rounds, any_cut=True)
 
 
 STRATEGIES: dict[str, Builder] = {
@@ -320,7 +372,7 @@ def _routes_text(bucket: Bucket) -> str:
     ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
     said = (f"{name} {_route_text(route)}" for name, route in ways.items())
     packed = ", tp gathers together" if bucket.tp_gather == "bucket" else ""
-    return f"bucket {bucket.index} travels so: {', '.join(said)}{packed}"
+    return f"bucket {bucket.index}, round {bucket.round}, travels so: {', '.join(said)}{packed}"
 
 
 def _route_text(route: Route) -> str:
@@ -378,27 +430,65 @@ def peak_buffer(plan: Plan, at: Coordinate) -> int:
     return max([*flat, *(bucket.gram_bytes(at) for bucket in plan.buckets)], default=0)
 
 
+Rounds: TypeAlias = Iterable[Sequence[Bucket]]
+"""Buckets that are walked abreast, round by round; ``_plan`` numbers them."""
+
+
 def _plan(
     name: str,
     matrices: Sequence[Matrix],
     grid: Grid,
-    bucket_bytes: int,
     expects: Literal["local", "averaged"],
-    bucket: Callable[[int, int, Sequence[Matrix]], Bucket],
+    rounds: Callable[[Sequence[Matrix]], Rounds],
     any_cut: bool = False,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
+    """A plan of the rounds that ``rounds`` makes of the matrices of each buffer."""
     if tp_gather not in ("matrix", "bucket"):
         raise StrategyError(f'{name} knows tp_gather="matrix" and tp_gather="bucket"; got {tp_gather!r}')
     if not any_cut:
         _check_only_tp_cuts(name, matrices)
     if expects == "local":
         _check_only_dp_and_tp(name, grid)
-    weights = [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in matrices]
-    runs = list(fill_buckets(matrices, weights, bucket_bytes))
-    buffers = list(dict.fromkeys(buffer_key(run[0]) for run in runs))
-    buckets = [bucket(index, buffers.index(buffer_key(run[0])), run) for index, run in enumerate(runs)]
-    return Plan(name, grid, tuple(replace(it, tp_gather=tp_gather) for it in buckets), expects)
+    buckets: list[Bucket] = []
+    for buffer, run in enumerate(by_buffer(matrices)):
+        for abreast in rounds(run):
+            number = buckets[-1].round + 1 if buckets else 0
+            for it in abreast:
+                place = replace(it, index=len(buckets), buffer=buffer, round=number)
+                buckets.append(replace(place, tp_gather=tp_gather))
+    return Plan(name, grid, tuple(buckets), expects)
+
+
+def _weights(run: Sequence[Matrix], grid: Grid) -> list[int]:
+    """Bytes of each matrix's gradient, of the largest piece that tensor parallelism leaves."""
+    return [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in run]
+
+
+def _jobs(costs: Sequence[int], workers: Sequence[range], weights: Sequence[int]) -> list[Job]:
+    return [Job(*job) for job in zip(range(len(costs)), weights, costs, workers, strict=True)]
+
+
+def _in_rounds(
+    jobs: Sequence[Job], limit: int, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
+) -> Rounds:
+    """Rounds of jobs, and the buckets of each: one for all where that is within the limit, else one an owner.
+
+    So no rank ever holds more than one owner's. ``sharing`` positions, one after the other, count as one
+    owner: each has that part of every weight.
+    """
+    fits = sum(job.weight for job in jobs) <= limit * sharing
+    for its in [range(len(jobs))] if fits else fill_rounds(jobs, limit):
+        owners: dict[tuple[int, int], list[int]] = {}
+        for number in its:
+            places = jobs[number].places
+            owners.setdefault((places.start // sharing, (places.stop - 1) // sharing), []).append(number)
+        together = sum(jobs[number].weight for number in its) <= limit * sharing
+        yield [bucket(its)] if together else [bucket(owners[places]) for places in sorted(owners)]
+
+
+def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
+    return [of[number] for number in numbers]
 
 
 def _check_only_tp_cuts(name: str, matrices: Sequence[Matrix]) -> None:
@@ -429,97 +519,114 @@ def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]
     )
 
 
-def _summed(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+def _summed(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """Out: every rank keeps the buffer, zeros where it is not the owner. Back: the sum over ranks."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
-    size = padded(sum(entry.size for entry in entries), 1)
-    compute = _route(grid, "dp", Replicate(), Partial(), size, WIRE)
-    return Bucket(
-        index=index,
-        buffer=buffer,
-        axes=("dp",),
-        entries=entries,
-        model_layout=VirtualBuffer(size),
-        storage_layout=VirtualBuffer(size),
-        compute_layout=VirtualBuffer(size),
-        gradient=Route((), run[0].grad_dtype),
-        compute=compute,
-        parameter=Route((), run[0].dtype),
-        phases=("keep", "updates all_reduce"),
-    )
+    whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
+    compute = _route(grid, "dp", Replicate(), Partial(), whole.size, WIRE)
+    phases = ("keep", "updates all_reduce")
+    return _averaged_bucket(entries, whole, whole, compute, phases)
 
 
-def _collected(index: int, buffer: int, run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+def _collected(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """Out: every rank keeps its own segment of the buffer. Back: all segments, one after the other."""
     dp = grid.size("dp")
     sizes = [largest_piece(matrix, grid) for matrix in run]
+    alone = len(set(owners)) == 1
     segment, ends = max(1, *_filled(sizes, owners, dp)), [0] * dp
     entries = []
     for matrix, size, place in zip(run, sizes, owners, strict=True):
-        offset = place * segment + ends[place]
+        offset = (0 if alone else place * segment) + ends[place]
         entries.append(BucketEntry(matrix, offset, size, range(place, place + 1), _tp_route(matrix, grid)))
         ends[place] += size
-    whole = VirtualBuffer(dp * segment)
-    return Bucket(
-        index=index,
-        buffer=buffer,
-        axes=("dp",),
-        entries=tuple(entries),
-        model_layout=whole,
-        storage_layout=whole,
-        compute_layout=SlicedBuffer("dp", whole.size),
-        gradient=Route((), run[0].grad_dtype),
-        compute=_route(grid, "dp", Replicate(), Shard(0), whole.size, WIRE),
-        parameter=Route((), run[0].dtype),
-        phases=("keep", "updates all_gather"),
-    )
+    whole = VirtualBuffer(segment if alone else dp * segment)
+    worked = SlicedBuffer("dp", whole.size, owner=owners[0] if alone else None)
+    compute = _route(grid, "dp", Replicate(), worked.cut, whole.size, WIRE)
+    phases = ("keep", "update broadcast" if alone else "updates all_gather")
+    return _averaged_bucket(tuple(entries), whole, worked, compute, phases)
+
+
+def _averaged_bucket(
+    entries: tuple[BucketEntry, ...],
+    whole: VirtualBuffer,
+    worked: Layout,
+    compute: Route,
+    phases: tuple[str, str],
+) -> Bucket:
+    """Every rank keeps everything; only updates travel."""
+    first = entries[0].matrix
+    stay = Route((), first.grad_dtype), compute, Route((), first.dtype)
+    return Bucket(0, 0, ("dp",), entries, whole, whole, worked, *stay, phases=phases)
+
+
+def _cut_list(runs: Sequence[Interval], length: int, grid: Grid, whole: bool) -> SlicedBuffer:
+    """How slices of ``length`` of the list of all matrices cut those of a bucket, given by their runs."""
+    dp, size = grid.size("dp"), sum(end - start for start, end in runs)
+    first, last = runs[0][0] // length, (runs[-1][1] - 1) // length
+    if whole:
+        return SlicedBuffer("dp", dp * length)
+    if first == last:
+        return SlicedBuffer("dp", size, owner=first)
+    slices = [(place * length, (place + 1) * length) for place in range(dp)]
+    held = (sum(max(0, min(b, d) - max(a, c)) for a, b in runs) for c, d in slices)
+    return SlicedBuffer("dp", size, tuple(held))
 
 
 def _sliced(
-    index: int,
-    buffer: int,
     entries: tuple[BucketEntry, ...],
     grid: Grid,
-    size: int,
+    slices: SlicedBuffer,
     gather: Literal["all", "boundary"],
 ) -> Bucket:
     """The virtual buffer, cut over dp between steps."""
-    first, slices = entries[0].matrix, SlicedBuffer("dp", size)
+    first, size = entries[0].matrix, slices.size
     worked: Layout = VirtualBuffer(size)
-    compute = _route(grid, "dp", Shard(0), Replicate(), size, WIRE)
+    compute = _route(grid, "dp", slices.cut, Replicate(), size, WIRE)
     if gather == "boundary":
         worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
     return Bucket(
-        index=index,
-        buffer=buffer,
+        index=0,
+        buffer=0,
         axes=("dp",),
         entries=entries,
         model_layout=VirtualBuffer(size),
         storage_layout=slices,
         compute_layout=worked,
-        gradient=_route(grid, "dp", Partial(), Shard(0), size, first.grad_dtype),
+        gradient=_route(grid, "dp", Partial(), slices.cut, size, first.grad_dtype),
         compute=compute,
-        parameter=_route(grid, "dp", Shard(0), Replicate(), size, first.dtype),
+        parameter=_route(grid, "dp", slices.cut, Replicate(), size, first.dtype),
         summands=grid.size("dp"),
     )
 
 
-def _shared_out(
-    grid: Grid, entry_of: Callable[[Matrix], BucketEntry]
-) -> Callable[[int, int, Sequence[Matrix]], Bucket]:
-    """Makes buckets whose matrices live with owners over dp, the costliest given out first."""
-    loads = [0] * grid.size("dp")
+def _lived_in_rounds(
+    grid: Grid, limit: int, entry_of: Callable[[Matrix], BucketEntry] | None = None
+) -> Callable[[Sequence[Matrix]], Rounds]:
+    """Makes rounds of matrices that live with owners over dp, the costliest of all given out first.
 
-    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
-        entries = [entry_of(matrix) for matrix in run]
+    Ranks along tp share the matrices of their position: each is put together at one of them. Where
+    ``entry_of`` says how they come by a matrix, all of them work on it.
+    """
+    dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
+    loads = [0] * (dp * tp)
+
+    def rounds(run: Sequence[Matrix]) -> Rounds:
+        entries = [_unplaced(matrix, grid) if entry_of is None else entry_of(matrix) for matrix in run]
         costs = [entry.cost for entry in entries]
-        owners = longest_first(costs, loads)
-        for cost, place in zip(costs, owners, strict=True):
-            loads[place] += cost
-        return _lived_in(index, buffer, entries, grid, owners)
+        shares = longest_first(costs, loads)
+        for cost, share in zip(costs, shares, strict=True):
+            loads[share] += cost
+        owners = [share % dp * tp + share // dp for share in shares]  # few matrices lie at many positions
+        workers = [range(place, place + 1) for place in owners]
+        jobs = _jobs(costs, workers, [tp * weight for weight in _weights(run, grid)])
 
-    return bucket
+        def bucket(its: Sequence[int]) -> Bucket:
+            return _lived_in(_pick(entries, its), grid, _pick(owners, its), tp)
+
+        return _in_rounds(jobs, limit, bucket, tp)
+
+    return rounds
 
 
 def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
@@ -527,32 +634,49 @@ def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
     return BucketEntry(matrix, 0, largest_piece(matrix, grid), range(0), _tp_route(matrix, grid))
 
 
-def _lived_in(
-    index: int, buffer: int, run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int]
-) -> Bucket:
-    """The virtual buffer, one owner's matrices after the other's, and cut between owners."""
-    first, sizes = run[0].matrix, [entry.size for entry in run]
-    filled = _filled(sizes, owners, grid.size("dp"))
-    ends = list(accumulate(filled, initial=0))
+def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
+    """The virtual buffer, one dp position's matrices after the other's, and cut between positions.
+
+    ``owners`` count dp positions, or, with ``tp`` ranks at each that share its matrices, ranks.
+    """
+    first, places = run[0].matrix, [owner // tp for owner in owners]
+    slices = _slices_of([entry.size for entry in run], places, grid.size("dp"))
+    ends = dict.fromkeys(places, 0)
+    if slices.sizes is not None:
+        ends = dict(enumerate(accumulate(slices.sizes, initial=0)))
     entries = []
-    for entry, place in zip(run, owners, strict=True):
-        entries.append(replace(entry, offset=ends[place], workers=range(place, place + 1)))
+    for entry, owner, place in zip(run, owners, places, strict=True):
+        route = entry.route if tp == 1 else Route((), WIRE)
+        at = ends[place]
+        entries.append(replace(entry, offset=at, workers=range(owner, owner + 1), route=route))
         ends[place] += entry.size
-    slices = SlicedBuffer("dp", sum(filled), tuple(filled))
+    worked: Layout = slices
+    compute = Route((), WIRE)
+    if tp > 1:
+        worked = WholeMatrices(("dp", "tp"), "matrix", "owner")
+        compute = Route((Exchange(("tp",), tuple(entries), PiecesInSlices(slices), worked),), WIRE)
     return Bucket(
-        index=index,
-        buffer=buffer,
-        axes=("dp",),
+        index=0,
+        buffer=0,
+        axes=("dp",) if tp == 1 else ("dp", "tp"),
         entries=tuple(entries),
         model_layout=VirtualBuffer(slices.size),
         storage_layout=slices,
-        compute_layout=slices,
+        compute_layout=worked,
         gradient=_route(grid, "dp", Partial(), slices.cut, slices.size, first.grad_dtype),
-        compute=Route((), WIRE),
+        compute=compute,
         parameter=_route(grid, "dp", slices.cut, Replicate(), slices.size, first.dtype),
         summands=grid.size("dp"),
-        phases=("keep", "keep"),
+        phases=("keep", "keep") if tp == 1 else ("tp gather to owners", "tp scatter from owners"),
     )
+
+
+def _slices_of(sizes: Sequence[int], places: Sequence[int], positions: int) -> SlicedBuffer:
+    """Slices as long as what each position owns, or all with the one that owns everything."""
+    if len(set(places)) == 1:
+        return SlicedBuffer("dp", sum(sizes), owner=places[0])
+    filled = _filled(sizes, places, positions)
+    return SlicedBuffer("dp", sum(filled), tuple(filled))
 
 
 def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> list[int]:
@@ -563,37 +687,62 @@ def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> list
     return filled
 
 
-def _owned(
-    axes: tuple[str, ...], grid: Grid, assign: Literal["longest_first", "in_turn"] | Sequence[int]
-) -> Callable[[int, int, Sequence[Matrix]], Bucket]:
-    """Makes buckets: own pieces out to owners in the group over ``axes``, whole matrices back."""
+def _owned_rounds(
+    axes: tuple[str, ...],
+    grid: Grid,
+    assign: Literal["longest_first", "in_turn"] | Sequence[int],
+    limit: int,
+) -> Callable[[Sequence[Matrix]], Rounds]:
+    """Makes rounds of one bucket each: own pieces out to owners over ``axes``, whole matrices back."""
     loads = [0] * grid.at(0).size(*axes)
 
-    def bucket(index: int, buffer: int, run: Sequence[Matrix]) -> Bucket:
+    def rounds(run: Sequence[Matrix]) -> Rounds:
         costs = [newton_schulz_cost(matrix.sides) for matrix in run]
         owners = _owners(assign, run, costs, loads)
         for cost, position in zip(costs, owners, strict=True):
             loads[position] += cost
-        entries = tuple(
-            BucketEntry(matrix, 0, matrix.numel, range(position, position + 1), Route((), WIRE))
-            for matrix, position in zip(run, owners, strict=True)
-        )
-        whole = WholeMatrices(axes, "matrix", "owner")
-        return Bucket(
-            index=index,
-            buffer=buffer,
-            axes=axes,
-            entries=entries,
-            model_layout=LocalShards(),
-            storage_layout=LocalShards(),
-            compute_layout=whole,
-            gradient=Route((), run[0].grad_dtype),
-            compute=Route((Exchange(axes, entries, LocalShards(), whole),), WIRE),
-            parameter=Route((), run[0].dtype),
-            phases=("gather to owners", "scatter from owners"),
-        )
+        workers = [range(position, position + 1) for position in owners]
+        jobs = _jobs(costs, workers, [matrix.numel * WIRE.itemsize for matrix in run])
+        for its in fill_rounds(jobs, limit):
+            entries = [
+                BucketEntry(run[number], 0, run[number].numel, workers[number], Route((), WIRE))
+                for number in its
+            ]
+            yield [_owned(axes, tuple(entries))]
 
-    return bucket
+    return rounds
+
+
+def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
+    first, whole = entries[0].matrix, WholeMatrices(axes, "matrix", "owner")
+    return Bucket(
+        index=0,
+        buffer=0,
+        axes=axes,
+        entries=entries,
+        model_layout=LocalShards(),
+        storage_layout=LocalShards(),
+        compute_layout=whole,
+        gradient=Route((), first.grad_dtype),
+        compute=Route((Exchange(axes, entries, LocalShards(), whole),), WIRE),
+        parameter=Route((), first.dtype),
+        phases=("gather to owners", "scatter from owners"),
+    )
+
+
+def one_by_one(plan: Plan) -> Plan:
+    """An ``owner`` plan of one matrix a round, whose phases say which: owners do not work side by side."""
+    entries = sorted((e for b in plan.buckets for e in b.entries), key=lambda entry: entry.matrix.index)
+    alone = [(entry, _owned(plan.buckets[0].axes, (entry,))) for entry in entries]
+    buffers = {e.matrix.index: bucket.buffer for bucket in plan.buckets for e in bucket.entries}
+
+    def named(number: int, entry: BucketEntry, bucket: Bucket) -> Bucket:
+        name = entry.matrix.name
+        phases = f"gather {name} to its owner", f"scatter {name} from its owner"
+        buffer = buffers[entry.matrix.index]
+        return replace(bucket, index=number, buffer=buffer, round=number, phases=phases)
+
+    return replace(plan, buckets=tuple(named(number, *it) for number, it in enumerate(alone)))
 
 
 def _owners(

@@ -16,8 +16,15 @@ from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
 from ..plan.matrix import held_box
 from ..plan.strategies import Plan
-from .parameter_state import ParameterState, gradient_dtype, placed_alike, placed_as
-from .rank_bucket import MomentumIndex, RankBucket, RankMatrix
+from .parameter_state import (
+    MomentumIndex,
+    ParameterState,
+    gradient_dtype,
+    placed_alike,
+    placed_as,
+    write_back,
+)
+from .rank_bucket import RankBucket, RankMatrix
 from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
@@ -49,15 +56,18 @@ def _no_inputs(bucket: RankBucket) -> Tensor | Pieces:
     dtype = bucket.plan.compute.dtype
     if bucket.travels_in_pieces:
         return Pieces(dtype, bucket.device)
-    length = bucket.plan.length(bucket.plan.storage_layout, bucket.at)
+    length = bucket.plan.length(bucket.plan.storage_layout, bucket.at) if bucket.contributing else 0
     return torch.zeros(length, dtype=dtype, device=bucket.device)
 
 
 def _update_one(matrix: RankMatrix, gradient: Tensor, is_needed: bool) -> Tensor:
     """Move one matrix's momentum; returns the Newton–Schulz input, if it is needed."""
-    group, momentum = matrix.parameter.group, matrix.parameter.momentum[matrix.momentum_index]
+    group, stored = matrix.parameter.group, matrix.parameter.momentum
+    momentum = stored[matrix.momentum_index]
     nesterov = group["nesterov"] and is_needed
-    return momentum_update(momentum, gradient.view(momentum.shape), group["momentum"], nesterov)
+    ns_input = momentum_update(momentum, gradient.view(momentum.shape), group["momentum"], nesterov)
+    write_back(stored, matrix.momentum_index, momentum)
+    return ns_input
 
 
 def _keep(inputs: Tensor | Pieces, matrix: RankMatrix, ns_input: Tensor | None) -> None:
@@ -192,6 +202,8 @@ def momentum_shards(
         for shard in bucket.stored_shards(at):
             shards.setdefault(shard.entry.matrix.param, []).append(shard)
             flat[shard.entry.matrix.param] = isinstance(bucket.storage_layout, SlicedBuffer)
+    for its in shards.values():
+        its.sort(key=lambda shard: shard.entry.matrix.index)
     return {param: MomentumShard(parameters[param], tuple(shards[param]), flat[param]) for param in shards}
 
 

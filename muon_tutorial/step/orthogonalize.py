@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..engine.collective import IDLE, Label, Walk
+from ..engine.collective import ABREAST, IDLE, Label, Walk
 from ..engine.hops import gather_together
 from ..engine.pieces import Pieces
 from ..engine.travel import stand_by, travel
@@ -20,7 +20,7 @@ from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
-from .boxes import keep_box, take_box
+from .boxes import keep_box, kept_for_work, ready_to_return, take_box
 from .gram import orthogonalize_cut
 from .rank_bucket import RankBucket, RankMatrix
 
@@ -36,6 +36,8 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: dp gather
+    boxes = kept_for_work(bucket, boxes)
+    yield ABREAST  # until the other owners of the round have theirs
     yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
     wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
     stacked = orthogonalize_stacks(bucket, boxes)
@@ -48,6 +50,8 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
             del update  # where it is kept decides how long
         elif wholes is None:
             yield from stand_by(matrix.entry.route)
+    yield ABREAST  # until they have computed: from here on they wait for each other
+    boxes = ready_to_return(bucket, boxes)
     return (yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back))  # 6: dp slice
 
 

@@ -12,8 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError, StrategyError
-from ..plan.matrix import Parts
+from ..plan.matrix import Index, Parts
 from .unreduced_gradient import UnreducedGradient
+
+MomentumIndex = slice | Index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +80,12 @@ def gradient_dtype(param: Tensor) -> torch.dtype:
             "to the one that they have, so that all ranks keep momentum alike"
         )
     return dtype
+
+
+def write_back(tensor: Tensor, index: MomentumIndex, here: Tensor) -> None:
+    """Put ``tensor[index]`` back after it was changed, where that index copied: rows that lie in runs."""
+    if isinstance(index, tuple) and any(isinstance(along, Tensor) for along in index):
+        tensor[index] = here
 
 
 def place_gradient(param: Tensor) -> None:

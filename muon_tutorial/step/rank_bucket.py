@@ -13,10 +13,8 @@ from ..orthogonalizers.workspace import Workspace
 from ..plan.bucket import Bucket, flat_frame
 from ..plan.exchange import BufferSlice, Exchange, LocalShards
 from ..plan.grid import Coordinate
-from ..plan.matrix import BucketEntry
-from .parameter_state import ParameterState
-
-MomentumIndex = slice | tuple[slice, ...]
+from ..plan.matrix import BucketEntry, Index
+from .parameter_state import MomentumIndex, ParameterState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +33,7 @@ class RankMatrix:
     param: int
     sides: tuple[int, int]
     parameter: ParameterState
-    place: tuple[slice, ...]
+    place: Index
     held: BufferSlice
     stored: slice
     in_piece: slice
@@ -83,6 +81,11 @@ class RankBucket:
     def parameters_stay(self) -> bool:
         """Whether a step writes parameters where the model holds them: the parameter route is empty."""
         return not self.plan.parameter.hops
+
+    @cached_property
+    def works(self) -> bool:
+        """Whether this rank orthogonalizes any of the bucket's matrices."""
+        return any(matrix.work is not None for matrix in self.matrices)
 
     @cached_property
     def contributing(self) -> frozenset[int]:

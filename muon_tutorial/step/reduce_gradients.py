@@ -11,7 +11,7 @@ from ..engine.collective import Label, Walk
 from ..engine.hops import view
 from ..engine.travel import all_reduce, travel
 from ..plan.grid import Coordinate
-from ..plan.strategies import BUCKET_BYTES
+from ..plan.strategies import ROUND_BYTES
 from .parameter_state import gradient_dtype, local_gradient, local_part
 from .rank_bucket import RankBucket, RankMatrix
 from .unreduced_gradient import unmark_gradients
@@ -90,7 +90,7 @@ def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
     for param in sorted(params, key=lambda param: str(gradient_dtype(param))):
         dtype = gradient_dtype(param)
         its = local_part(param).numel() * dtype.itemsize
-        if run and (gradient_dtype(run[0]) != dtype or weight + its > BUCKET_BYTES):
+        if run and (gradient_dtype(run[0]) != dtype or weight + its > ROUND_BYTES):
             yield run
             run, weight = [], 0
         run.append(param)

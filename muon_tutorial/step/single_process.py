@@ -15,11 +15,11 @@ from torch import Tensor
 from ..engine.collective import Walk
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
-from ..plan.matrix import Matrix, Parts, split_parts
+from ..plan.matrix import Index, Matrix, Parts, split_parts
 from .agreement import NO_STAMP, Stamp
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update, stack_size
-from .parameter_state import group_parts
+from .parameter_state import group_parts, write_back
 from .write_parameters import apply_update
 
 _HERE = Grid((), ()).at(0)
@@ -96,7 +96,10 @@ def _step_parameter(
         momentum = state["momentum_buffer"][here]
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
         if here is not ...:
-            _step_part(param[here], ns_input, group, sides, workspace)
+            part = param[here]
+            _step_part(part, ns_input, group, sides, workspace)
+            write_back(state["momentum_buffer"], here, momentum)
+            write_back(param, here, part)
         elif waiting is not None and (size := stack_size(sides, group, ns_input.device)) > 1:
             its = waiting.setdefault((sides, ns_input.dtype, ns_input.device), [])
             its.append((param, ns_input, sides))
@@ -133,7 +136,7 @@ def _step_part(
 
 def _matrices(
     shape: tuple[int, ...], parts: Parts, transposed: bool
-) -> Iterator[tuple[EllipsisType | tuple[slice, ...], tuple[int, int]]]:
+) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
     """Where each matrix lies in a parameter, and its rows and columns."""
     if parts in (None, "flatten"):
         yield ..., (shape[0], math.prod(shape[1:]))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
-from ..engine.order import pipeline
+from ..engine.order import abreast, pipeline
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
@@ -152,14 +153,15 @@ class PlanStep:
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
-        walks = (
-            step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None), self.scale)
-            for bucket in self.buckets
-        )
-        yield from pipeline(walks, self.window)
+        rounds = (map(self._step_bucket, its) for _, its in groupby(self.buckets, lambda it: it.plan.round))
+        yield from pipeline(map(abreast, rounds), self.window)
         for shard in self.momentum_shards.values():
             shard.count_step()
         self.forget()
+
+    def _step_bucket(self, bucket: RankBucket) -> Walk:
+        assert self.present is not None
+        return step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None), self.scale)
 
     def ready(
         self, rest: Sequence[Tensor] = (), max_norm: float | None = None, stamp: Stamp = NO_STAMP

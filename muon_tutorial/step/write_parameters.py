@@ -16,6 +16,7 @@ from ..engine.travel import travel
 from ..learning_rate import adjusted_lr
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
+from .parameter_state import write_back
 from .rank_bucket import RankBucket, RankMatrix
 
 
@@ -56,6 +57,7 @@ def _step_in_place(bucket: RankBucket, updates: Tensor | Pieces, present: Collec
         _step_run(matrix, stepped, update)
         if not here.is_contiguous():
             here.copy_(stepped)
+        write_back(matrix.parameter.data, matrix.place, stepped)
 
 
 def _step_run(matrix: RankMatrix, run: Tensor, update: Tensor) -> None:

@@ -1,7 +1,8 @@
 """What a step will take, in seconds: a machine as a small file, and a world that answers with clocks.
 
 ``models`` finds the model that a plan is asked for: a public one, a ``config.json`` or a function. Its sizes
-are read by ``model_configs`` and ``module_shapes``; ``model_shape`` says what one pipeline stage holds.
+are read by ``model_configs``, ``transformers_models`` and ``module_shapes``; ``model_shape`` says what one
+pipeline stage holds.
 
 ``machine`` is what computing and sending cost; ``work`` reads off a walk what it computes; ``timed_world``
 walks the package's own step for all ranks without data and keeps a clock for each; ``calibrate`` measures

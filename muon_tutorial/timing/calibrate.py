@@ -8,6 +8,7 @@ follows something else.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -15,13 +16,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, cycle
+from itertools import combinations, cycle, product
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..engine.collective import Collective, Kind, Label, Walk
+from ..engine.travel import sum_over_grid
+from ..errors import LaunchTimeoutError, UsageError
 from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.predict import step_over_ones
 from ..launching.launch import launch
@@ -55,6 +58,9 @@ WARM, ROUNDS, SWEEPS = 2, 12, 60
 ENDLESS = 1e12  # bytes a second
 BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # of a rank on a loopback, to 2e8
 REFITS, NO_BETTER = 8, 1e-6
+REPEATED = (256,)
+BUSY_LOAD, BUSY_SPREAD = 0.5, 1.3
+"""A machine is called busy above so many waiting processes a core, or where equal work differs by so much."""
 _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
@@ -96,20 +102,40 @@ class GlooSample:
 
 
 def calibrate(
-    name: str | None = None, dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32)
+    name: str | None = None,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32),
+    limit: float = 28.0,
 ) -> Machine:
-    """This machine, measured with one thread a rank, in some seconds. Nothing else should run meanwhile."""
+    """This machine, measured with one thread a rank, in ``limit`` seconds at most.
+
+    Nothing else should run meanwhile. Where something does, ``sources["busy"]`` says how it was noticed.
+
+    Raises:
+        UsageError: the machine is too busy to be measured in that time.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    computing = min(cores, MOST_RANKS)
-    rates = median_over_cores(launch(compute_rates, computing, args=(tuple(dtypes),)))
+    load, computing, end = os.getloadavg()[0], min(cores, MOST_RANKS), time.perf_counter() + limit
     # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
     counts = sorted({2, *(min(MOST_RANKS, most * cores) for most in (2, 4))})
-    samples = [
-        GlooSample.of(by_rank)
-        for ranks in counts
-        for by_rank in zip(*launch(sample_gloo, ranks), strict=True)
-    ]
-    costs = fit_gloo(samples, cores)
+    samples: list[GlooSample] = []
+    try:
+        by_core = launch(compute_rates, computing, args=(tuple(dtypes),), limit=limit)
+        for i, ranks in enumerate(counts):
+            left = max(1e-3, end - time.perf_counter())
+            until = end - left + 0.8 * left / (len(counts) - i)
+            by_rank = zip(*launch(sample_gloo, ranks, args=(until,), limit=left), strict=True)
+            samples += map(GlooSample.of, by_rank)
+    except LaunchTimeoutError:
+        pass  # what was sampled before may be enough
+    each = len(KINDS) * len(SENT)
+    if len(samples) < each:
+        raise UsageError(
+            f"the machine is too busy to be measured in {limit:g} s: load average {load:.1f} on {cores} cores"
+        )
+    rates, costs = median_over_cores(by_core), fit_gloo(samples, cores)
+    busy = say_busy(
+        load, cores, [rate for one in by_core for rate in one.repeated], len(counts) * each - len(samples)
+    )
     return Machine(
         name=name or f"{platform.machine()}, {cores} cores",
         gemm=rates.gemm,
@@ -122,7 +148,30 @@ def calibrate(
         algorithm="gloo",
         byte=costs.byte,
         message=costs.message,
-        sources={"all": f"measured here, torch {torch.__version__}, one thread a rank, {computing} at work"},
+        sources={
+            "all": f"measured here, torch {torch.__version__}, one thread a rank, {computing} at work",
+            **({"busy": busy} if busy else {}),
+        },
+    )
+
+
+def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 0) -> str:
+    """What shows that a machine did something else while it was measured; empty where nothing does.
+
+    ``load`` is the average number of processes before. ``repeated`` are rates of one product, from each core,
+    before and after all else. ``missing`` collectives were left out for lack of time.
+
+    >>> say_busy(0.1, 2, [5e10, 4.8e10]), say_busy(1.9, 2, [5e10, 2e10])[:74]
+    ('', 'This machine was busy: load average 1.9 on 2 cores before, and the same pr')
+    """
+    spread = max(repeated) / min(repeated)
+    signs = [
+        *([f"load average {load:.1f} on {cores} cores before"] if load > BUSY_LOAD * cores else []),
+        *([f"the same product took up to {spread:.1f} times as long"] if spread > BUSY_SPREAD else []),
+        *([f"{missing} collectives not measured in time"] if missing else []),
+    ]
+    return (
+        f"This machine was busy: {', and '.join(signs)}. Calibrate again when it is quiet." if signs else ""
     )
 
 
@@ -152,24 +201,29 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """What a core computes while the others do the same, as ``Machine`` has it."""
+    """What a core computes while the others do the same, as ``Machine`` has it; ``repeated`` is the rate of
+    one product before and after all else."""
 
     gemm: dict[str, Rates]
     copy: Rates
     operation: float
+    repeated: tuple[float, ...] = ()
 
 
 def compute_rates(rank: int, dtypes: Sequence[torch.dtype]) -> ComputeRates:
     """One core's rates. All cores measure at once, as they compute in a step: they share the memory."""
     torch.set_num_threads(1)
     gemm = {}
+    before = measure_products(torch.float32, REPEATED)[0][1]
     for dtype in dtypes:
         dist.barrier()
         gemm[str(dtype).removeprefix("torch.")] = measure_products(dtype)
     dist.barrier()
     copy = measure_copies(cold=COLD // dist.get_world_size())
     dist.barrier()
-    return ComputeRates(gemm, copy, measure_operation(gemm, copy))
+    operation = measure_operation(gemm, copy)
+    after = measure_products(torch.float32, REPEATED)[0][1]
+    return ComputeRates(gemm, copy, operation, (before, after))
 
 
 def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
@@ -248,12 +302,17 @@ def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
     return max(0.0, statistics.median(seconds) - work.product - work.copy) / work.operations
 
 
-def sample_gloo(rank: int) -> list[RankSample]:
-    """Collectives of several kinds and sizes over all ranks. All of them must call."""
+def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
+    """Collectives of several kinds and sizes over all ranks, all of which must call; none after ``until``."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
-    swept = torch.ones(SWEPT // 4 // dist.get_world_size())
-    return [_sample(world, kind, size, swept) for kind in KINDS for size in SENT]
+    swept, samples = torch.ones(SWEPT // 4 // dist.get_world_size()), []
+    for kind, size in product(KINDS, SENT):
+        late = torch.tensor([float(time.perf_counter() > until)])
+        if world.run(sum_over_grid(late, world.at, Label("time is up"))):  # for one is for all
+            break
+        samples.append(_sample(world, kind, size, swept))
+    return samples
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
@@ -371,12 +430,13 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """The median of enough runs to fill ``at_least`` seconds."""
+    """The median of five runs or more, which fill ``at_least`` seconds; of fewer where five take too long."""
     run()
     found: list[float] = []
-    until = time.perf_counter() + at_least
-    while len(found) < 5 or time.perf_counter() < until:
-        begin = time.perf_counter()
+    start = now = time.perf_counter()
+    while now < start + at_least or (len(found) < 5 and now < start + 4 * at_least):
+        begin = now
         run()
-        found.append(time.perf_counter() - begin)
+        now = time.perf_counter()
+        found.append(now - begin)
     return statistics.median(found)

@@ -8,14 +8,15 @@ import math
 import os
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from ..errors import UsageError
-from ..plan.strategies import BUCKET_BYTES
+from ..plan.strategies import ROUND_BYTES
 from .calibrate import calibrate
 from .machine import Machine, read_machine
 from .models import find_model, public_names
-from .report import PREDICTED, as_data, plan_model, read_sizes, say, table_of
+from .report import PREDICTED, Dtypes, as_data, plan_model, read_sizes, say, say_layout, search, tables_of
 
 MACHINES = Path(__file__).with_name("machines")
 MEGABYTE = 10**6
@@ -31,11 +32,15 @@ examples:
   python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
 """
 LEGEND = (
-    "Of the rank that computes most. exposed: waiting for communication. sends: bytes. shares: of "
-    "Newton–Schulz, 1 is fair. holds: the matrices' parameters, gradients and momentum. peak: what a step "
-    "adds. Where gradients must come averaged, averaging them (DDP's all_reduce, or what FSDP2 does) counts. "
+    "Of the rank that computes most. own: without averaging gradients, which AdamW pays for as well "
+    "(gradients: what that adds where backward hides none of it). products: Newton–Schulz. others: waiting "
+    "for ranks that have more to do; bytes: for communication. inside, between: bytes sent within a node and "
+    "out of it. shares: of Newton–Schulz, 1 is fair among all ranks. held: the matrices' parameters and "
+    "gradients. state: momentum and master weights. peak: what Muon's step adds; FSDP2's: what FSDP2, or "
+    "DDP, adds. "
     f"{PREDICTED}"
 )
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def machine_names() -> list[str]:
@@ -81,7 +86,7 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--bucket-mb",
         type=float,
-        default=BUCKET_BYTES / MEGABYTE,
+        default=ROUND_BYTES / MEGABYTE,
         metavar="X",
         help="most gradient megabytes in a bucket (25)",
     )
@@ -96,8 +101,16 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
         "--map",
         type=Path,
         metavar="FILE.svg",
-        help="draw who wins, by ranks and bandwidth; for a window of 1",
+        help="draw who wins, by ranks and bandwidth",
     )
+    for name, default, what in (
+        ("param", "bf16", "parameters"),
+        ("grad", "fp32", "gradients"),
+        ("momentum", None, "momentum (as parameters)"),
+    ):
+        says = f"{what} ({default})" if default else what
+        parser.add_argument(f"--{name}-dtype", choices=DTYPES, default=default, help=f"dtype of {says}")
+    parser.add_argument("--master", choices=("none", *DTYPES), default="none", help="master weights (none)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(run=plan)
 
@@ -125,7 +138,7 @@ def plan(options: argparse.Namespace) -> int:
             f"--batch is a number of tokens, from 1 to {MOST_TOKENS:,}; got {options.batch!r:.40}"
         )
     if options.map is not None:
-        _check_map(options.map, options.window)
+        _check_map(options.map)
     if not 1 <= options.bucket_mb * MEGABYTE < math.inf:
         raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
     sizes, machine = read_sizes(options.grid), find_machine(options.machine)
@@ -133,35 +146,40 @@ def plan(options: argparse.Namespace) -> int:
         find_model(options.model),
         sizes,
         machine,
-        bucket_bytes=int(options.bucket_mb * MEGABYTE),
+        round_bytes=int(options.bucket_mb * MEGABYTE),
         window=options.window,
         tokens=options.batch,
+        dtypes=Dtypes(
+            DTYPES[options.param_dtype],
+            DTYPES[options.grad_dtype],
+            DTYPES.get(options.momentum_dtype),
+            DTYPES.get(options.master),
+        ),
     )
+    choices = search(found)
     if options.map is not None:
         from .regime_map import draw_map, survey  # matplotlib, which no other command waits for
 
         _write(options.map, draw_map(survey(found)))
     if options.json:
-        print(json.dumps(as_data(found)), flush=True)
+        print(json.dumps(as_data(found, choices)), flush=True)
         return 0
     console = Console(highlight=False)
-    console.print(table_of(found))
+    for table in tables_of(found):
+        console.print(table)
+    console.print(say_layout(found), style="dim")
     console.print(LEGEND, style="dim")
-    for line in say(found):
+    for line in say(found, choices):
         console.print(f"• {line}", markup=False)
     if options.map is not None:
         console.print(f"wrote {options.map}", markup=False)
     return 0
 
 
-def _check_map(path: Path, window: int) -> None:
+def _check_map(path: Path) -> None:
     if path.suffix != ".svg":
         raise UsageError(f"--map names a file that ends in .svg; got {path}")
     _check_file(path)
-    if window > 1:
-        raise UsageError(
-            "--map is drawn for a window of 1: with more, time does not follow from bandwidth alone"
-        )
 
 
 def _check_file(path: Path) -> None:
@@ -190,4 +208,6 @@ def measure(options: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{options.out} cannot be written: {error.strerror}") from None
     print(f"wrote {options.out}: {machine.name}")
+    if "busy" in machine.sources:
+        print(machine.sources["busy"])
     return 0

@@ -1,8 +1,8 @@
-"""A model's shape from its ``config.json``, as Hugging Face's transformers lays models out.
+"""A model's shape from its ``config.json``: by hand for the types of the public models, else by transformers.
 
 Every linear layer is a family, and those that a model stores fused (q, k and v; gate and up) are listed
-apart. Counts are those of transformers' own models. Layers for predicting further tokens (DeepSeek-V3,
-GLM-4.5) are not counted, since transformers builds none.
+apart, as ``module_shapes`` lists them. Counts are those of transformers' own models. Layers for predicting
+further tokens (DeepSeek-V3, GLM-4.5) are not counted, since transformers builds none; a note says so.
 
 Tensor parallelism cuts as Megatron-LM does: q, k, v, gate and up by rows (column parallel), o and down by
 columns (row parallel; megatron/core/transformer/attention.py and mlp.py). In latent attention the projections
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from ..errors import UsageError
 from ..plan.layout import Replicate, Shard
 from .model_shape import Cut, MatrixFamily, ModelShape, OtherFamily
+from .transformers_models import shape_from_transformers
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 
@@ -33,13 +34,13 @@ MLP_BIAS: Flag = ("mlp_bias", False)
 class Mixture:
     """Where a model type with experts states their sizes.
 
-    ``width`` is the key of their inner size. ``shared`` says how the expert that sees all tokens is stated,
-    ``dense`` which layers have none: the first ones, or those that ``decoder_sparse_step`` and
-    ``mlp_only_layers`` leave out.
+    ``width`` is the key of their inner size. ``shared`` says whether some experts see all tokens, ``dense``
+    which layers have none: the first ones, or those that ``decoder_sparse_step`` and ``mlp_only_layers``
+    leave out.
     """
 
     width: str = "moe_intermediate_size"
-    shared: Literal["none", "n_shared_experts", "shared_expert_intermediate_size"] = "none"
+    shared: Literal["none", "n_shared_experts"] = "none"
     dense: Literal["none", "first_k_dense_replace", "decoder_sparse_step"] = "none"
     bias: bool = False
 
@@ -48,7 +49,7 @@ class Mixture:
 class Architecture:
     """What a model type has that its ``config.json`` does not say.
 
-    ``norms`` are those of a layer; ``head_norms`` those of q and k, over one head or over all of them.
+    ``head_norms`` are those of q and k, over one head.
     ``kv_heads`` and ``head`` say whether the config must state how many heads of keys and values there are,
     and how wide a head is; without that they are as many as heads, and as wide as an even cut makes them.
     """
@@ -58,10 +59,7 @@ class Architecture:
     o_bias: Flag = False
     mlp_bias: Flag = False
     head_norms: Flag = False
-    head_norms_over: Literal["head", "all"] = "head"
     sinks: bool = False
-    norms: int = 2
-    tied: bool = False
     kv_heads: Literal["stated", "heads"] = "stated"
     head: Literal["stated", "width / heads"] = "width / heads"
     mixture: Mixture | None = None
@@ -74,10 +72,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mistral": Architecture(),
     "mixtral": Architecture(mixture=Mixture("intermediate_size")),
     "qwen2": Architecture(qkv_bias=True),
-    "qwen2_moe": Architecture(
-        qkv_bias=("qkv_bias", True),
-        mixture=Mixture(shared="shared_expert_intermediate_size", dense="decoder_sparse_step"),
-    ),
     "qwen3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, head_norms=True, head="stated"),
     "qwen3_moe": Architecture(
         qkv_bias=ATTENTION_BIAS,
@@ -105,34 +99,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         head="stated",
         mixture=Mixture("intermediate_size", bias=True),
     ),
-    "olmo2": Architecture(
-        qkv_bias=ATTENTION_BIAS,
-        o_bias=ATTENTION_BIAS,
-        head_norms=True,
-        head_norms_over="all",
-        kv_heads="heads",
-    ),
-    "olmoe": Architecture(
-        qkv_bias=ATTENTION_BIAS,
-        o_bias=ATTENTION_BIAS,
-        head_norms=True,
-        head_norms_over="all",
-        kv_heads="heads",
-        mixture=Mixture("intermediate_size"),
-    ),
     "phi3": Architecture(kv_heads="heads"),
-    "smollm3": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, mlp_bias=MLP_BIAS, tied=True),
-    "gemma2": Architecture(qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, norms=4, tied=True, head="stated"),
-    "gemma3_text": Architecture(
-        qkv_bias=ATTENTION_BIAS,
-        o_bias=ATTENTION_BIAS,
-        head_norms=True,
-        norms=4,
-        tied=True,
-        head="stated",
-    ),
 }
-"""Model types of transformers, but for ``gpt2``, whose keys have other names."""
+"""Model types that are read without transformers, but for ``gpt2``, whose keys have other names."""
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
 """Model types with another's layout: Kimi K2's card says so of its own."""
@@ -191,8 +160,11 @@ class ConfigKeys:
 def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelShape:
     """The shape of the model that a ``config.json`` describes; ``where`` names the file in errors.
 
+    Types that are not in ``MODEL_TYPES`` are built by transformers, where it is installed. Of a model that
+    sees or hears, the language model in ``text_config`` is read alone, and the shape's notes say so.
+
     Raises:
-        UsageError: the model type is unknown, a size is missing, or is no size.
+        UsageError: the model type cannot be read, a size is missing, or is no size.
 
     >>> sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 4, "vocab_size": 9}
     >>> shape = shape_from_config({"model_type": "gpt2", **sizes}, "tiny", "written here", "the config")
@@ -203,16 +175,28 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
         raise UsageError(f"{where} holds no table of keys")
     if held.get("model_type") is None:
         raise UsageError(f"{where} lacks 'model_type'")
-    model_type = str(held["model_type"])
-    if model_type not in MODEL_TYPES:
-        raise UsageError(
-            f"{where}: model_type {model_type!r} is not known; known are {', '.join(MODEL_TYPES)}. "
-            "module:function takes any model"
-        )
-    keys = ConfigKeys(where, held)
-    if model_type == "gpt2":
-        return _gpt2(keys, name, source)
-    return _decoder(keys, ARCHITECTURES[SAME_AS.get(model_type, model_type)], name, source)
+    model_type, inner = str(held["model_type"]), held.get("text_config")
+    if model_type in MODEL_TYPES:
+        keys = ConfigKeys(where, held)
+        architecture = ARCHITECTURES.get(SAME_AS.get(model_type, model_type))
+        shape = _decoder(keys, architecture, name, source) if architecture else _gpt2(keys, name, source)
+        return replace(shape, notes=_notes(keys))
+    if isinstance(inner, dict) and inner.get("model_type"):
+        # Inside another, a config leaves out what is transformers' default.
+        read = shape_from_config if "num_hidden_layers" in inner else shape_from_transformers
+        shape = read(inner, name, source, f"{where}: text_config")
+        said = f"Only the language model is planned: 'text_config' of the {model_type} config."
+        return replace(shape, notes=(said, *shape.notes))
+    shape = shape_from_transformers(held, name, source, where)
+    return replace(shape, notes=(*shape.notes, *_notes(ConfigKeys(where, held))))
+
+
+def _notes(keys: ConfigKeys) -> tuple[str, ...]:
+    """What a plan should say of a config: layers that it does not count."""
+    further = keys.size_or(0, "num_nextn_predict_layers", least=0)
+    layers = "1 layer" if further == 1 else f"{further} layers"
+    said = f"{layers} for predicting further tokens ('num_nextn_predict_layers') not counted."
+    return (said,) if further else ()
 
 
 def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: str) -> ModelShape:
@@ -221,11 +205,11 @@ def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: st
     attention = _latent_attention(keys) if latent else _grouped_attention(keys, architecture)
     sparse = _sparse_layers(keys, architecture.mixture, layers)
     families = [
-        *_tables(keys, layers, architecture.tied),
+        *_tables(keys, layers),
         *attention,
         *_mlp(keys, architecture, tuple(layer for layer in range(layers) if layer not in sparse)),
         *_experts(keys, architecture, sparse),
-        *_norms(keys.size("hidden_size"), layers, architecture.norms),
+        *_norms(keys.size("hidden_size"), layers),
     ]
     kv_heads = heads if latent else _kv_heads(keys, architecture)
     experts = max((family.experts for family in families), default=0)
@@ -264,20 +248,20 @@ def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
         *_linear("layers.*.attention.o", width, width, COLUMNS, each, bias=True),
         *_linear("layers.*.mlp.up", inner, width, ROWS, each, bias=True),
         *_linear("layers.*.mlp.down", width, inner, COLUMNS, each, bias=True),
-        *_norms(2 * width, layers, 2),
+        *_norms(2 * width, layers),
     ]
     return _shape(name, source, layers, heads, heads, 0, families)
 
 
-def _tables(keys: ConfigKeys, layers: int, tied: bool) -> Iterator[Family]:
+def _tables(keys: ConfigKeys, layers: int) -> Iterator[Family]:
     size = keys.size("vocab_size") * keys.size("hidden_size")
     yield OtherFamily("embedding", size, ROWS, (0,))
-    if not keys.flag(("tie_word_embeddings", tied)):
+    if not keys.flag(("tie_word_embeddings", False)):
         yield OtherFamily("head", size, ROWS, (layers - 1,))
 
 
-def _norms(width: int, layers: int, each: int) -> Iterator[Family]:
-    yield OtherFamily("layers.*.norms", each * width, WHOLE, tuple(range(layers)))
+def _norms(width: int, layers: int) -> Iterator[Family]:
+    yield OtherFamily("layers.*.norms", 2 * width, WHOLE, tuple(range(layers)))
     yield OtherFamily("norm", width, WHOLE, (layers - 1,))
 
 
@@ -305,8 +289,7 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
     yield from _linear("layers.*.attention.v", kv_heads * head, width, ROWS, each, qkv_bias)
     yield from _linear("layers.*.attention.o", width, heads * head, COLUMNS, each, o_bias)
     if keys.flag(architecture.head_norms):
-        gains = 2 * head if architecture.head_norms_over == "head" else (heads + kv_heads) * head
-        yield OtherFamily("layers.*.attention.norms", gains, WHOLE, each)
+        yield OtherFamily("layers.*.attention.norms", 2 * head, WHOLE, each)
     if architecture.sinks:
         yield OtherFamily("layers.*.attention.sinks", heads, ROWS, each)
 
@@ -322,8 +305,10 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
     else:
         yield from _linear("layers.*.attention.q_a", q_rank, width, WHOLE, each, bias)
         yield from _linear("layers.*.attention.q_b", heads * (plain + rope), q_rank, ROWS, each)
-    yield from _linear("layers.*.attention.kv_a_with_mqa", rank + rope, width, WHOLE, each, bias)
-    yield from _linear("layers.*.attention.kv_b", heads * (plain + value), rank, ROWS, each)
+    yield from _linear("layers.*.attention.kv_a_with_mqa[part 0]", rank, width, WHOLE, each, bias)
+    yield from _linear("layers.*.attention.kv_a_with_mqa[part 1]", rope, width, WHOLE, each, bias)
+    yield from _linear("layers.*.attention.kv_b[part 0]", heads * plain, rank, ROWS, each)
+    yield from _linear("layers.*.attention.kv_b[part 1]", heads * value, rank, ROWS, each)
     yield from _linear("layers.*.attention.o", width, heads * value, COLUMNS, each, bias)
     yield OtherFamily("layers.*.attention.norms", (q_rank or 0) + rank, WHOLE, each)
 
@@ -347,13 +332,13 @@ def _experts(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ..
     if mixture is None or not layers:
         return
     width, experts, inner = keys.size("hidden_size"), _expert_count(keys), keys.size(mixture.width)
-    shared, bias = _shared_width(keys, mixture), mixture.bias
+    bias = mixture.bias
+    shared = 0 if mixture.shared == "none" else keys.size(mixture.shared, least=0) * inner
     if shared:
         shared_bias = keys.flag(architecture.mlp_bias)
         yield from _gated("layers.*.shared_expert", shared, width, (ROWS, COLUMNS), layers, shared_bias)
     yield from _gated("layers.*.experts.*", inner, width, (WHOLE, WHOLE), layers, bias, experts)
-    router = experts * (width + bias) + (width if mixture.shared == "shared_expert_intermediate_size" else 0)
-    yield OtherFamily("layers.*.router", router, WHOLE, layers)
+    yield OtherFamily("layers.*.router", experts * (width + bias), WHOLE, layers)
 
 
 def _gated(
@@ -401,15 +386,6 @@ def _expert_count(keys: ConfigKeys) -> int:
     return keys.size("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def _shared_width(keys: ConfigKeys, mixture: Mixture) -> int:
-    """The inner size of the experts that see all tokens, taken together."""
-    if mixture.shared == "none":
-        return 0
-    if mixture.shared == "shared_expert_intermediate_size":
-        return keys.size("shared_expert_intermediate_size")
-    return keys.size("n_shared_experts", least=0) * keys.size(mixture.width)
-
-
 def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tuple[int, ...]:
     """The layers with experts."""
     if mixture is None:
@@ -420,6 +396,8 @@ def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tu
             f"{keys.held['moe_layer_freq']!r}. module:function takes any model"
         )
     first = keys.size("first_k_dense_replace", least=0) if mixture.dense == "first_k_dense_replace" else 0
+    if first > layers:
+        raise UsageError(f"{keys.where}: 'first_k_dense_replace' is {first}, of {layers} layers")
     if mixture.dense != "decoder_sparse_step":
         return tuple(range(first, layers))
     step, dense = keys.size_or(1, "decoder_sparse_step"), keys.held.get("mlp_only_layers") or []

@@ -20,6 +20,16 @@ from ..plan.matrix import Matrix
 Cut = Shard | Replicate | None
 """How tensor parallelism holds something; None where nobody says."""
 
+FUSED_APART = (
+    "Several matrices share one weight in {}. The plan counts q, k, v, gate, up and experts separately; Muon "
+    "orthogonalizes it (in a stack, each expert's slice) as one matrix unless parts= in its group splits it."
+)
+FUSED_WHOLE = (
+    "Several matrices may share one weight in {}. The plan counts each weight as one matrix, as Muon does "
+    "unless parts= in its group splits it."
+)
+"""Notes on fused weights, whose names go into the braces."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixFamily:
@@ -81,7 +91,7 @@ class ModelShape:
 
     ``heads`` and ``kv_heads`` are None where nobody says; ``experts`` is how many a layer has, 0 in a dense
     model, ``experts_met`` how many of them a token meets, None where nobody says. ``families`` go to Muon,
-    ``others`` to AdamW.
+    ``others`` to AdamW. ``notes`` are whole sentences that belong beside any plan of the model.
     """
 
     name: str
@@ -93,6 +103,7 @@ class ModelShape:
     families: tuple[MatrixFamily, ...]
     others: tuple[OtherFamily, ...]
     experts_met: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def active(self) -> int | None:
@@ -183,23 +194,6 @@ def stage_matrices(
         ]
 
     return records(_dense(shape, mine)), records(_of_experts(shape, mine, ep))
-
-
-def stage_rest(shape: ModelShape, *, tp: int = 1, ep: int = 1, pp: int = 1, stage: int = 0) -> int:
-    """Elements that AdamW steps on one rank of a stage, before the data-parallel ranks share them out.
-
-    Tables are cut over tp by their rows, rounded up. A tied table counts on the first stage alone.
-
-    Raises:
-        GridError: the sizes do not divide the model.
-    """
-    check_grid(shape, tp=tp, ep=ep, pp=pp)
-    mine = stage_layers(shape, pp, stage)
-    held = 0
-    for other in shape.others:
-        parts = (tp if isinstance(other.cut, Shard) else 1) * (ep if other.experts else 1)
-        held += sum(layer in mine for layer in other.layers) * -(-other.size // parts)
-    return held
 
 
 def check_grid(shape: ModelShape, *, tp: int, ep: int, pp: int) -> None:

@@ -23,6 +23,7 @@ from ..errors import UsageError
 from .model_configs import shape_from_config
 from .model_shape import ModelShape
 from .module_shapes import shape_from_module
+from .transformers_models import in_one_line
 
 PUBLIC_MODELS = Path(__file__).with_name("public_models.json")
 
@@ -93,22 +94,17 @@ def _from_function(name: str) -> ModelShape:
         with redirect_stdout(sys.stderr):
             function = getattr(importlib.import_module(module_name), function_name, None)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"the module of {name} cannot be imported: {_said(error)}") from None
+        raise UsageError(f"the module of {name} cannot be imported: {in_one_line(error)}") from None
     if not callable(function):
         raise UsageError(f"the module of {name} has no function {function_name!r}")
     try:
         with torch.device("meta"), redirect_stdout(sys.stderr):
             model = function()
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{name}() failed: {_said(error)}") from None
+        raise UsageError(f"{name}() failed: {in_one_line(error)}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name}() is to return a torch.nn.Module; it returned {type(model).__name__}")
     shape = shape_from_module(model, name, f"{name}()")
     if not shape.families:
         raise UsageError(f"{name}() returned {type(model).__name__}, which has no hidden matrix for Muon")
     return shape
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

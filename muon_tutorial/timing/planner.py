@@ -1,34 +1,34 @@
 """Which strategy for which model on which grid: what a step costs, before anything runs.
 
-Everything is read off the package's own step: a plan is made, and one rank walks it on the meta device, the
-rank with the most to compute. Experts live on a grid of their own, since expert parallelism cuts data
-parallelism: their plan is walked after that of the dense matrices, as a second step would be.
+Everything is read off the package's own step: a plan is made, one rank of each kind walks each round on the
+meta device, and clocks of all ranks say who waits for whom. Experts live on a grid of their own, since expert
+parallelism cuts data parallelism: their step follows that of the dense matrices.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce, travel
-from ..errors import GridError
-from ..evidence.memory import PeakMemory, plan_memory
-from ..evidence.predict import step_over_ones
+from ..evidence.memory import plan_memory
 from ..newton_schulz import DEFAULT_STEPS
 from ..plan.assign import newton_schulz_cost
 from ..plan.bucket import Bucket, padded
+from ..plan.exchange import LocalShards
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Hop, Partial, Replicate, Route, Shard
 from ..plan.matrix import Matrix
 from ..plan.strategies import (
-    BUCKET_BYTES,
+    ROUND_BYTES,
     Builder,
     Plan,
     gram,
@@ -40,12 +40,15 @@ from ..plan.strategies import (
     work_by_position,
     zero1,
 )
-from ..step.rank_bucket import RankBucket
-from ..step.step import PlanStep, step_bucket
-from ..worlds.shadow import walk_alone
+from .clocks import alone, run_clocks
 from .machine import Machine
-from .timed_world import TimedFlight, TimedWorld, travels
+from .rank_walks import RankWalks, Trace
+from .timed_world import TimedFlight
 
+ROUND_LIMIT = "round_bytes"
+"""The option of strategies that limits a round's bytes."""
+GRADIENTS = ("gradient reduce_scatter", "gradient all_reduce")
+"""How the phases begin that average gradients."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 
@@ -65,38 +68,87 @@ SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per
 """Where FSDP2 cuts parameters along ``dp_shard``: the strategies that take such parameters."""
 
 
+def gather_all(matrices: Sequence[Matrix], grid: Grid, **options: Any) -> Plan:
+    """What a loop over ``full_tensor()`` does: every rank gathers and orthogonalizes every matrix."""
+    plan = owner_per_replica(matrices, grid, **options)
+    return replace(plan, strategy="gather_all", buckets=tuple(map(partial(_everywhere, grid), plan.buckets)))
+
+
+def _everywhere(grid: Grid, bucket: Bucket) -> Bucket:
+    """A bucket whose matrices are gathered one by one, along the axes that cut them, the innermost first."""
+    at, everyone = grid.at(0), range(grid.size("dp"))
+
+    def route(matrix: Matrix) -> Route:
+        hops = []
+        for number in reversed(range(len(matrix.cuts))):
+            axis, cut = matrix.cuts[number]
+            outside = replace(matrix, cuts=matrix.cuts[:number]).box(at).shape
+            hops.append(Hop(axis, cut, Replicate(), outside))
+        return Route(tuple(hops), bucket.compute.dtype)
+
+    entries = tuple(replace(it, workers=everyone, route=route(it.matrix)) for it in bucket.entries)
+    stay = Route((), bucket.compute.dtype)
+    return replace(bucket, axes=("dp",), entries=entries, compute_layout=LocalShards(), compute=stay)
+
+
+GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
+"""The baseline under FSDP2."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """What a step costs the rank that computes most. Seconds and bytes; ``newton_schulz`` in operations.
+    """What a step costs. Seconds and bytes, of the rank that computes most; ``newton_schulz`` in operations.
 
-    ``copy`` holds everything that is computed beside products, ``waiting`` what communication leaves exposed.
-    Where a strategy expects averaged gradients, what averages them is counted with its step: DDP's
-    all_reduce, or FSDP2's reduce_scatter and, between replicas, all_reduce. ``runs`` is how
-    many matrices the rank orthogonalizes; ``fair_shares``, its work over what it would do if every matrix
-    were done at one position and all had as much. ``held`` are parameters and gradients of the matrices,
-    ``momentum`` what is kept beside them, ``peak`` the most that a step adds, a bucket by itself. ``phases``
-    holds the bytes that the rank sends, by phase.
+    ``product`` are matrix products, so Newton–Schulz; ``copy``, all that is computed beside them; ``others``,
+    waiting for ranks that have more to do; ``exposed``, waiting for bytes. Together they are Muon's own
+    seconds. ``reduction`` is what averaging gradients adds where none of it is hidden in backward: the step's
+    reduce_scatter, or, where a strategy expects averaged gradients, DDP's all_reduce, or FSDP2's
+    reduce_scatter and, between replicas, all_reduce. AdamW pays it too.
+
+    ``runs`` is how many matrices the rank orthogonalizes; ``fair_shares``, its work over what it would do if
+    every matrix were done at one position and all had as much; ``shares``, its work over a fair share of all
+    ranks. ``held`` are parameters and gradients of the matrices, ``momentum`` what is kept beside them,
+    ``master`` master weights, ``peak`` the most that a step adds on any rank, ``fsdp`` what FSDP2 adds, or
+    DDP, while it averages gradients.
+    ``phases`` holds the bytes that the rank sends, by phase; of these, ``between`` leave its node.
     """
 
     strategy: str
     product: float
     copy: float
-    waiting: float
+    others: float
+    exposed: float
+    reduction: float
+    latency: float
     newton_schulz: int
     runs: int
     buckets: int
     fair_shares: float
+    shares: float
     held: int
     momentum: int
     peak: int
     phases: Mapping[str, int]
-    flights: tuple[tuple[TimedFlight, int], ...] = field(repr=False)
-    machine: Machine = field(repr=False)
+    between: int = 0
+    fsdp: int = 0
+    master: int = 0
+    flights: tuple[tuple[TimedFlight, int], ...] = field(default=(), repr=False)
+    at_factor: tuple[Callable[[float], float], ...] = field(default=(), repr=False)
+
+    @property
+    def own(self) -> float:
+        """The step where gradients are averaged in time, during backward."""
+        return self.product + self.copy + self.others + self.exposed
+
+    @property
+    def waiting(self) -> float:
+        """What the rank waits: for others, for bytes, and for gradients."""
+        return self.others + self.exposed + self.reduction
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
-        return self.product + self.copy + self.waiting
+        """The whole step, with all of the gradients' reduction exposed."""
+        return self.own + self.reduction
 
     @property
     def sent(self) -> int:
@@ -106,37 +158,11 @@ class StepEstimate:
     @property
     def memory(self) -> int:
         """Bytes that the rank needs for the matrices, at the worst moment of a step."""
-        return self.held + self.momentum + self.peak
+        return self.held + self.momentum + max(self.peak, self.fsdp)
 
     def seconds_at(self, factor: float) -> float:
-        """The step's seconds were all links ``factor`` times as fast; for a window of one."""
-        return self.seconds + change_at(factor, self.flights, self.machine)
-
-    @property
-    def latency(self) -> float:
-        """Seconds of its waiting that no bandwidth shortens; for a window of one."""
-        return sum(times * flight.latency for flight, times in self.flights)
-
-
-Flights = Sequence[tuple[TimedFlight, int]]
-"""Collectives of one rank, each with as often as it is made."""
-
-
-def change_at(factor: float, flights: Flights, machine: Machine) -> float:
-    """How many seconds longer collectives one after the other take on links ``factor`` times as fast."""
-    return sum(
-        times * (flight_seconds(one, machine, factor) - flight_seconds(one, machine))
-        for one, times in flights
-    )
-
-
-def flight_seconds(flight: TimedFlight, machine: Machine, factor: float = 1.0) -> float:
-    """A collective of a rank walked alone, were its link ``factor`` times as fast and its own."""
-    (busy,), (moved,) = flight.busy.values(), flight.moved.values()
-    carried = travels(busy if flight.link.duplex else moved, machine)
-    moving = carried / (flight.link.bandwidth * factor)
-    sending = busy.data * machine.byte + busy.messages_out * machine.message
-    return flight.latency + max(moving, sending)
+        """The step's seconds, were all links ``factor`` times as fast."""
+        return sum(seconds(factor) for seconds in self.at_factor)
 
 
 def estimate(
@@ -146,80 +172,105 @@ def estimate(
     grid: Grid,
     machine: Machine,
     *,
-    bucket_bytes: int = BUCKET_BYTES,
+    round_bytes: int = ROUND_BYTES,
     window: int = 1,
     beside: int | None = None,
+    walks: RankWalks | None = None,
 ) -> StepEstimate:
-    """What a strategy's step costs on a grid, by a walk of its busiest rank.
+    """What a strategy's step costs on a grid: clocks of all ranks, of which one of each kind is walked.
 
-    ``beside`` are the other ranks of its node; all that fit of the grid, unless said.
+    ``beside`` are the other ranks of a node; all that fit of the grid, unless said. ``walks`` are those made
+    before, for the same machine and ranks beside.
     """
-    plan = builder(matrices, grid, bucket_bytes=bucket_bytes)
-    at = busiest(plan)
-    step = step_over_ones(plan, at, torch.device("meta"), window)
-    if beside is None:
-        beside = min(machine.ranks_per_node, grid.world_size) - 1
-    walked = _Walked(machine, beside)
-    (_walk_whole if window > 1 else _walk_buckets)(walked, step)
-    if plan.expects == "averaged" and grid.size("dp") * grid.size(SHARDING) > 1:
-        for length, times in averaged_at_once(plan, at).items():
-            if length:
-                walked.add(_average(length, plan.buckets[0].entries[0].matrix.grad_dtype, at), at, times)
+    plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
+    walks = walks or RankWalks(machine, beside_on(grid, machine) if beside is None else beside)
+    return estimate_plan(name, plan, walks, window)
+
+
+def beside_on(grid: Grid, machine: Machine) -> int:
+    """The other ranks of a node, where a grid is all there is."""
+    return min(machine.ranks_per_node, grid.world_size) - 1
+
+
+def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepEstimate:
+    """What the step of a plan costs; ``name`` is what it is called."""
+    at, rounds = busiest(plan), walks.rounds(plan)
+    axes = plan.buckets[0].axes
+    sizes = tuple(plan.grid.size(axis) for axis in axes)
+    run = partial(run_clocks, rounds, axes, sizes, window=window)
+    own, place = run(without=GRADIENTS), at.position(*axes)
+    asks = [walks.agreement(plan)]
+    averages = _averages(plan, at, walks) if plan.expects == "averaged" else []
+    around = run_clocks(alone(asks), (), ())
+    averaging = run_clocks(alone(averages), (), ())
+    whole = run().seconds if plan.expects == "local" else own.seconds + averaging.seconds
     worked = [e for b in plan.buckets for e in b.entries if b.works_on(e, at)]
     work = sum(entry.cost for entry in worked)
-    fair = sum(newton_schulz_cost(e.matrix.sides) / at.size(*b.axes) for b in plan.buckets for e in b.entries)
+    once = sum(newton_schulz_cost(e.matrix.sides) for b in plan.buckets for e in b.entries)
+    traces: list[tuple[Trace, Mapping[int, int]]] = [(trace, {}) for trace in (*asks, *averages)]
+    traces += [(one.traces[one.kinds[place]], one.roots) for its in rounds for one in its]
     held = plan_memory(plan, at)
+
+    def at_factor(factor: float) -> float:
+        rest = (run_clocks(alone(part), (), (), factor=factor).seconds for part in (asks, averages))
+        return run(factor=factor).seconds + sum(rest)
+
     return StepEstimate(
         strategy=name,
-        product=walked.product,
-        copy=walked.copy,
-        waiting=walked.waiting,
+        product=float(own.product[place]),
+        copy=float(own.copy[place] + around.copy[0]),
+        others=float(own.others[place] + own.seconds - own.now[place]),
+        exposed=float(own.exposed[place] + around.exposed[0]),
+        reduction=whole - own.seconds,
+        latency=float(own.latency[place] + around.latency[0] + averaging.latency[0]),
         newton_schulz=DEFAULT_STEPS * work,
         runs=len(worked),
         buckets=len(plan.buckets),
-        fair_shares=work / fair if fair else 0.0,
+        fair_shares=work * at.size(*axes) / once if once else 0.0,
+        shares=work * plan.grid.world_size / once if once else 0.0,
         held=held.parameters + held.gradients,
         momentum=held.momentum,
-        peak=walked.peak,
-        phases=walked.phases(at),
-        flights=tuple(walked.flights),
-        machine=machine,
+        peak=int(own.peak.max()),
+        fsdp=int(averaging.peak.max()),
+        at_factor=(at_factor,),
+        **_sent(traces, place, at.size(*axes)),
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Walked:
-    """What walks of one rank took, with each flight as often as it was made."""
+def _sent(
+    traces: Iterable[tuple[Trace, Mapping[int, int]]], place: int = 0, parts: int = 1
+) -> dict[str, Any]:
+    """What the rank at a place of its group sends: bytes by phase, those that leave its node, collectives.
 
-    machine: Machine
-    beside: int
-    product: float = 0.0
-    copy: float = 0.0
-    waiting: float = 0.0
-    peak: int = 0
-    flights: list[tuple[TimedFlight, int]] = field(default_factory=list)
+    With each trace come the roots that are meant by those that it names.
+    """
+    counted: Counter[int] = Counter()
+    flights: dict[int, TimedFlight] = {}
+    phases: Counter[str] = Counter()
+    between = 0
+    for trace, roots in traces:
+        for turn in trace:
+            if turn.flight is None:
+                continue
+            sent = turn.sent
+            if turn.passed and turn.root is not None:
+                sent = turn.sends(place, parts, roots.get(turn.root, turn.root))
+            counted[id(turn)] += 1
+            flights[id(turn)] = turn.flight
+            phases[turn.flight.label.phase] += sent
+            between += turn.between if sent else 0
+    found = tuple((flight, counted[key]) for key, flight in flights.items())
+    return {"phases": dict(phases), "between": between, "flights": found}
 
-    def add(self, walk: Walk, at: Coordinate, times: int = 1) -> None:
-        """Walk, and count that so many times."""
-        with PeakMemory() as memory:
-            ran = TimedWorld(at.grid, self.machine).run_alone(walk, at, self.beside)
-        self.product += times * ran.total("product", at.rank)
-        self.copy += times * ran.total("copy", at.rank)
-        self.waiting += times * ran.total("wait", at.rank)
-        self.peak = max(self.peak, memory.peak)
-        self.flights += [(flight, times) for flight in ran.flights]
 
-    @property
-    def seconds(self) -> float:
-        """All of them, one after the other."""
-        return self.product + self.copy + self.waiting
-
-    def phases(self, at: Coordinate) -> dict[str, int]:
-        """Bytes that the rank sends, by phase."""
-        found: Counter[str] = Counter()
-        for flight, times in self.flights:
-            found[flight.label.phase] += times * flight.sent[at.rank].data
-        return dict(found)
+def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[Trace]:
+    """Walks of what averages gradients before a step that expects them averaged."""
+    if at.size("dp", SHARDING) == 1:
+        return []
+    dtype, found = plan.buckets[0].entries[0].matrix.grad_dtype, []
+    for length, times in averaged_at_once(plan, at).items():
+        found += [walks.trace(_average(length, dtype, at), at)] * times if length else []
+    return found
 
 
 def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
@@ -271,63 +322,6 @@ def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
     return flat
 
 
-def _walk_whole(walked: _Walked, step: PlanStep) -> None:
-    walked.add(step.step(), step.at)
-
-
-def _walk_buckets(walked: _Walked, step: PlanStep) -> None:
-    """Bucket by bucket, as a window of one does; those that are alike to this rank are walked once.
-
-    Memory that stays between buckets, and steps, is made first: it counts beside every bucket's peak.
-    """
-    walked.add(step.agree(), step.at)
-    assert step.present is not None  # every parameter has a gradient
-    alike: dict[Hashable, list[RankBucket]] = {}
-    for bucket in step.buckets:
-        alike.setdefault(_what_it_sees(bucket.plan, step.at, walked.machine), []).append(bucket)
-    for first, *_ in alike.values():
-        if any(entry.gram for entry in first.plan.entries):
-            with torch.no_grad():
-                walk_alone(step_bucket(first, step.present), lambda request: None)
-    for first, *others in alike.values():
-        walked.add(step_bucket(first, step.present), step.at, 1 + len(others))
-    walked.peak += max((bucket.workspace.nbytes() for bucket in step.buckets), default=0)
-
-
-def _what_it_sees(bucket: Bucket, at: Coordinate, machine: Machine) -> Hashable:
-    """What of a bucket decides what a rank computes and sends."""
-    layouts = (bucket.model_layout, bucket.storage_layout, bucket.compute_layout)
-    held = [tuple(piece.box.numel for piece in bucket.buffer_slices(layout, at)) for layout in layouts]
-    lengths = [bucket.length(layout, at) for layout in layouts]
-    entries = [
-        (
-            e.matrix.shape,
-            e.matrix.cuts,
-            e.matrix.dtype,
-            e.matrix.grad_dtype,
-            bucket.works_on(e, at),
-            len(e.workers),
-        )
-        for e in bucket.entries
-    ]
-    places = [_seen_from(at, bucket.axes, e.workers.start, machine) for e in bucket.entries]
-    return tuple(entries), tuple(held), tuple(lengths), tuple(places)
-
-
-def _seen_from(at: Coordinate, axes: tuple[str, ...], worker: int, machine: Machine) -> Hashable:
-    """What of a matrix' first worker's place may matter to a rank.
-
-    Whether they stand in one line, since a piece that several ranks hold is sent by the one in the worker's;
-    and whether they are neighbours, at the ends of a chain. In Gloo's trees every distance matters.
-    """
-    away, positions = worker - at.position(*axes), at.size(*axes)
-    if machine.algorithm == "gloo":
-        return away % positions
-    other = at.peer(worker, *axes)
-    lines = tuple(other[axis] == at[axis] for axis in at.grid.axes)
-    return lines, away % positions if away % positions in (0, 1, positions - 1) else None
-
-
 def busiest(plan: Plan) -> Coordinate:
     """The coordinate of a rank with the most Newton–Schulz work."""
     work = work_by_position(plan)
@@ -364,30 +358,37 @@ def estimate_adamw(
     steps them: that is not counted here, nor with Muon's strategies. Where it is not ``sharded``, DDP's.
     ``momentum`` holds both moments, of fp32 whatever the parameters are.
     """
-    walked, at, fsdp2 = _Walked(machine, beside), grid.at(0), grid.size(SHARDING) > 1
+    walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
     counted, dtypes = Counter(lengths), (p, torch.float32, torch.float32)
+    traces: list[Trace] = []
     for length, times in counted.items():
         whole = padded(length, parts)
         kept = [torch.empty(whole // parts, dtype=each, device="meta") for each in dtypes]
         walk = _adamw_bucket if sharded and not fsdp2 else _adamw_held
-        walked.add(walk(whole, at, g, kept), at, times)
+        traces += [walks.trace(walk(whole, at, g, kept), at)] * times
     elements = sum(times * (padded(length, parts) // parts) for length, times in counted.items())
+    run = partial(run_clocks, alone(traces), (), ())
+    own, whole_step = run(without=GRADIENTS), run()
     return StepEstimate(
         strategy=f"AdamW, {'FSDP2' if fsdp2 else 'ZeRO-1' if sharded else 'DDP'}",
-        product=walked.product,
-        copy=walked.copy,
-        waiting=walked.waiting,
+        product=float(own.product[0]),
+        copy=float(own.copy[0]),
+        others=0.0,
+        exposed=float(own.exposed[0]),
+        reduction=whole_step.seconds - own.seconds,
+        latency=float(whole_step.latency[0]),
         newton_schulz=0,
         runs=0,
         buckets=counted.total(),
         fair_shares=0.0,
+        shares=0.0,
         held=sum(times * length for length, times in counted.items()) * (g.itemsize + p.itemsize),
         momentum=2 * torch.float32.itemsize * elements,
-        peak=walked.peak,
-        phases=walked.phases(at),
-        flights=tuple(walked.flights),
-        machine=machine,
+        peak=0 if fsdp2 else int(own.peak.max()),
+        fsdp=int(own.peak.max()) if fsdp2 else 0,
+        at_factor=(lambda factor: run(factor=factor).seconds,),
+        **_sent([(trace, {}) for trace in traces]),
     )
 
 
@@ -424,60 +425,29 @@ def _adamw(grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
     return param.addcdiv_(mean.to(p), square.sqrt().add_(1e-8).to(p), value=-3e-4)
 
 
-def compare(
-    matrices: Sequence[Matrix],
-    experts: Sequence[Matrix],
-    grid: Grid,
-    expert_grid: Grid,
-    machine: Machine,
-    expert_machine: Machine,
-    *,
-    strategies: Mapping[str, Builder] = STRATEGIES,
-    bucket_bytes: int = BUCKET_BYTES,
-    window: int = 1,
-    beside: int | None = None,
-) -> list[StepEstimate]:
-    """Every strategy's step over the dense matrices, and then over the experts, on their grids.
-
-    Each part is that of its own busiest rank, which need not be the same one.
-
-    Raises:
-        GridError: there is no matrix.
-    """
-    jobs = [
-        (part, its, on)
-        for part, its, on in ((matrices, grid, machine), (experts, expert_grid, expert_machine))
-        if part
-    ]
-    if not jobs:
-        raise GridError("there is no matrix to plan for")
-    return [
-        _together(
-            [
-                estimate(name, builder, *job, bucket_bytes=bucket_bytes, window=window, beside=beside)
-                for job in jobs
-            ]
-        )
-        for name, builder in strategies.items()
-    ]
-
-
-def _together(parts: Sequence[StepEstimate]) -> StepEstimate:
-    """All of them, one after the other."""
+def together(parts: Sequence[StepEstimate]) -> StepEstimate:
+    """The steps of several parts of a model, one after the other, as one."""
     work = sum(one.newton_schulz for one in parts)
-    fair = sum(one.newton_schulz / one.fair_shares for one in parts if one.fair_shares)
+
+    def added(name: str) -> Any:
+        return sum(getattr(one, name) for one in parts)
+
+    def over(name: str) -> float:
+        fair = sum(one.newton_schulz / getattr(one, name) for one in parts if getattr(one, name))
+        return work / fair if fair else 0.0
+
+    sums = ("product", "copy", "others", "exposed", "reduction", "latency")
+    counts = ("runs", "held", "momentum", "between", "master")
     return replace(
         parts[0],
-        product=sum(one.product for one in parts),
-        copy=sum(one.copy for one in parts),
-        waiting=sum(one.waiting for one in parts),
+        **{name: added(name) for name in (*sums, *counts)},
         newton_schulz=work,
-        runs=sum(one.runs for one in parts),
         buckets=max(one.buckets for one in parts),
-        fair_shares=work / fair if fair else 0.0,
-        held=sum(one.held for one in parts),
-        momentum=sum(one.momentum for one in parts),
+        fair_shares=over("fair_shares"),
+        shares=over("shares"),
         peak=max(one.peak for one in parts),
+        fsdp=max(one.fsdp for one in parts),
         phases=dict(sum((Counter(one.phases) for one in parts), Counter())),
         flights=tuple(flight for one in parts for flight in one.flights),
+        at_factor=tuple(each for one in parts for each in one.at_factor),
     )

@@ -6,19 +6,16 @@ nothing. Seconds are the planner's: they follow from a machine's file.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from ..errors import GridError
+from ..evidence.svg import svg_document, svg_style
 from .report import AXES, PREDICTED, ModelPlan, plan_model
 
 MOST_RANKS, APART = 16384, 4
@@ -35,10 +32,10 @@ FILLS = {
     "gram": "#c5e08a",
     "owner": "#dda6c6",
     "owner_per_replica": "#f0936a",
+    "gather_all": "#b0b0b0",
     "nothing fits": "#ffffff",
 }
 INK = "#1b1b1b"
-_STYLE: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "regimes", "font.family": "DejaVu Sans"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class RegimeMap:
 
 
 def survey(plan: ModelPlan) -> RegimeMap:
-    """Plan the same model on smaller and larger grids: dp is what changes. For a window of one."""
+    """Plan the same model on smaller and larger grids: dp is what changes."""
     regimes = [
         Regime(column.ranks, factor, *_winner(column, factor))
         for column in _columns(plan)
@@ -101,7 +98,8 @@ def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
 
 def _planned(plan: ModelPlan, dp: int) -> ModelPlan:
     sizes = {**plan.sizes, "dp": dp}
-    return plan_model(plan.shape, sizes, plan.machine, bucket_bytes=plan.bucket_bytes)
+    limit, window = plan.round_bytes, plan.window
+    return plan_model(plan.shape, sizes, plan.machine, round_bytes=limit, window=window, dtypes=plan.dtypes)
 
 
 def _winner(plan: ModelPlan, factor: float) -> tuple[str | None, float, float | None]:
@@ -134,11 +132,8 @@ def draw_map(found: RegimeMap) -> str:
         handles=patches, loc="lower left", bbox_to_anchor=corner, ncols=4, fontsize=11, frameon=False
     )
     figure.text(0.15 / width, 0.12 / height, _legend(found), size=9.5, color=INK, linespacing=1.4)
-    with mpl.rc_context(_STYLE):
-        target = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})
-    svg = target.getvalue()
-    return "\n".join(line.rstrip() for line in svg[svg.index("<svg") :].splitlines()) + "\n"
+    with svg_style("regimes"):
+        return svg_document(figure)
 
 
 def _draw_regime(axes: Axes, x: int, y: int, one: Regime) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
 
+import torch
 from rich.table import Table
 from rich.text import Text
 
@@ -14,50 +16,141 @@ from ..errors import GridError, UsageError
 from ..plan.assign import newton_schulz_cost
 from ..plan.exchange import LocalShards
 from ..plan.grid import Grid
+from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import BUCKET_BYTES, Builder, owner_per_replica, zero1
+from ..plan.strategies import ROUND_BYTES, Builder, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
 from .planner import (
+    GATHER_ALL,
+    ROUND_LIMIT,
     SHARDED,
     SHARDING,
     STRATEGIES,
     WITHOUT_TP,
     StepEstimate,
     averaged_at_once,
-    compare,
+    estimate,
     estimate_adamw,
+    together,
 )
+from .rank_walks import RankWalks
 
-COLUMNS = ("strategy", "step", "×AdamW", "compute", "exposed", "sends", "shares", "holds", "peak")
+SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
+BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
 MOST_PLANNED = 131_072
 """How many ranks a grid may have: for a small model, half a minute of planning."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = "Seconds follow from the machine's file; nobody has held them against a clock at this scale."
-DOUBLINGS = 7  # of bandwidth, and halvings, at which another strategy may win
+ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
+"""What a search tries: times the round's bytes that were asked for, and rounds in flight."""
+SEARCHED = 3  # strategies, the most promising ones
 CLOSE = 1.02  # times the fastest: as good as it
+
+
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """In which dtypes a rank holds parameters, gradients, momentum and, None for none, master weights.
+
+    Momentum has the parameters' dtype, unless told.
+    """
+
+    param: torch.dtype = torch.bfloat16
+    grad: torch.dtype = torch.float32
+    momentum: torch.dtype | None = None
+    master: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        """Each by name."""
+        names = {"parameters": self.param, "gradients": self.grad, "momentum": self.momentum or self.param}
+        said = [f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in names.items()]
+        master = "no" if self.master is None else str(self.master).removeprefix("torch.")
+        return ", ".join([*said, f"{master} master weights"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagePart:
+    """The dense matrices of a stage, or its experts: what a rank's grid and machine are for them.
+
+    ``walks`` are those of single ranks that were made so far.
+    """
+
+    matrices: Sequence[Matrix]
+    grid: Grid
+    machine: Machine
+    walks: RankWalks
+
+    def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
+        """AdamW's step over them; under DDP where it is not ``sharded``."""
+        at, limit = self.grid.at(0), cast(dict[str, Any], {ROUND_LIMIT: round_bytes})
+        if self.grid.size(SHARDING) > 1:
+            plan = owner_per_replica(self.matrices, self.grid, **limit)
+            lengths = list(averaged_at_once(plan, at).elements())
+        else:
+            plan = zero1(self.matrices, self.grid, **limit)
+            lengths = [bucket.length(LocalShards(), at) for bucket in plan.buckets]
+        first = self.matrices[0]
+        dtypes = {"g": first.grad_dtype, "p": first.dtype}
+        beside = self.walks.beside
+        return estimate_adamw(lengths, self.grid, self.machine, beside=beside, sharded=sharded, **dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Options of Muon's, and what its step costs with them."""
+
+    builder: Builder
+    round_bytes: int
+    window: int
+    estimate: StepEstimate
+
+    @property
+    def call(self) -> str:
+        """What to write."""
+        builder: Any = self.builder
+        options = dict(builder.keywords) if isinstance(builder, partial) else {}
+        builder = builder.func if isinstance(builder, partial) else builder
+        said = [f"{name}={value!r}" for name, value in options.items()]
+        said.append(f"{ROUND_LIMIT}={self.round_bytes:_}")
+        return f"Muon(params, strategy=partial({builder.__name__}, {', '.join(said)}), window={self.window})"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """What every strategy's step costs for a model on a grid of a machine's ranks, in one pipeline stage.
 
-    ``adamw`` are the seconds of AdamW's step over the same matrices, sharded as ZeRO-1 shards it, or as FSDP2
-    where ``dp_shard`` cuts parameters; ``adamw_parts`` are what they are made of, and ``adamw_ddp`` the same
-    under DDP (empty with ``dp_shard``). ``tokens`` is the batch, or None.
+    ``adamw_parts`` are AdamW's steps over the same matrices, sharded as ZeRO-1 shards them, or as FSDP2 where
+    ``dp_shard`` cuts parameters, and ``adamw_ddp`` the same under DDP (empty with ``dp_shard``). ``rest`` are
+    the bytes that a rank holds of what AdamW steps: embeddings, head and norms, their gradients, both moments
+    and master weights. ``tokens`` is the batch, or None.
     """
 
     shape: ModelShape
     sizes: dict[str, int]
     stage: int
     machine: Machine
-    bucket_bytes: int
+    round_bytes: int
     window: int
+    parts: tuple[StagePart, ...]
+    builders: Mapping[str, Builder]
     estimates: tuple[StepEstimate, ...]
-    adamw: float
     adamw_parts: tuple[StepEstimate, ...] = ()
     adamw_ddp: tuple[StepEstimate, ...] = ()
+    rest: int = 0
+    dtypes: Dtypes = field(default_factory=Dtypes)
     tokens: int | None = None
+
+    @property
+    def adamw(self) -> float:
+        """Seconds of AdamW's step."""
+        return self.adamw_at(1.0)
+
+    def memory(self, one: StepEstimate) -> int:
+        """Bytes that a rank holds at a step's worst moment: matrices, the rest of the model, the step's own.
+
+        Activations, and what FSDP2 gathers in forward and backward, are left out.
+        """
+        return one.memory + one.master + self.rest
 
     @property
     def ranks(self) -> int:
@@ -84,7 +177,7 @@ class ModelPlan:
     def fitting(self) -> list[StepEstimate]:
         """The strategies that a rank has memory for, the fastest first."""
         room = self.machine.memory
-        fit = [one for one in self.estimates if room is None or one.memory <= room]
+        fit = [one for one in self.estimates if room is None or self.memory(one) <= room]
         return sorted(fit, key=lambda one: one.seconds)
 
     @property
@@ -94,7 +187,7 @@ class ModelPlan:
             return None
         least = self.fitting[0].seconds
         close = [one for one in self.fitting if one.seconds <= CLOSE * least]
-        return min(close, key=lambda one: one.memory)
+        return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
         """The fastest that fits, were all links ``factor`` times as fast."""
@@ -127,10 +220,11 @@ def plan_model(
     sizes: Mapping[str, int],
     machine: Machine,
     *,
-    bucket_bytes: int = BUCKET_BYTES,
+    round_bytes: int = ROUND_BYTES,
     window: int = 1,
     tokens: int | None = None,
     strategies: Mapping[str, Builder] | None = None,
+    dtypes: Dtypes | None = None,
 ) -> ModelPlan:
     """Plan for the pipeline stage that has the most to compute.
 
@@ -139,55 +233,126 @@ def plan_model(
     dp_shard × tp / ep. ``strategies`` are all that the grid allows, unless told.
 
     Raises:
-        GridError: the grid does not divide the model.
+        GridError: the grid does not divide the model, or there is no matrix.
     """
-    sizes = {axis: sizes.get(axis, 1) for axis in AXES}
+    sizes, dtypes = {axis: sizes.get(axis, 1) for axis in AXES}, dtypes or Dtypes()
     stage = busiest_stage(shape, sizes["pp"])
-    dense, experts = stage_parts(shape, sizes, stage, machine)
-    beside = min(machine.ranks_per_node, math.prod(sizes.values()) // sizes["ep"]) - 1
-    found = compare(
-        dense.matrices,
-        experts.matrices,
-        dense.grid,
-        experts.grid,
-        dense.machine,
-        experts.machine,
-        strategies=strategies or _strategies_on(sizes),
-        bucket_bytes=bucket_bytes,
-        window=window,
-        beside=beside,
-    )
-    adamw = tuple(part.adamw(bucket_bytes, beside) for part in (dense, experts))
-    ddp = tuple(part.adamw(bucket_bytes, beside, False) for part in (dense, experts) if sizes[SHARDING] == 1)
-    seconds = sum(part.seconds for part in adamw)
-    estimates = tuple(found)
+    parts = tuple(part for part in stage_parts(shape, sizes, stage, machine, dtypes) if part.matrices)
+    if not parts:
+        raise GridError("there is no matrix to plan for")
+    builders = strategies or _strategies_on(sizes)
+    estimates = [
+        estimate_parts(name, builder, parts, round_bytes, window, dtypes)
+        for name, builder in builders.items()
+    ]
+    ddp = tuple(part.adamw(round_bytes, False) for part in parts if sizes[SHARDING] == 1)
     return ModelPlan(
-        shape, sizes, stage, machine, bucket_bytes, window, estimates, seconds, adamw, ddp, tokens
+        shape,
+        sizes,
+        stage,
+        machine,
+        round_bytes,
+        window,
+        parts,
+        builders,
+        tuple(estimates),
+        adamw_parts=tuple(with_dtypes(part.adamw(round_bytes), dtypes, 8) for part in parts),
+        adamw_ddp=ddp,
+        rest=_rest(shape, sizes, stage, dtypes),
+        dtypes=dtypes,
+        tokens=tokens,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StagePart:
-    """The dense matrices of a stage, or its experts: what a rank's grid and machine are for them."""
+def estimate_parts(
+    name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
+) -> StepEstimate:
+    """A strategy's step over the dense matrices, and then over the experts, on their grids."""
+    each = [
+        estimate(
+            name,
+            builder,
+            part.matrices,
+            part.grid,
+            part.machine,
+            round_bytes=round_bytes,
+            window=window,
+            walks=part.walks,
+        )
+        for part in parts
+    ]
+    itemsize = (dtypes.momentum or dtypes.param).itemsize
+    kept = replace(together(each), momentum=together(each).momentum // dtypes.param.itemsize * itemsize)
+    return with_dtypes(kept, dtypes, itemsize)
 
-    matrices: Sequence[Matrix]
-    grid: Grid
-    machine: Machine
 
-    def adamw(self, bucket_bytes: int, beside: int, sharded: bool = True) -> StepEstimate:
-        """AdamW's step over them; under DDP where it is not ``sharded``."""
-        at = self.grid.at(0)
-        if self.grid.size(SHARDING) > 1:
-            plan = owner_per_replica(self.matrices, self.grid, bucket_bytes=bucket_bytes)
-            lengths = list(averaged_at_once(plan, at).elements())
-        else:
-            plan = zero1(self.matrices, self.grid, bucket_bytes=bucket_bytes)
-            lengths = [bucket.length(LocalShards(), at) for bucket in plan.buckets]
-        return estimate_adamw(lengths, self.grid, self.machine, beside=beside, sharded=sharded)
+def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
+    """The same with master weights, if there are any, where a rank keeps ``state`` bytes an element."""
+    each = 0 if dtypes.master is None else dtypes.master.itemsize
+    return replace(one, master=one.momentum // state * each)
+
+
+def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtypes) -> int:
+    """Bytes that a rank holds of what AdamW steps, its state shared out as ZeRO-1 or FSDP2 does."""
+    mine, elements = stage_layers(shape, sizes["pp"], stage), 0
+    for other in shape.others:  # tables are cut over tp by their rows, rounded up
+        ways = (sizes["tp"] if isinstance(other.cut, Shard) else 1) * (sizes["ep"] if other.experts else 1)
+        elements += sum(layer in mine for layer in other.layers) * -(-other.size // ways)
+    state = 2 * 4 + (0 if dtypes.master is None else dtypes.master.itemsize)
+    held = dtypes.param.itemsize + dtypes.grad.itemsize
+    shards = sizes[SHARDING]
+    return elements * held // shards + elements * state // (shards if shards > 1 else sizes["dp"])
+
+
+def search(plan: ModelPlan) -> list[Choice]:
+    """The fastest options that fit of each of the most promising strategies, the fastest first.
+
+    A strategy promises its own copies, bytes and gradients, and about the products of whoever shares them
+    best: larger rounds may come to that.
+    """
+    least = min(one.product for one in plan.estimates)
+
+    def promise(one: StepEstimate) -> float:
+        return one.copy + one.exposed + one.reduction + min(one.product, 2 * least)
+
+    found = []
+    for one in sorted(plan.estimates, key=promise)[:SEARCHED]:
+        fit = [each for each in _tried(plan, one) if _fits(plan, each.estimate)]
+        found += [min(fit, key=lambda each: each.estimate.seconds)] if fit else []
+    return sorted(found, key=lambda each: each.estimate.seconds)
+
+
+def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
+    """A strategy with larger and larger rounds, as long as that changes them, and then with windows."""
+    builder = plan.builders[one.strategy]
+
+    def choice(round_bytes: int, window: int) -> Choice:
+        each = estimate_parts(one.strategy, builder, plan.parts, round_bytes, window, plan.dtypes)
+        return Choice(builder, round_bytes, window, each)
+
+    best = Choice(builder, plan.round_bytes, plan.window, one)
+    yield best
+    rounds = one.buckets
+    for times in ROUNDS[1:]:
+        if rounds <= len(plan.parts):
+            break
+        larger = choice(times * plan.round_bytes, plan.window)
+        yield larger
+        if larger.estimate.buckets == rounds or not _fits(plan, larger.estimate):
+            break
+        rounds = larger.estimate.buckets
+        best = min(best, larger, key=lambda each: each.estimate.seconds)
+    for window in WINDOWS:
+        if window != plan.window and best.estimate.buckets > 1:
+            yield choice(best.round_bytes, window)
+
+
+def _fits(plan: ModelPlan, one: StepEstimate) -> bool:
+    return plan.machine.memory is None or plan.memory(one) <= plan.machine.memory
 
 
 def stage_parts(
-    shape: ModelShape, sizes: Mapping[str, int], stage: int, machine: Machine
+    shape: ModelShape, sizes: Mapping[str, int], stage: int, machine: Machine, dtypes: Dtypes
 ) -> tuple[StagePart, StagePart]:
     """The dense matrices of a stage and its experts', each on their grid.
 
@@ -195,17 +360,22 @@ def stage_parts(
         GridError: the grid does not divide the model.
     """
     dp, shards, tp, ep, pp = (sizes[axis] for axis in AXES)
-    dense, experts = stage_matrices(shape, tp=tp, ep=ep, pp=pp, dp_shard=shards, stage=stage)
+    options = {"dtype": dtypes.param, "grad_dtype": dtypes.grad}
+    dense, experts = stage_matrices(shape, tp=tp, ep=ep, pp=pp, dp_shard=shards, stage=stage, **options)
     shared = shards * tp if shards > 1 else dp * tp
     if shared % ep:
         said = "dp_shard × tp" if shards > 1 else "dp × tp"
         raise GridError(f"ep={ep} does not divide {said} = {shared}, the ranks that share the experts")
     apart = replace(machine, ranks_per_node=max(1, machine.ranks_per_node // ep))  # neighbours are ep apart
+    beside = min(machine.ranks_per_node, dp * shards * tp * pp) - 1
     if shards > 1:
         grids = Grid.of(dp=dp, dp_shard=shards, tp=tp), Grid.of(dp=dp, dp_shard=shared // ep)
     else:
         grids = Grid.of(dp=dp, tp=tp), Grid.of(dp=shared // ep)
-    return StagePart(dense, grids[0], machine), StagePart(experts, grids[1], apart)
+    return (
+        StagePart(dense, grids[0], machine, RankWalks(machine, beside)),
+        StagePart(experts, grids[1], apart, RankWalks(apart, beside)),
+    )
 
 
 def busiest_stage(shape: ModelShape, pp: int) -> int:
@@ -227,87 +397,143 @@ def busiest_stage(shape: ModelShape, pp: int) -> int:
     return max(range(pp), key=work)
 
 
-def table_of(plan: ModelPlan) -> Table:
-    """The strategies as a table for a terminal, the fastest first."""
+def tables_of(plan: ModelPlan) -> tuple[Table, Table]:
+    """Seconds, and bytes: the strategies and AdamW as tables for a terminal, the fastest first."""
     grid = ", ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1) or "one rank"
-    size = f"{plan.shape.hidden / 1e9:,.3g} billion elements in matrices".replace("e+03", "000")
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
-    title = Text(f"{plan.shape.name}, {size}, on {grid}{stage}; {plan.machine.name}")
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, column in enumerate(COLUMNS):
+    size = f"{say_billions(plan.shape.hidden)} elements in matrices"
+    title = f"{plan.shape.name}, {size}, on {grid}{stage}; {plan.machine.name}"
+    tables = _table(SECONDS, title), _table(BYTES, None)
+    rows = [*plan.estimates, *([together(plan.adamw_parts)] if plan.adamw_parts else [])]
+    for one in sorted(rows, key=lambda one: one.seconds):
+        times = (one.seconds, one.own, one.product, one.copy, one.others, one.exposed, one.reduction)
+        over = say_number(one.seconds / plan.adamw) if plan.adamw else "–"
+        _add_row(tables[0], one.strategy, [*map(say_seconds, times), over])
+        sent = map(say_bytes, (one.sent - one.between, one.between))
+        held = (one.held, one.momentum + one.master, one.peak, one.fsdp, plan.memory(one))
+        _add_row(tables[1], one.strategy, [*sent, say_number(one.shares), *map(say_bytes, held)])
+    return tables
+
+
+def _table(columns: Sequence[str], title: str | None) -> Table:
+    said = None if title is None else Text(title)
+    table = Table(title=said, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for one in sorted(plan.estimates, key=lambda one: one.seconds):
-        cells = (
-            say_seconds(one.seconds),
-            say_number(one.seconds / plan.adamw) if plan.adamw else "–",
-            say_seconds(one.product + one.copy),
-            say_seconds(one.waiting),
-            say_bytes(one.sent),
-            say_number(one.fair_shares),
-            say_bytes(one.held + one.momentum),
-            say_bytes(one.peak),
-        )
-        table.add_row(one.strategy, *(cell.replace(" ", "") for cell in cells))
     return table
 
 
+def _add_row(table: Table, name: str, cells: Sequence[str]) -> None:
+    table.add_row(name, *(cell.replace(" ", "") for cell in cells))
+
+
+def say_layout(plan: ModelPlan) -> str:
+    """How ranks are laid out, in which dtypes they hold what, and what of their memory is left out."""
+    grid, node = plan.parts[0].grid, plan.machine.ranks_per_node
+    axes = [axis for axis in grid.axes if grid.size(axis) > 1]
+    inside = [axis for axis in axes if grid.stride(axis) * grid.size(axis) <= node]
+    where = (
+        f"{' and '.join(inside) or 'no axis'} within one" if plan.machine.between else "one is all there is"
+    )
+    fastest = f"{axes[-1]} varies fastest, " if len(axes) > 1 else ""
+    return (
+        f"Ranks: {' × '.join(axes) or 'one'}; {fastest}{node} ranks a node, {where}. Dtypes: {plan.dtypes}. "
+        f"memory counts {say_bytes(plan.rest)} of embeddings, head and norms with AdamW's state; activations "
+        "and what FSDP2 gathers for forward and backward are left out."
+    )
+
+
 def _strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
-    """The strategies that take a grid's parameters, each once."""
+    """The strategies that take a grid's parameters, each once; with ``dp_shard``, their baseline too."""
     if sizes[SHARDING] > 1:
-        return SHARDED
+        return {**SHARDED, **GATHER_ALL}
     return STRATEGIES if sizes["tp"] > 1 else WITHOUT_TP
 
 
-def say(plan: ModelPlan) -> list[str]:
-    """What to take and why, where that turns round, and what to beware of: a line each."""
-    best = plan.best
-    if best is None:
-        least = min(plan.estimates, key=lambda one: one.memory)
-        room, need = say_bytes(plan.machine.memory or 0), say_bytes(least.memory)
+def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
+    """What to take and why, where that turns round, and what to beware of: a line each.
+
+    ``found`` is what a search found.
+    """
+    best, tried = plan.best, [choice.estimate for choice in found]
+    if best is None and not found:
+        least = min(plan.estimates, key=plan.memory)
+        room, need = say_bytes(plan.machine.memory or 0), say_bytes(plan.memory(least))
         return [
             f"Nothing fits into {room} a rank: {least.strategy}, which needs least, takes {need} for the "
-            "matrices and a step. Take more tp or pp."
+            f"model and a step. {_more_room(plan)}"
         ]
-    return [_recommendation(plan, best), *_turns(plan, best), *_beside_training(plan, best), *_warnings(plan)]
+    lines = []
+    for choice in found[:1]:
+        one = choice.estimate
+        cost = f"{say_seconds(one.seconds)} a step, {say_bytes(plan.memory(one))} a rank"
+        lines.append(f"Fastest found: {choice.call}: {cost}.")
+    if best is not None:
+        lines.append(_recommendation(plan, best))
+    ordered = tried or plan.fitting
+    beside = _beside_training(plan, ordered[0])
+    return [*lines, *_turns(ordered), *beside, *_warnings(plan), *plan.shape.notes]
+
+
+def _more_room(plan: ModelPlan) -> str:
+    """Which axes would make a rank's part smaller."""
+    axes = ["tp", "pp"]
+    if plan.shape.experts > plan.sizes["ep"]:
+        axes.append("ep")
+    if plan.sizes["dp"] > 1:
+        axes.append("dp_shard (FSDP2, in place of dp)")
+    return f"Take more {', '.join(axes[:-1])} or {axes[-1]}."
 
 
 def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
-    line = f"Take {best.strategy}: {say_seconds(best.seconds)} a step"
+    options = f"With rounds of {say_bytes(plan.round_bytes)} and a window of {plan.window}"
+    line = f"{options}, take {best.strategy}: {say_seconds(best.seconds)} a step"
     others = [one for one in plan.fitting if one is not best]
     if not others:
         return f"{line}."
     second = others[0]
     if second.seconds <= CLOSE * best.seconds:
-        less, more = say_bytes(best.memory), say_bytes(second.memory)
+        less, more = say_bytes(plan.memory(best)), say_bytes(plan.memory(second))
         need = f"takes as much memory, {more}" if less == more else f"takes {more} of memory, this one {less}"
         return f"{line}. {second.strategy} is about as fast and {need}."
     parts = {
         "computes": (best.product + best.copy, second.product + second.copy),
-        "waits": (best.waiting, second.waiting),
+        "waits for other ranks": (best.others, second.others),
+        "waits for bytes": (best.exposed + best.reduction, second.exposed + second.reduction),
     }
     name, (mine, its) = max(parts.items(), key=lambda item: item[1][1] - item[1][0])
+    verb, _, what = name.partition(" ")
     return (
-        f"{line}; it {name} {say_seconds(mine)} where {second.strategy}, the next, {name} {say_seconds(its)}."
+        f"{line}; it {verb} {say_seconds(mine)} {what}".rstrip()
+        + f" where {second.strategy}, the next, {verb} {say_seconds(its)}."
     )
 
 
-def _turns(plan: ModelPlan, best: StepEstimate) -> list[str]:
-    """Where another strategy wins, going out from today's bandwidth in both directions."""
-    lines = []
-    for sign, word in ((1, "faster"), (-1, "slower")) if plan.window == 1 else ():
-        for power in range(1, DOUBLINGS + 1):
-            factor = 2.0 ** (sign * power)
-            winner = plan.winner_at(factor)
-            if winner is not None and winner.seconds_at(factor) * CLOSE < best.seconds_at(factor):
-                lines.append(f"With links {2**power} times {word}, {winner.strategy} is ahead.")
-                break
-    return lines
+def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
+    """Whether the first stays ahead of the others with links half and twice as fast, or where that turns."""
+    best, lines = ordered[0], []
+    for factor, word in ((0.5, "half"), (2.0, "twice")):
+        winner = min(ordered, key=lambda one: one.seconds_at(factor))
+        if winner.seconds_at(factor) * CLOSE >= best.seconds_at(factor):
+            continue
+        low, high = 1.0, factor
+        for _ in range(8):
+            middle = math.sqrt(low * high)
+            ahead = winner.seconds_at(middle) < best.seconds_at(middle)
+            low, high = (low, middle) if ahead else (middle, high)
+        where = f"it turns at {high:.2g} times the machine's"
+        lines.append(f"With links {word} as fast, {winner.strategy} is ahead; {where}.")
+    return lines or [f"{best.strategy} stays ahead, or as good, with links half and twice as fast."]
 
 
 def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
     """What part of a whole step the optimizer is, where the batch is known."""
     if plan.tokens is None:
         return []
+    ranks = plan.sizes["dp"] * plan.sizes[SHARDING]
+    if plan.tokens < ranks:
+        said = f"A batch of {plan.tokens:,} tokens is less than one for each of dp={ranks:,}"
+        return [f"{said}: --batch counts tokens, those of all ranks together."]
     if plan.training is None:
         return [f"Nobody says how many experts of {plan.shape.name} a token meets: no word on the batch."]
     muon, adamw = (100 * seconds / plan.training for seconds in (best.seconds, plan.adamw))
@@ -321,8 +547,10 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
 def _warnings(plan: ModelPlan) -> list[str]:
     room, found = plan.machine.memory, []
     for one in plan.estimates:
-        if room is not None and one.memory > room:
-            found.append(f"{one.strategy} does not fit: {say_bytes(one.memory)} of {say_bytes(room)} a rank.")
+        if room is not None and plan.memory(one) > room:
+            found.append(
+                f"{one.strategy} does not fit: {say_bytes(plan.memory(one))} of {say_bytes(room)} a rank."
+            )
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
         found.append("gram is within a stated bound of one process; the others are equal to it, to the bit.")
@@ -332,17 +560,25 @@ def _warnings(plan: ModelPlan) -> list[str]:
         larger = "Larger buckets, or layerwise, do" if sliced.buckets > 1 else "layerwise does"
         found.append(
             f"zero1: so many of dp={dp} ranks share a matrix that the busiest does {shares} fair shares of "
-            f"Newton–Schulz, with buckets of {say_bytes(plan.bucket_bytes)}. {larger} less."
+            f"Newton–Schulz, with buckets of {say_bytes(plan.round_bytes)}. {larger} less."
         )
     if whole is not None and whole.fair_shares > 1.5:
+        line = (
+            f"layerwise: the busiest owner has {say_number(whole.fair_shares)} fair shares of Newton–Schulz"
+        )
+        if whole.runs <= len(plan.parts):
+            found.append(f"{line}: one matrix is the floor, since there are few for so many ranks.")
+        else:
+            found.append(f"{line}, in {whole.runs} matrices: owners have unequal work.")
+    if plan.sizes[SHARDING] > 1:
+        whole_bytes = sum(e.numel for part in plan.parts for e in part.matrices) * plan.dtypes.param.itemsize
         found.append(
-            f"layerwise: the busiest owner has {say_number(whole.fair_shares)} fair shares of Newton–Schulz. "
-            "Where there are few matrices for so many ranks, one matrix is the floor."
+            f"full_tensor() of all matrices at once, on every rank, would hold {say_bytes(whole_bytes)}."
         )
     return found
 
 
-def as_data(plan: ModelPlan) -> dict[str, Any]:
+def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:
     """The plan as plain data."""
     best = plan.best
     return {
@@ -352,42 +588,66 @@ def as_data(plan: ModelPlan) -> dict[str, Any]:
         "grid": plan.sizes,
         "stage": plan.stage,
         "machine": plan.machine.name,
-        "bucket_bytes": plan.bucket_bytes,
+        "round_bytes": plan.round_bytes,
         "window": plan.window,
+        "dtypes": str(plan.dtypes),
+        "layout": say_layout(plan),
+        "notes": list(plan.shape.notes),
+        "rest_bytes": plan.rest,
         "adamw_seconds": plan.adamw,
         "adamw_ddp_seconds": plan.adamw_at(1.0, sharded=False) if plan.adamw_ddp else None,
         "tokens": plan.tokens,
         "forward_backward_seconds": plan.training,
         "seconds_are": PREDICTED,
         "take": None if best is None else best.strategy,
-        "says": say(plan),
+        "call": found[0].call if found else None,
+        "says": say(plan, found),
         "strategies": [
             {
                 "strategy": one.strategy,
                 "seconds": one.seconds,
                 "product_seconds": one.product,
                 "copy_seconds": one.copy,
-                "exposed_seconds": one.waiting,
+                "waiting_for_ranks_seconds": one.others,
+                "exposed_seconds": one.exposed,
+                "gradient_seconds": one.reduction,
                 "sent_bytes": dict(one.phases),
+                "between_nodes_bytes": one.between,
                 "newton_schulz_runs": one.runs,
                 "newton_schulz_operations": one.newton_schulz,
                 "fair_shares": one.fair_shares,
                 "held_bytes": one.held,
                 "momentum_bytes": one.momentum,
+                "master_bytes": one.master,
                 "peak_bytes": one.peak,
+                "fsdp_bytes": one.fsdp,
+                "memory_bytes": plan.memory(one),
             }
-            for one in plan.estimates
+            for one in (*plan.estimates, together(plan.adamw_parts))
         ],
     }
 
 
-def say_number(number: float) -> str:
-    """Three digits, and thousands as k.
+def say_billions(number: int) -> str:
+    """A count of elements.
 
-    >>> say_number(1.2345), say_number(16384.2)
-    ('1.23', '16.4k')
+    >>> say_billions(1_020_000_000_000), say_billions(6_980_000_000)
+    ('1,020 billion', '6.98 billion')
     """
-    return f"{number:.3g}" if number < 999.5 else f"{number / 1000:.3g}k"
+    billions = number / 1e9
+    return f"{billions:.3g} billion" if billions < 999.5 else f"{billions:,.0f} billion"
+
+
+def say_number(number: float) -> str:
+    """Three digits, thousands as k and millions as M.
+
+    >>> say_number(1.2345), say_number(16384.2), say_number(2.3e6)
+    ('1.23', '16.4k', '2.3M')
+    """
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
 
 
 def say_seconds(seconds: float) -> str:

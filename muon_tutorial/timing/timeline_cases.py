@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -45,10 +46,9 @@ class TimelineTask:
         """
         cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
         matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]
-        builders: dict[str, Builder] = {"zero1": zero1, "owner": owner}
-        together = 1 if strategy == "owner" else 2  # a bucket is as long as what one rank holds of it
-        bucket_bytes = 4 * self.side**2 * together
-        return builders[strategy](matrices, Grid.of(dp=self.dp), bucket_bytes=bucket_bytes)
+        builders: dict[str, Builder] = {"zero1": partial(zero1, cut="bucket"), "owner": owner}
+        limit = self.side**2 * (2 if strategy == "owner" else 2 * 4)  # one matrix in bf16, or two in fp32
+        return builders[strategy](matrices, Grid.of(dp=self.dp), round_bytes=limit)
 
 
 def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:

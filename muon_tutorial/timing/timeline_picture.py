@@ -5,17 +5,15 @@ A function of the timelines alone, to the byte. Each band has a rank's processor
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ..evidence.svg import svg_document, svg_style
 from ..evidence.traces.timeline_picture import FILLS, HATCHES
 from .timed_world import Doing
 from .timeline import StepTimeline, compare_phases
@@ -35,12 +33,6 @@ WORDS: dict[Doing, str] = {
 BAND = 26
 THINNEST = 1500
 """Bars narrower than this part of a step are not drawn: nobody would see them."""
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "timelines",
-    "font.family": "DejaVu Sans",
-    "hatch.linewidth": 0.5,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +59,8 @@ def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
     ranks = len(pairs[0].predicted.ranks)
     heights = [2 * BAND * ranks + 62 for _ in pairs]
     whole, top = sum(heights) + 60, 50
-    with mpl.rc_context(_STYLE):
+    with svg_style("timelines", **{"hatch.linewidth": 0.5}):
         figure = Figure(figsize=(9.6, whole / 96), dpi=96, facecolor="#ffffff")
-        FigureCanvasSVG(figure)
         for pair, height in zip(pairs, heights, strict=True):
             low = 1 - (top + height - 32) / whole
             axes = figure.add_axes((0.13, low, 0.85, (height - 62) / whole))
@@ -80,10 +71,7 @@ def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
         figure.legend(handles=handles, loc="upper left", ncols=4, frameon=False, fontsize=8.5,
                       bbox_to_anchor=(0.12, 1 - 20 / whole))  # fmt: skip
         figure.text(0.012, 1 - 16 / whole, title, fontsize=10.5, weight="bold", va="center")
-        target = io.StringIO()
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
-    svg = target.getvalue()
-    return "\n".join(line.rstrip() for line in svg[svg.index("<svg") :].splitlines()) + "\n"
+        return svg_document(figure)
 
 
 def _draw_pair(axes: Axes, pair: TimelinePair) -> None:

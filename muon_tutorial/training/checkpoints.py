@@ -1,17 +1,15 @@
-"""A training run's checkpoints, as every rank saves and loads them, and its request to stop.
+"""A training run's checkpoints, as every rank saves and loads them, and what a run is asked to do.
 
-Knows when a run saves, what is in a checkpoint beside model and optimizer, and which file asks a run to stop.
-Knows no command line; ``run_folder`` knows the rest of the folder.
+Knows when a run saves, what is in a checkpoint beside model and optimizer, and which files ask a run to save
+or stop. Knows no command line; ``run_folder`` knows the rest of the folder.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
+import contextlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,27 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..checkpoint import CheckpointManager
-from ..errors import RunFolderError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from .run_folder import METRICS, RunFolder
 
 KEPT = 2
-TORCHRUN_ECHO = 1.0
-"""Seconds in which torchrun passes on to its ranks the Ctrl-C that the terminal has sent them already."""
+SAVE, TIME = "save", "time"
+REASONS = (SAVE, TIME, "SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2")
+"""Why a run saves, or stops, before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
     """Where a run saves, after how many steps each, and the step that it goes on from.
 
-    Without ``every`` it saves only when it is asked to stop. ``begin`` is None for a run that starts anew.
+    Without ``every`` it saves only when it is asked to. ``begin`` is None for a run that starts anew.
+    ``acts`` says what each signal asks for; at ``until``, in monotonic seconds of rank 0, the run stops.
     """
 
     folder: Path
     every: int | None = None
     begin: int | None = None
+    acts: Mapping[str, str] = field(default_factory=dict)
+    until: float | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -51,25 +51,22 @@ class Saving:
         return self.folder / "stop"
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a step has been recorded since the run began, or went on."""
-        try:
-            records = RunFolder(self.folder).records(METRICS)
-        except RunFolderError:
-            return False
-        return any(record.get("step", -1) >= (self.begin or 0) for record in records[-1:])
+    def save_file(self) -> Path:
+        """The file whose presence asks all ranks to save after the step they are in, and go on."""
+        return self.folder / "save"
 
-    def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint."""
-        return CheckpointManager(self.checkpoints, KEPT).latest_step()
+    def whole_step(self, say: Callable[[str], None]) -> int | None:
+        """The step of the newest whole checkpoint; damaged ones are put aside, and ``say`` is told."""
+        return CheckpointManager(self.checkpoints, KEPT).whole_step(say)
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedRun:
-    """A run that was asked to stop, after how many steps, and where it saved."""
+    """A run that was asked to stop, after how many steps, where it saved, and what asked."""
 
     step: int
     checkpoints: Path
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,35 +113,12 @@ class Saver:
         """Wait for the save that is under way."""
         self.manager.wait()
 
-    @property
-    def stop_requested(self) -> bool:
-        """Whether this rank sees that somebody asked the run to stop."""
-        return self.saving.stop_file.exists()
-
-
-@contextmanager
-def stopping_on_interrupt(saving: Saving, say: str | None, echo: float = 0.0) -> Iterator[None]:
-    """Let the first Ctrl-C ask a run that has begun to save and stop, and a second one interrupt at once.
-
-    ``say`` is printed at the first; None where another process says it. Another one within ``echo`` seconds
-    of the first is the same. What asked an earlier run to stop is forgotten. For the main thread, before this
-    process trains.
-    """
-    saving.stop_file.unlink(missing_ok=True)
-    asked: list[float] = []
-
-    def ask(*_: object) -> None:
-        if not saving.has_begun or (asked and time.monotonic() - asked[0] > echo):
-            raise KeyboardInterrupt
-        if not asked:
-            asked.append(time.monotonic())
-            saving.stop_file.touch()
-            if say is not None:
-                print(say, file=sys.stderr, flush=True)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        saving.stop_file.unlink(missing_ok=True)
+    def asked(self, is_first: bool) -> set[str]:
+        """What this rank sees the run asked for, of ``REASONS``; the clock is the first rank's."""
+        found = {SAVE} if self.saving.save_file.exists() else set()
+        if is_first and self.saving.until is not None and time.monotonic() > self.saving.until:
+            found.add(TIME)
+        with contextlib.suppress(FileNotFoundError):
+            word = self.saving.stop_file.read_text(encoding="ascii", errors="replace")
+            found.add(word if word in REASONS else "SIGINT")  # somebody touched it
+        return found

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from .progress import showing_progress
 from .records import RunResult, StepRecord
 from .run_folder import METRICS, RunFolder
 from .settings import TrainSettings
+from .stopping import passing_signals_on
 from .text import load_text
 
 RECORD = "@step "
@@ -78,15 +80,21 @@ def run_launched(
                 console.print(f"[rank {rank}] {line}", markup=False, highlight=False)
 
         results = launch(
-            train_rank,
+            _train_launched,
             settings.world_size,
-            args=(settings, print_record, saving),
+            args=(settings, saving),
             backend=settings.backend,
             timeout=settings.timeout,
             output=listen,
             max_lines=settings.steps + SPARE_LINES,
         )
     return _with_earlier(results[0], earlier)
+
+
+def _train_launched(rank: int, settings: TrainSettings, saving: Saving | None) -> RunResult | StoppedRun:
+    """A rank of ``run_launched``."""
+    with passing_signals_on(saving) if saving is not None else nullcontext():
+        return train_rank(rank, settings, print_record, saving)
 
 
 def run_seated(
@@ -97,7 +105,8 @@ def run_seated(
         return train_rank(rank, settings, lambda record: None, saving)
     earlier = _earlier_records(folder, saving, METRICS, console)
     with _recording(settings, folder, console, METRICS) as record:
-        return _with_earlier(train_rank(rank, settings, record, saving), earlier)
+        say = partial(console.print, markup=False, highlight=False)
+        return _with_earlier(train_rank(rank, settings, record, saving, say), earlier)
 
 
 def _earlier_records(

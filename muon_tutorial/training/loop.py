@@ -25,7 +25,7 @@ from ..optimizer.split_parameters import split_parameters
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, build_mesh, gather_objects
 from .check import Snapshot, compare
-from .checkpoints import Saver, Saving, StoppedRun
+from .checkpoints import REASONS, SAVE, Saver, Saving, StoppedRun
 from .exchange import average_gradients, sum_over
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
@@ -64,12 +64,16 @@ class Trainer:
 
 
 def train_rank(
-    rank: int, settings: TrainSettings, tell: Callable[[StepRecord], None], saving: Saving | None = None
+    rank: int,
+    settings: TrainSettings,
+    tell: Callable[[StepRecord], None],
+    saving: Saving | None = None,
+    say: Callable[[str], None] = print,
 ) -> RunResult | StoppedRun:
     """Run the whole job on this rank; must be called by all ranks of an initialised default group.
 
-    ``tell`` is called on rank 0 after every step. With ``saving`` the run saves, goes on from where it was
-    saved, and can be stopped; its records are those of the steps taken now.
+    ``tell`` is called on rank 0 after every step, ``say`` with a line for the user. With ``saving`` the run
+    saves, goes on from where it was saved, and can be stopped; its records are those of the steps taken now.
 
     Raises:
         TextError: the ranks read different texts, or another one than the run began with.
@@ -93,11 +97,15 @@ def train_rank(
         if rank == 0:
             tell(record)
         if saver is not None:
-            stop = _any_rank(trainer, saver.stop_requested) and step + 1 < settings.steps
-            if stop or saver.due(step + 1, settings.steps):
-                saver.save(step + 1, run, wait=stop)
-            if stop:
-                return StoppedRun(step + 1, saver.saving.checkpoints)
+            asked = _on_any_rank(trainer, saver.asked(rank == 0)) if step + 1 < settings.steps else []
+            if rank == 0 and SAVE in asked:
+                saver.saving.save_file.unlink(missing_ok=True)
+            if asked or saver.due(step + 1, settings.steps):
+                saver.save(step + 1, run, wait=bool(asked))
+            if asked not in ([], [SAVE]):
+                return StoppedRun(step + 1, saver.saving.checkpoints, asked[-1])
+            if asked and rank == 0:
+                say(f"saved after step {step + 1} in {saver.saving.checkpoints}")
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
     if saver is not None:
         saver.wait()
@@ -217,12 +225,12 @@ def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
     return sum_over(trainer.world, "dp", loss.double(), "loss").item() / trainer.settings.dp
 
 
-def _any_rank(trainer: Trainer, flag: bool) -> bool:
-    """Whether any rank says so, the same answer on all of them."""
-    count = torch.tensor([float(flag)], device=trainer.device)
+def _on_any_rank(trainer: Trainer, asked: set[str]) -> list[str]:
+    """What any rank is asked for, in the order of ``REASONS``, the same on all of them."""
+    counts = torch.tensor([float(reason in asked) for reason in REASONS], device=trainer.device)
     for axis in trainer.world.grid.axes:
-        count = sum_over(trainer.world, axis, count, "stop?")
-    return bool(count)
+        counts = sum_over(trainer.world, axis, counts, "stop?")
+    return [reason for reason, count in zip(REASONS, counts.tolist(), strict=True) if count]
 
 
 def _timed(trainer: Trainer, do: Callable[[], T]) -> tuple[T, float]:

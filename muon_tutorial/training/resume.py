@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,12 @@ def _differs(name: str, given: Any, own: Any) -> bool:
     return bool(given != own)
 
 
-def saving_of(folder: RunFolder, said: Mapping[str, Any], every: int | None) -> Saving:
-    """How a run that goes on saves, and from where it begins: its newest complete checkpoint, if any.
+def saving_of(
+    folder: RunFolder, said: Mapping[str, Any], every: int | None, say: Callable[[str], None]
+) -> Saving:
+    """How a run that goes on saves, and from where it begins: its newest checkpoint that is whole, if any.
+
+    ``say`` is told of damaged ones, which are put aside.
 
     Raises:
         UsageError: its ``settings.json`` holds no number of steps to save after.
@@ -105,7 +109,7 @@ def saving_of(folder: RunFolder, said: Mapping[str, Any], every: int | None) -> 
     if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):
         raise _damaged(SAVE_EVERY, own)
     saving = Saving(folder.path, every or own)
-    return Saving(saving.folder, saving.every, saving.latest_step())
+    return Saving(saving.folder, saving.every, saving.whole_step(say))
 
 
 def _damaged(name: str, value: object) -> UsageError:

@@ -13,10 +13,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.folders import locked, read_file
 from ..errors import RunFolderError
 
 if TYPE_CHECKING:  # matplotlib takes a while
@@ -27,6 +29,8 @@ METRICS = "metrics.jsonl"
 
 RESULT = "result.json"
 """The file of a run's result, which a complete run has."""
+
+_LARGEST_SETTINGS, _LARGEST = 1 << 20, 1 << 30  # bytes of settings, and of a run's records
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,20 @@ class RunFolder:
             RunFolderError: it is none.
         """
         try:
-            settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            settings = json.loads(read_file(path / "settings.json", _LARGEST_SETTINGS))
+        except (OSError, ValueError, RecursionError):
             settings = None
         if not isinstance(settings, dict):
             raise RunFolderError(f"{path} is no run folder: it has no settings.json that can be read")
         return cls(path), settings
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the folder as the one job that trains in it.
+
+        Raises:
+            CheckpointError: another process does; says which.
+        """
+        return locked(self.path, "training in")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one record to a file of JSON lines."""
@@ -79,7 +91,7 @@ class RunFolder:
         """The records of a file of JSON lines that can be read; a last line that was cut off is left out."""
         with _unwritable(self.path):
             path = self.path / name
-            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            text = read_file(path, _LARGEST).decode(errors="replace") if path.exists() else ""
         return [record for line in text.split("\n")[:-1] if (record := _as_record(line)) is not None]
 
     def rewrite(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:

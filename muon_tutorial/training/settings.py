@@ -71,6 +71,9 @@ def check_numbers(options: object) -> None:
     if not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"--lr must be a positive number, got {lr}")
     check_timeout(timeout, "--timeout")
+    for name in ("grace", "max_seconds"):
+        if getattr(options, name, None) is not None:
+            check_timeout(getattr(options, name), f"--{name.replace('_', '-')}")
 
 
 def lr_share(step: int, steps: int) -> float:

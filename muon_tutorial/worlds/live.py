@@ -371,7 +371,7 @@ def _call_backend(
     send, root = request.send, request.root
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
-        received = send.clone()  # written over on the way, and thrown away
+        received = send  # written over on the way
     elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
         received.copy_(send)
     match request.kind:

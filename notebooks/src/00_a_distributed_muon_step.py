@@ -66,8 +66,9 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # per GPU; today they share your processor. Each has a number, its **rank**.
 #
 # The ranks stand in a grid. Along **tp** (tensor parallel) this weight is *cut* into columns. Along **dp** (data
-# parallel) it is *copied*, and each copy sees other training data. So it is today; elsewhere tp cuts rows, and
-# soon dp will cut, too.
+# parallel) it is *copied*, and each copy sees other training data. We write this **layout** as `W[I, J_tp]`: I rows, which no
+# axis cuts, and J columns, which tp does; an axis that is not named holds copies. That is today's layout. Other layers
+# cut rows instead, and from lesson 05 on dp cuts as well.
 #
 # `launch` starts real ones and runs your function in each:
 
@@ -107,8 +108,10 @@ cut.check(my_columns)
 # ## Predict
 #
 # Muon also keeps a **momentum**: a running average of past gradients, as large as the weight. With **ZeRO** (zero
-# redundancy) nobody copies it: what tp has cut into columns, dp cuts into rows. So who keeps the momentum's entry
-# in the last row and column?
+# redundancy), ranks stop keeping copies of it. tp has already cut it into columns. dp now writes each rank's columns
+# in one line, row after row, and cuts that line into equal parts. For this one matrix the cuts fall between rows, so
+# it looks as if dp cut rows: `M[I_dp, J_tp]`. (Lesson 05 shows cuts in the middle of a row.) Which ranks
+# keep the momentum's entry in the last row and column?
 #
 # *Easy · 1 minute · required*
 

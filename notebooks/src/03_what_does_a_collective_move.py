@@ -335,11 +335,15 @@ for dtype in (torch.float32, torch.bfloat16):
 # |---|---|
 # | all_to_all | (P − 1)/P · S |
 # | broadcast | S; the last rank of the chain sends nothing |
+# | reduce | S; the root, which ends up with the sum, sends nothing |
 # | gather | S/P, and the root nothing |
 # | scatter | the root (P − 1)/P · S, all others nothing |
 #
-# GPUs mostly use rings. Gloo, the library between your processes here, takes other ways for some calls. A later
-# lesson puts both side by side.
+# From here on the whole course counts bytes in this way: what *one rank sends* on a ring.
+#
+# GPUs use rings where bytes matter. Where a tensor is small and ranks are many, they send along a **tree** instead:
+# about as many bytes, in fewer messages one after the other (lesson 14). Gloo, the library between your processes
+# here, takes other ways for some calls. Lesson 13 puts ring and Gloo side by side.
 #
 # </details>
 #
@@ -370,8 +374,13 @@ lesson.picture_of_wire(wire, sizes, seconds)
 # %% [markdown]
 # On the left the line is flat: bytes are free there, and you pay latency. On the right only bytes count. A ring's
 # all_reduce of S bytes is 2 (P − 1) messages in a row, of S/P bytes each: with many ranks, a small tensor pays almost
-# nothing but latency. (Is the last dot far above the line? Caches end, and the model does not know.) Look at the last
-# two printed lines, too. They are why optimizers pack many small matrices into one large buffer, which lesson 05 is
+# nothing but latency.
+#
+# Why are two bandwidths printed? One belongs to the line, which has to fit all dots at once. The other is that of the
+# last dot alone, its bytes over its time. Messages that large no longer fit into the processor's caches, so on most
+# machines each of their bytes costs more than the line says, and the dot lies above it.
+#
+# The last two printed lines are why optimizers pack many small matrices into one large buffer, which lesson 05 is
 # about.
 #
 # ## Recap

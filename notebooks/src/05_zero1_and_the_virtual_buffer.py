@@ -56,7 +56,7 @@ from muon_tutorial import launch
 from muon_tutorial.learn import zero1_buffer as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 plan = lesson.plan_of(dp, tp, bucket)
-split, ranges, received, planned, quiz = lesson.all_exercises(dp, tp, bucket)
+split, ranges, sent, planned, quiz = lesson.all_exercises(dp, tp, bucket)
 
 # %% [markdown]
 # ## Three rulers
@@ -66,12 +66,12 @@ split, ranges, received, planned, quiz = lesson.all_exercises(dp, tp, bucket)
 #
 # 1. *Matrices*, A to G, each written out flat, row after row.
 # 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would exceed the limit (the parameter
-#    `bucket`, in entries here), and a larger matrix gets a bucket of its own. Then comes **padding**, entries that
-#    mean nothing, until dp divides the length.
+#    `bucket`, in entries here). A matrix that alone is larger than the limit gets a bucket of its own. Then comes
+#    **padding**, entries that mean nothing, until dp divides the length.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, and so on.
 #
-# So a rank owns a *range*, not a matrix. All shares are equal. The price: a boundary may cut through a matrix, which
-# then **straddles**. The same as arithmetic:
+# So a rank owns a *range*, not a matrix: a flat buffer of B entries goes from `m[B]` to `m[B_dp]`. All shares are equal,
+# but a boundary may cut through a matrix, which then **straddles** it. In formulas, that is:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -127,8 +127,9 @@ lesson.explore(plan, bucket, live=widgets)
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# C changes hands in the middle of a row. In code, with the package's master plan, `dist_meta`, which has an item for
-# each matrix:
+# C changes hands in the middle of a row. So the picture of lesson 00, where dp seemed to cut rows, was a special case:
+# dp cuts the flat buffer, and it does not know where rows end. In code, with the package's master plan, `dist_meta`,
+# which has an item for each matrix:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
@@ -195,12 +196,14 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# Whoever keeps only a part of a matrix needs the rest. All its keepers orthogonalize it, and each uses its own part of
-# the update. A matrix that is whole in one slice need not travel.
+# A rank that keeps only a part of a matrix needs the rest, because each entry of the update depends on all entries of
+# the matrix. So every rank that keeps a part gathers the whole, orthogonalizes it, and uses its own part of the update.
+# The work is repeated, but then every rank already has the update it needs, and nothing has to be sent back. A matrix
+# that is whole in one slice need not travel.
 #
 # The first published version of this step gathers *every* bucket on every rank, padding and all. The thrifty way
-# gathers only what straddles. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank
-# 0 *receive*, either way?
+# gathers only what straddles: each rank sends its part of such a matrix to the others that keep one. On the wire an
+# entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
 #
 # *Medium · 6 minutes · required*
 
@@ -209,20 +212,20 @@ everything = ...  # bytes
 straddling = ...
 
 # %%
-received.check(everything, straddling)
+sent.check(everything, straddling)
 
 # %% tags=["answer"]
-counted = lesson.received_for_momentum(dp, tp, bucket)
+counted = lesson.sent_for_momentum(dp, tp, bucket)
 compare({"everything": everything, "straddling": straddling}, counted, lesson.draw_straddling(plan))
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# At the default parameters rank 0 keeps 92 + 55 entries, so it lacks 3 · 147. It straddles in A, where it lacks 28,
-# and in E, where it lacks 75. Or ask the plan:
+# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends 3 · 147. Two of its matrices straddle:
+# its 92 entries of A go to one other rank, its 55 of E to two. Or ask the plan:
 #
 # ```python
-# everything, straddling = lesson.received_for_momentum(dp, tp, bucket).values()
+# everything, straddling = lesson.sent_for_momentum(dp, tp, bucket).values()
 # ```
 #
 # </details>
@@ -256,6 +259,11 @@ lesson.draw_buckets(costs)
 # %% [markdown]
 # The bytes hardly change. The number of collectives does, three a bucket, and each costs its latency. Then why
 # not one huge bucket? Nothing can be worked on until all of it has arrived.
+#
+# In a large model one matrix alone fills a bucket. If dp still cut every bucket, each rank would hold a part of every
+# matrix and would have to orthogonalize all of them. So for a large model the package cuts *one* long list of all
+# matrices (`zero1(cut="list")`, the default), as the paper does, and sends it in several buckets. Then a matrix lies on
+# one rank, or on two. This lesson uses `cut="bucket"`, because small matrices show the ranges better.
 #
 # ## The plan of all ranks
 #

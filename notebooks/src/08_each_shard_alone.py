@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 08 · What happens if each shard is orthogonalized alone?
 #
-# Each rank calls Muon on the piece of the gradient that it holds: no message, no error and, cut the usual way, a
-# perfectly flat spectrum. So why is the update wrong?
+# Each rank calls Muon on the piece of the gradient that it holds: no message, no error. What is wrong with the update,
+# and which test would have noticed?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -276,7 +276,8 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group repeats:
+# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group repeats. The
+# last line is a part of the one above it, measured in the same run:
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
@@ -340,7 +341,7 @@ surviving.check(surviving_update)
 answers = {
     "cosine": ...,  # of the shards' update, cut by columns, to UVᵀ?
     "factor": ...,  # how many times too small is 0.2·sqrt(max(m, n)) on such a shard?
-    "received": ...,  # how many entries does a rank receive in the gather?
+    "sent": ...,  # how many entries does a rank send in the gather, on a ring?
 }
 
 # %%
@@ -350,8 +351,8 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# received = (tp - 1) * shards[0].numel()
-# answers = {"cosine": alone.cosine, "factor": ratios((64, 256), 1, tp)[1], "received": received}
+# sent = (tp - 1) * shards[0].numel()
+# answers = {"cosine": alone.cosine, "factor": ratios((64, 256), 1, tp)[1], "sent": sent}
 # ```
 #
 # </details>

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · The mirror: how does every matrix find its way back?
 #
-# Every rank keeps a slice, but Newton–Schulz wants whole matrices. Seven phases fetch everything together and take
-# it home again: why does the second half look like the first, read backwards?
+# Every rank keeps a slice, but Newton–Schulz wants whole matrices, so seven phases fetch everything together and take
+# it home again. Which of them send something, and which one cannot be taken back?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -66,38 +66,57 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # ## Predict
 #
-# Fold the film at the dashed line. Which phase undoes 1, which 2, which 3? And which send nothing?
-# (Along an axis of length 1 there is nobody to send to.)
+# Fold the film at the dashed line. Phase 5 comes to lie on 3, 6 on 2 and 7 on 1, and each leads back to the layout that
+# the other left. In two of these pairs, the one really undoes the other. In the third, ranks have lost something
+# for good. Which phase of the way out cannot be taken back? And which phases send nothing? (Along an axis of length 1
+# there is nobody to send to.)
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub", "predict"]
-undoes = ...  # such as {1: 4, 2: 5, 3: 6}
+lost = ...  # a phase of the way out: 1, 2 or 3
 silent = ...  # a list of phases, such as [1, 2]
 
 # %%
 plan = lesson.plan_of(dp, tp)
 mirror, shapes, back, stepped, quiz = lesson.all_exercises(plan, seed)
-mirror.check(undoes, silent)
+mirror.check(lost, silent)
 
 # %% tags=["answer"]
 here = lesson.record_here(dp, tp, seed)
-compare({"undoes": undoes, "silent": silent}, lesson.found_mirror(plan), lesson.draw_sent(here))
+compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw_sent(here))
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Whoever lacks something must ask. Whoever has too much just drops it.
+# Phase 1 adds gradients up, and a sum cannot be taken apart. As for the messages: a rank that lacks something has to
+# ask for it, and a rank that has too much just drops it.
 #
 # ```python
-# undoes = {1: 7, 2: 6, 3: 5}
+# lost = 1
 # silent = [4, 5, 6] + ([1, 2, 7] if dp == 1 else []) + ([3] if tp == 1 else [])
 # ```
 #
 # </details>
 
 # %% [markdown]
-# (Handed over is not sent: on a ring, a rank's own share stays at home. Lesson 10 counts.) Now on your grid:
+# In the notation of lesson 00, with a small letter for the flat buffer of B entries, the step reads:
+#
+# | phase | from | to |
+# |---|---|---|
+# | 1 reduce_scatter | `g[B]{U_dp}` | `g[B_dp]` |
+# | 2 dp gather | `x[B_dp]` | `x[B]` |
+# | 3 tp gather | `X[I, J_tp]` | `X[I, J]` |
+# | 4 Newton–Schulz | `X[I, J]` | `Y[I, J]` |
+# | 5 tp slice | `Y[I, J]` | `Y[I, J_tp]` |
+# | 6 dp slice | `y[B]` | `y[B_dp]` |
+# | 7 all_gather | `w[B_dp]` | `w[B]` |
+#
+# `{U_dp}` is new: the sum over dp is still to be taken (*unreduced*). Phases 5 and 6 undo 3 and 2. Phase 7 does not undo
+# phase 1: it leads back to the same layout, with weights in place of gradients. Each rank's own gradient is gone, and
+# no rank needs it any more.
+#
+# Now on your grid:
 
 # %%
 replay.explore(here, live=widgets, moment=4)
@@ -125,7 +144,8 @@ print(meta)
 
 # %% [markdown]
 # **Hops** change how *one* axis holds a tensor: `Shard(1)` is cut along dimension 1, `Replicate()` whole on every rank,
-# `Owned(0)` whole on one. Each hop knows its opposite:
+# `Owned(0)` whole on one, and under `Partial()` each rank holds a summand of the whole shape, and their sum is the
+# tensor. Each hop knows its opposite, and prints both ends in our notation (`@tp=0`: owned by the rank at place 0):
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -133,7 +153,8 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# What each asks for, tried just now on a pair of ranks:
+# What each asks for, tried just now on a pair of ranks. The first three have a way back. The last three add, and after an
+# addition the summands are gone, so there is none. Only their sum can travel on:
 
 # %%
 lesson.draw_hops()
@@ -341,7 +362,7 @@ print("entries that differ:", lesson.different_bits(after, alone))
 # ## Recap
 #
 # - Seven phases: reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
-# - The way back is the way out, read backwards: the last hop first, each the other way.
+# - The way back is the way out, read backwards: the last hop first, each the other way. Only a sum has no way back.
 # - A gather asks, a slice only drops. With an owner, both directions send.
 # - In which order groups are answered changes nothing. For the same gradient, all weights are the same bits as in one
 #   process.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · The bill: what does a step cost?
 #
-# Muon sends more bytes than AdamW and remembers half as much. How many bytes exactly, on which rank, in which phase,
-# and can you work it out with a pencil?
+# What does a step of Muon send, on which rank and in which phase, and what does a rank have to remember? Can you work
+# all of it out with a pencil, before anything runs?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -69,7 +69,7 @@ lesson.draw_boundary(dp, tp)
 replicated = ...  # every rank works on every matrix
 round_robin = ...  # the ranks at dp position i % dp work on matrix i (lesson 04); o is matrix 1
 zero1 = ...  # every rank works on matrices of which its slice has a part
-owner = ...  # one rank of the whole grid works on it
+owner = ...  # one rank of the whole grid works on it; its tp neighbours own other matrices
 
 # %%
 working, by_hand, fetching, ordering, quiz = lesson.all_exercises(dp, tp)
@@ -94,7 +94,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# Lesson 09 counted what a rank hands over. Here we count what it *sends*. In a ring of D ranks (lesson 03), a
+# Lesson 09 drew the bytes that a rank sends in each phase. Now work them out. In a ring of D ranks (lesson 03), a
 # reduce_scatter or all_gather makes each rank send one rank's share, D − 1 times. An all_reduce is both.
 #
 # *Medium · 8 minutes · required*

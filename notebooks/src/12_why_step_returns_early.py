@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12 · Why does `step()` return before the work is done?
 #
-# You time one call: a fraction of a millisecond. So who does the work, when, and what does your program do while it
-# waits?
+# You put a stopwatch around one call. Does it measure the work, and if not, who does that work, when, and what could
+# your program do in the meantime?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -319,12 +319,13 @@ lesson.explore_recording(recording, expected, live=widgets)
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# So little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve. Only the shorter
-# lane can hide: no window saves more than 4 % there.
+# Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve. Only the
+# shorter lane can hide behind the longer one, and here it is that half second. That is the column *predicted*, which
+# says what overlap alone can save.
 #
-# Where nothing is predicted and a little was saved, ranks had idled between their turns on a core: the timed world's
-# turns are perfect. Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment when
-# nobody computes.
+# In some rows more was *saved* than that. There, ranks had idled between their turns on a core, and a larger window
+# gave them something to do; the timed world, whose turns are perfect, knows no such gaps. Now your machine, on its
+# bare loopback. If it has fewer cores than ranks, look for a moment when no rank computes.
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)

@@ -56,16 +56,20 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## Three bills, three answers
 #
-# A **waterfall** leads from one number to another, change by change. This one says: more bytes, more time, less memory.
-# Whoever says "cheaper" has picked one of these. We check all three. (The **planner** walks a step without data and
-# charges it by a file that describes a machine.)
+# A **waterfall** leads from one number to another, change by change. Bytes, time and memory do not agree here, so anyone
+# who says "cheaper" has picked one of the three. And this is *one* case: one model, one dtype, one batch, one
+# link. We check all three bills, and look for what turns each answer round. (The **planner** walks a step without data
+# and charges it by a file that describes a machine.)
 #
 # ## First bill: bytes
 #
-# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. How many
-# bytes do the ranks of one dp group send *together*, on a ring? `zero1` gathers its momentum in bfloat16. `layerwise`
-# is new: a matrix *lives* with one owner, where its gradients are summed. Its momentum never moves; its new weights
-# go to all.
+# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. `zero1` gathers
+# its momentum in bfloat16. `layerwise` is new: a matrix *lives* with one owner, where its gradients are summed. Its
+# momentum never moves; its new weights go to all.
+#
+# So far we have counted what one rank sends. Under `layerwise` that differs from rank to rank, because one owner's
+# matrices are larger than another's. So add up what each rank of one dp group sends on a ring. (Where all send alike,
+# that is dp times lesson 10's number.)
 #
 # *Easy · 4 minutes · required*
 
@@ -218,8 +222,8 @@ print(lesson.say_report())
 found = {
     "0.57": ...,  # Muon over AdamW, by names
     "0.57 once": ...,  # the same, kernels alone
-    "1.1%": ...,  # Muon: its launch, of the full step, both on the CPU
-    "1.1% on the GPU": ...,  # Muon: the optimizer on the GPU, of the GPU's span
+    "1.1%": ...,  # Muon: the CPU's time for *calling* the optimizer, over its full step
+    "1.1% on the GPU": ...,  # Muon: the GPU's time for the work that was called, over its span
     "2.1": ...,  # muon_async over muon, by names
     "2.1 as a span": ...,  # the same, by the GPU's span
 }
@@ -249,9 +253,10 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the CPU *launching* the
-# optimizer, which keeps the GPU busy for more than half of its span. Async was *faster*, in one run: a kernel that
-# waits looks busy. And 0.57 counts both runs about twice over, so the ratio hardly moves. But is it the same work?
+# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the time in which the CPU *calls*
+# the optimizer, that is, puts its kernels into the GPU's queue. The GPU then works on them for more than half of its
+# span. Async was *faster*, in one run: a kernel that waits looks busy. And 0.57 counts both runs about twice over, so
+# the ratio hardly moves. But is it the same work?
 
 # %%
 print(lesson.say_bytes())

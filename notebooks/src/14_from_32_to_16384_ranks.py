@@ -57,8 +57,9 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## A grid you have not seen
 #
 # Nothing ran for that picture. The planner of lesson 13 walks a step without data, and charges it by a file about the
-# machine. A matrix lives with one owner: a place along dp. All tp ranks there repeat its Newton–Schulz. So dp counts
-# owners.
+# machine. The strategy is lesson 13's `layerwise`, and its owners are not those of lesson 10's `owner`. There, the owner
+# of a matrix is one rank of the whole grid. Here it is a place along dp, because the matrix *lives* there, cut over tp:
+# all tp ranks at that place gather it and repeat its Newton–Schulz. So the number of owners is dp.
 #
 # The 70B has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again.
 #
@@ -148,8 +149,8 @@ balancing.check(assign)
 # </details>
 
 # %% [markdown]
-# Now without the planner: your owners, in a step of real processes (here each rank owns, tp too). Do they change the
-# result?
+# Now without the planner: your owners, in a step of real processes. (This step takes the strategy `owner`, so that every
+# rank of the grid is an owner, and the ranks of a tp group own different matrices.) Do they change the result?
 
 # %%
 assign = balancing.accepted_or(lesson.assign)
@@ -248,7 +249,7 @@ limits.check(grid)
 # A function that returns a module will do, too: it is built without data, so size costs nothing.
 # `lesson.plan_mine(my_model, my_grid)` says where you are.
 #
-# *Hard · 20 minutes · optional · par 128 percent of AdamW's step*
+# *Hard · 20 minutes · optional · par 116 percent of AdamW's step*
 
 # %% tags=["stub", "hard"]
 my_model = {
@@ -289,8 +290,9 @@ own.check(my_model, my_grid)
 # ## Recap
 #
 # - More ranks share out work until owners run out. Then the costliest matrix is the floor.
-# - Bytes a rank sends stay as they are: in the end, a step waits for them. Latency grows by about the same with each
-#   doubling: over so many ranks, messages go by a tree and no longer round a ring.
+# - The bytes that a rank sends stay as they are, ring or tree: in the end, a step waits for them.
+# - Round a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). Libraries change
+#   to a tree there, whose depth grows by one with each doubling, and so does latency.
 # - Balance work, not entries.
 # - tp divides the bytes that a rank sends between nodes, and the cards that its ring has, by as much: nothing gained.
 #

@@ -101,7 +101,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 # Agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner; if the owner is
 # wrong, all are wrong alike.
 #
-# ## Tool 1: compare the calls
+# ## If it hangs: compare the calls
 #
 # `hang` is the run of the first picture, made anew. Look for the first call that some rank should have made, and did
 # not. First, what a log would have shown; then the calls, where "…" means that a rank still waits.
@@ -141,11 +141,11 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# ## Tool 2: a ladder, and an oracle to hold it against
+# ## If it lies: a ladder, and an oracle to hold it against
 #
-# A run that lies makes all its calls. So compare its numbers with the **oracle**: the same training in one process.
-# Each result of a step is a rung, and the letters are a hash of all its bits. Here is `lie`, the run with another
-# learning rate.
+# A run that lies makes all its calls, so comparing calls finds nothing. Instead, compare its numbers with the
+# **oracle**: the same training in one process. Each result of a step is a rung, and the letters are a hash of all its
+# bits. Here is `lie`, the run with another learning rate.
 
 # %% tags=["volatile"]
 lesson.draw_ladder(lie)

@@ -268,6 +268,12 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # Steps after the checkpoint are lost, and done again. New ranks, which cut every matrix differently, go on along the
 # same line.
 #
+# How do they find their parts? A checkpoint says of every piece which **box** of which matrix it is: rows from here to
+# there, columns from here to there. A new rank works out the boxes that it holds on the new grid, and reads from each
+# file what its boxes share with those in the file. That also works for `zero1`, whose slices `m[B_dp]` begin and end
+# anywhere in a matrix: the run of a matrix that a slice holds is at most three boxes, namely the rest of a row, whole
+# rows, and the beginning of a row. So no rank ever has to put the old buffer together again.
+#
 # ## Predict: the same bits?
 #
 # But to the last bit? Compare the old grid with the new one.
@@ -336,6 +342,11 @@ print(lesson.say_torchrun(under_torchrun))
 print(lesson.say_traps(seed))
 
 # %% [markdown]
+# The first line shows how far a matrix moves at the same `lr`. As Keller Jordan published it, and by default, Muon
+# multiplies `lr` by sqrt(max(1, rows / columns)), here sqrt(64 / 16). With `adjust_lr_fn="match_rms_adamw"` it multiplies
+# by 0.2 · sqrt(max(rows, columns)), here 0.2 · sqrt(64). Then the update's entries are about as large as AdamW's, and you
+# can keep AdamW's `lr`. Neither is wrong, but a learning rate that was found for the one does not suit the other.
+#
 # <details><summary>What to do about the last three</summary>
 #
 # `from_model` leaves embedding and head to AdamW by their names and places; a head with a name of its own needs

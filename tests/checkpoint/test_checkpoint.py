@@ -77,7 +77,7 @@ def _optimizer(way: str, model: Model, world: LiveWorld) -> MuonWithAdamW:
     rest = [(f"rest.{i}", param) for i, param in enumerate(model.rest)]
     settings: dict[str, Any] = {"lr": 0.02}
     if way in STRATEGIES:
-        settings |= {"strategy": partial(STRATEGIES[way], bucket_bytes=400), "mesh": world}
+        settings |= {"strategy": partial(STRATEGIES[way], round_bytes=400), "mesh": world}
     elif way == "process groups":
         dp, tp = world.mesh.get_group("dp"), world.mesh.get_group("tp")
         settings["distributed_config"] = create_processgroup_config(dp_pg=dp, tp_pg=tp)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def test_a_replaced_checkpoint_is_the_new_one(tmp_path: Path) -> None:
 def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
     with folders.locked(tmp_path / "a"):
         with (
-            pytest.raises(CheckpointError, match="somebody else is saving to"),
+            pytest.raises(CheckpointError, match=rf"process {os.getpid()} on .* is saving to"),
             folders.locked(tmp_path / "a"),
         ):
             pass
@@ -47,6 +49,14 @@ def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
     with folders.locked(tmp_path / "a"):
         pass
     assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as dying:
+        dying.enter_context(folders.locked(tmp_path / "a"))
+        threading.Timer(0.2, dying.close).start()
+        with folders.locked(tmp_path / "a", patience=30.0):
+            assert os.listdir(tmp_path) == [".a.lock"]
 
 
 def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_ranks_that_disagree_are_all_told(tmp_path: Path, monkeypatch: pytest.Mo
 def save_under_zero1(rank: int, folder: str) -> None:
     model = Parts(seed=1)
     mesh = build_mesh(Grid.of(dp=dist.get_world_size()))
-    both = pair_of(model, strategy=partial(zero1, bucket_bytes=300), mesh=mesh, tp_dim=None)
+    both = pair_of(model, strategy=partial(zero1, round_bytes=300), mesh=mesh, tp_dim=None)
     train(model, both, range(2))
     save_checkpoint(folder, model, both)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint
+from muon_tutorial.checkpoint import CheckpointManager, folders, load_checkpoint
 from muon_tutorial.errors import CheckpointError, UsageError
 
 from .models import Pair, assert_same_bits, fresh, trained
@@ -95,11 +99,10 @@ def test_what_is_saved_in_a_thread_is_as_it_was_when_asked(tmp_path: Path) -> No
 def test_a_failure_in_the_thread_is_raised_once_by_whoever_comes_next(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, *trained(1))
-    (tmp_path / "step-00000002").mkdir()
-    (tmp_path / "step-00000002" / "mine").touch()
-    pending = manager.save(2, *trained(2), wait=False)
-    with pytest.raises(CheckpointError, match="step-00000002 is no checkpoint of this format"):
-        manager.save(3, *trained(2))
+    with folders.locked(tmp_path / "step-00000002"):
+        pending = manager.save(2, *trained(2), wait=False)
+        with pytest.raises(CheckpointError, match=r"is saving to .*step-00000002"):
+            manager.save(3, *trained(2))
     assert manager.latest_step() == 1
     pending.wait()
     manager.save(3, *trained(2))
@@ -111,3 +114,61 @@ def test_what_cannot_be_saved_is_told_by_the_thread_too(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"extra\['act'\] is a builtin_function_or_method"):
         pending.wait()
     assert not any(tmp_path.iterdir())
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "a file", "the manifest"])
+def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Path, damage: str) -> None:
+    manager, pairs = CheckpointManager(tmp_path), {step: trained(step) for step in (1, 2)}
+    for step, pair in pairs.items():
+        manager.save(step, *pair, extra={"step": step})
+    newest = tmp_path / "step-00000002"
+    if damage == "a bit":
+        flip_a_bit(next(newest.glob("*.distcp")))
+    else:
+        (newest / ("extra.pt" if damage == "a file" else "manifest.json")).unlink()
+    model, both = fresh()
+    with contextlib.ExitStack() as warned:
+        if damage == "a bit":  # the others are seen without reading every byte
+            warned.enter_context(pytest.warns(UserWarning, match=r"step-00000002/.* is damaged"))
+        assert manager.load(model, both) == {"step": 1}
+    assert_same_bits(model, pairs[1][0])
+    said: list[str] = []
+    assert manager.whole_step(said.append) == 1
+    assert len(said) == 1
+    assert "put aside as damaged-step-00000002-" in said[0]
+    manager.save(2, *pairs[2])
+    assert manager.latest_step() == manager.whole_step(said.append) == 2
+    assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1
+
+
+def test_a_folder_that_is_no_checkpoint_is_put_aside_for_one(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    (tmp_path / "step-00000002").mkdir()
+    (tmp_path / "step-00000002" / "mine").touch()
+    manager.save(2, *trained(2))
+    assert manager.latest_step() == 2
+    assert [path.name for path in tmp_path.glob("damaged-*/*")] == ["mine"]
+
+
+def test_a_checkpoint_in_its_place_is_saved_although_the_pointer_to_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, pair = CheckpointManager(tmp_path), trained(1)
+    monkeypatch.setattr(folders, "replace_file", Mock(side_effect=OSError(errno.EIO, "I/O error", "latest")))
+    with pytest.warns(UserWarning, match="step-00000001 is saved, but: I/O error: latest"):
+        manager.save(1, *pair)
+    assert manager.latest_step() == 1
+
+
+def test_a_pointer_that_is_no_file_is_none(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, *trained(1))
+    (tmp_path / "latest").unlink()
+    os.mkfifo(tmp_path / "latest")
+    assert manager.latest_step() == 1

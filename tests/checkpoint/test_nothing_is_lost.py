@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from torch import nn
 
 from muon_tutorial import launch
-from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
+from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, loading, save_checkpoint
 from muon_tutorial.errors import CheckpointError
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
@@ -193,3 +196,48 @@ def test_the_momentum_saved_before_the_first_step_has_the_gradients_dtype(tmp_pa
         muon.step()
     assert torch.equal(next(one.parameters()), next(other.parameters()))
     assert all(entry["momentum_buffer"].dtype == torch.float32 for entry in loader.state.values())
+
+
+def test_an_interrupt_while_the_model_is_filled_comes_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = trained(2)
+    save_checkpoint(tmp_path / "a", *saved)
+    model, both = fresh()
+    fill = loading._fill
+
+    def interrupted(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)  # it comes before the model is filled, on a busy machine, too
+        fill(*args)
+
+    monkeypatch.setattr(loading, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_checkpoint(tmp_path / "a", model, both)
+    assert_same_bits(model, saved[0])
+    both.step()
+
+
+class Cut(dict):
+    """What fails after its first entry."""
+
+    def items(self) -> Any:
+        yield next(iter(super().items()))
+        raise OSError(5, "planted")
+
+
+def test_a_model_that_was_half_filled_is_not_stepped_until_a_load_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path / "a", *trained(2))
+    (model, both), fill = fresh(), loading._fill
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "_fill", lambda opt, to: fill(opt, replace(to, model=Cut(to.model))))
+        with pytest.raises(OSError, match="planted"):
+            load_checkpoint(tmp_path / "a", model, both)
+    for optimizer in (both, both.muon, both.adamw):
+        with pytest.raises(CheckpointError, match="load again before stepping"):
+            optimizer.step()
+    load_checkpoint(tmp_path / "a", model, both)
+    for optimizer in (both, both.muon, both.adamw):
+        optimizer.step()

@@ -23,7 +23,7 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from .setups import batch, full, hidden, learn, mlp, sharded, tensor_parallel
 
 DEPTH = 6
-BUCKET_BYTES = 2000
+ROUND_BYTES = 1
 OPTIONS: dict[str, Any] = {"lr": 0.02}
 
 
@@ -51,7 +51,7 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
     model, ledger = model_on(mesh), Ledger()
     params = hidden(model)
     if strategy == "owner":
-        builder = partial(owner, bucket_bytes=BUCKET_BYTES)
+        builder = partial(owner, round_bytes=ROUND_BYTES)
         muon = Muon(params, **OPTIONS, strategy=builder, mesh=mesh)
     else:
         muon = Muon(params, **OPTIONS, distributed_config=create_dtensor_config())

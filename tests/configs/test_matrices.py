@@ -38,6 +38,7 @@ from ..oracle import own_part
 from ..test_strategies import VARIANTS
 from .oracle import counted
 from .setups import full
+from .table import over_fsdp
 
 STEPS = 2
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
@@ -55,10 +56,21 @@ class Kind:
         """The matrices of the parameter, by hand."""
         if self.parts is None or self.parts == "flatten":
             return [whole.flatten(1)]
-        if self.parts == "stack":
-            return list(whole.flatten(0, -3))
-        lines = self.parts if isinstance(self.parts, int) else list(self.parts)
-        return list(whole.split(lines, dim=int(self.transposed)))
+        words = ("heads", self.parts) if isinstance(self.parts, int) else self.parts
+        if "stack" in words:
+            inside = tuple(words[1:]) if isinstance(words, tuple) else ()
+            stack = whole.flatten(0, -3)
+            if not inside:
+                return list(stack)
+            inner = Kind(tuple(stack.shape[1:]), inside, self.transposed)
+            return [piece for one in stack for piece in inner.pieces(one)]
+        dim, sizes = int(self.transposed), [size for size in words if isinstance(size, int)]
+        if words[0] == "heads":
+            return list(whole.split(sizes * (self.shape[dim] // sum(sizes)), dim))
+        if words[0] == "interleaved":
+            groups = [group.split(sizes, dim) for group in whole.split(sum(sizes), dim)]
+            return [torch.cat(runs, dim) for runs in zip(*groups, strict=True)]
+        return list(whole.split(sizes, dim))
 
 
 KINDS: dict[str, Kind] = {
@@ -75,6 +87,16 @@ KINDS: dict[str, Kind] = {
     "fused, stored (in, out)": Kind((8, 20), (8, 8, 4), transposed=True),
     "per head, stored (in, out)": Kind((9, 12), 4, transposed=True),
     "experts stored (in, out)": Kind((5, 4, 6), "stack", transposed=True),
+    "q, k, v head by head": Kind((24, 8), ("interleaved", 2, 2, 2)),
+    "grouped queries, group by group": Kind((24, 7), ("interleaved", 4, 2, 2)),
+    "latent heads": Kind((15, 6), ("heads", 3, 2)),
+    "gate and up row by row": Kind((14, 5), ("interleaved", 1, 1)),
+    "head by head, stored (in, out)": Kind((8, 20), ("interleaved", 3, 2), transposed=True),
+    "head by head in experts": Kind((2, 12, 5), ("stack", "interleaved", 2, 1)),
+    "experts with gate and up inside": Kind((3, 10, 4), ("stack", 5, 5)),
+    "the same, stored (in, out)": Kind((3, 4, 10), ("stack", 6, 4), transposed=True),
+    "gate and up alternate in experts": Kind((3, 4, 10), ("stack", "interleaved", 1, 1), transposed=True),
+    "heads in experts": Kind((2, 12, 5), ("stack", "heads", 2, 4)),
 }
 COUNT = sum(len(kind.pieces(torch.empty(kind.shape))) for kind in KINDS.values())
 
@@ -148,7 +170,7 @@ def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
 @pytest.mark.parametrize("strategy", VARIANTS)
 def test_strategies_equal_stock_muon_on_separate_matrices(strategy: str, grid: Grid, dim: int) -> None:
     world = LocalWorld(grid)
-    builder = partial(VARIANTS[strategy], bucket_bytes=500)
+    builder = partial(VARIANTS[strategy], round_bytes=500)
     ranks = []
     for rank in grid.ranks:
         params = own_params(dim, grid.at(rank))
@@ -236,6 +258,30 @@ def test_sharded_modules_equal_stock_muon_on_separate_matrices(world_size: int) 
     for case in by_rank[0]:
         assert [found[case][0] for found in by_rank] == [[]] * world_size, case
         assert sum(found[case][1] for found in by_rank) == STEPS * COUNT, case
+
+
+def run_strided(rank: int, axes: dict[str, int]) -> dict[bool, list[str]]:
+    """What differs where FSDP2 cuts what TP has cut: rows of one kind, columns of the next."""
+    mesh, found = build_mesh(axes), {}
+    for owners in (True, False):
+        params = [nn.Parameter(over_fsdp(index, whole(index, 0), mesh)) for index in range(len(KINDS))]
+        settings: dict[str, Any] = {"distributed_config": create_dtensor_config()}
+        if owners:
+            settings = {"strategy": "owner", "mesh": mesh}
+        muon = Muon(grouped(params), **OPTIONS, **settings)
+        for step in range(1, STEPS + 1):
+            for index, param in enumerate(params):
+                param.grad = over_fsdp(index, whole(index, step), mesh)
+            muon.step()
+        found[owners] = different([full(param, param.detach()) for param in params])
+    return found
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("axes", [{"fsdp": 2, "tp": 2}, {"fsdp": 3, "tp": 2}], ids=str)
+def test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices(axes: dict[str, int]) -> None:
+    for found in launch(run_strided, axes["fsdp"] * axes["tp"], args=(axes,)):
+        assert found == {True: [], False: []}
 
 
 # Parameters cut by hand, plain, over fsdp and tp at once, evenly and not.

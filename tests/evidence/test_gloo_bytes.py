@@ -12,14 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
-from muon_tutorial.benchmarks.contender_costs import settled_tcp, tcp_after
-from muon_tutorial.benchmarks.measured import errors
-from muon_tutorial.benchmarks.predicted import KINDS, sample_request
 from muon_tutorial.engine.collective import Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
-from muon_tutorial.evidence.kernel_counters import interface_sent, tcp_sent
 from muon_tutorial.evidence.ledger import entry_of
 from scripts import measure
+from scripts.lab.benchmarks.contender_costs import settled_tcp, tcp_after
+from scripts.lab.benchmarks.measured import errors
+from scripts.lab.benchmarks.predicted import KINDS, sample_request
+from scripts.lab.kernel_counters import interface_sent, tcp_sent
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -11,7 +11,7 @@ import torch
 
 from muon_tutorial import STRATEGIES, Grid, Ledger, LocalWorld, Plan, Shard
 from muon_tutorial.engine.collective import Collective, Label
-from muon_tutorial.evidence.formulas import boundary_received, straddled, touched_pieces, tp_gathers
+from muon_tutorial.evidence.formulas import boundary_received, straddled, tp_gathers
 from muon_tutorial.evidence.ledger import LedgerRow
 from muon_tutorial.evidence.ring_bytes import ring_bytes
 from muon_tutorial.plan.grid import Coordinate
@@ -20,6 +20,7 @@ from muon_tutorial.plan.strategies import Builder, owner, round_robin, zero1
 from ..exhaustive import left_out
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..worlds.requests import KINDS, PARTS, ROOT, SPLITS, Ask
+from .zero1_by_rank import touched_pieces
 
 EVEN = Case(
     shapes=((48, 8), (24, 24), (8, 48), (96, 16)),
@@ -29,7 +30,7 @@ EVEN = Case(
 """What 2, 3 and 4 divide, so that nothing is padded."""
 
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
-TP_TOO = ("replicated", "round_robin", "layerwise")
+TP_TOO = ("replicated", "round_robin")
 WIRE = 2  # bytes of a bfloat16
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -75,10 +76,10 @@ def test_zero1_moves_what_the_formulas_say(grid: Grid, dtype: torch.dtype) -> No
         assert size == WIRE or adamw + ring(rows, "dp gather") == 1.25 * adamw
 
 
-@pytest.mark.parametrize("bucket_bytes", [400, 25_000_000])
+@pytest.mark.parametrize("round_bytes", [400, 25_000_000])
 @every_grid
-def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, bucket_bytes: int) -> None:
-    plan, ranks = counted(UNEVEN, partial(zero1, bucket_bytes=bucket_bytes), grid)
+def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, round_bytes: int) -> None:
+    plan, ranks = counted(UNEVEN, partial(zero1, cut="bucket", round_bytes=round_bytes), grid)
     sizes = [bucket.length(bucket.model_layout, grid.at(0)) for bucket in plan.buckets]
     dp = grid.size("dp")
     for rows in ranks:
@@ -108,7 +109,7 @@ def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(
     grid: Grid, case: Case, build: Builder
 ) -> None:
     each, together = (
-        counted(case, partial(build, tp_gather=by, bucket_bytes=400), grid) for by in ("matrix", "bucket")
+        counted(case, partial(build, tp_gather=by, round_bytes=400), grid) for by in ("matrix", "bucket")
     )
     for at, apart, packed in zip(places(grid), each[1], together[1], strict=True):
         assert {phase: (row.payload, row.ring, row.received) for phase, row in apart.items()} == {
@@ -128,7 +129,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
     A rank works with its tensor-parallel group also where its own, shorter piece does not reach its slice.
     """
-    plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", bucket_bytes=400), grid)
+    plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
         assert received(rows, "dp gather") == boundary_received(straddled(plan, at))
 

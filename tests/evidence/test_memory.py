@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from muon_tutorial import Grid, Matrix, Shard, launch
-from muon_tutorial.benchmarks.measured import VARIANTS, read_peaks
 from muon_tutorial.evidence.memory import AFTER, PeakMemory, plan_memory, tensor_bytes
+from scripts.lab.benchmarks.measured import VARIANTS, read_peaks
 
 MATRICES = [Matrix(i, f"m{i}", (64, 128), (("tp", Shard(i % 2)),)) for i in range(6)]
 ELEMENTS = 6 * 64 * 128
@@ -20,7 +20,7 @@ def test_the_predicted_peak_is_the_measured_one(grid: Grid) -> None:
     """A backend may keep a buffer for a moment after its answer: at most the largest that travels."""
     for rank, peaks in enumerate(launch(read_peaks, 4, args=(MATRICES, grid, CAP))):
         for name, peak in peaks.items():
-            plan = VARIANTS[name](MATRICES, grid, bucket_bytes=CAP)
+            plan = VARIANTS[name](MATRICES, grid, round_bytes=CAP)
             held = plan_memory(plan, grid.at(rank))
             spare = max(held.flat_gradient, held.gathered)
             assert set(peak.predicted_by_phase) == set(peak.measured_by_phase) >= {AFTER}

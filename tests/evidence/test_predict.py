@@ -28,15 +28,16 @@ from muon_tutorial import (
     owner,
     zero1,
 )
-from muon_tutorial.benchmarks.predicted import llama_70b
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict, step_over_ones
 from muon_tutorial.plan.strategies import Builder, gram
+from scripts.lab.benchmarks.predicted import llama_70b
 
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..plan import cases as drawn
 from ..plan import variants
 from ..test_strategies import SMALL_BUCKETS, VARIANTS
+from .zero1_by_rank import touched_pieces, zero1_by_rank
 
 DTYPES = (torch.float32, torch.bfloat16)
 EVERY: dict[str, Builder] = {**VARIANTS, "gram": gram}
@@ -88,7 +89,7 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
     for case, strategy, sizes in jobs:
         ledger = Ledger()
         world = LiveWorld(mesh, [ledger])
-        params, muon = one_rank(case, partial(EVERY[strategy], bucket_bytes=SMALL_BUCKETS), world)
+        params, muon = one_rank(case, partial(EVERY[strategy], round_bytes=SMALL_BUCKETS), world)
         give_gradients(params, next(whole_gradients(case)), case, world.at)
         others = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
         for param in others:
@@ -145,13 +146,13 @@ def test_zero1_equals_its_formula_on_every_rank_at_once(
     grid, (g, p) = Grid.of(dp=sizes[0], tp=sizes[1]), dtypes
     named = {2: torch.bfloat16, 4: torch.float32}
     matrices = [replace(m, grad_dtype=named[g], dtype=named[p]) for m in EVEN]
-    plan = zero1(matrices, grid, bucket_bytes=20_000)
+    plan = zero1(matrices, grid, round_bytes=20_000)
     predicted = [sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in grid.ranks]
-    assert predicted == formulas.zero1_by_rank(plan)
+    assert predicted == zero1_by_rank(plan)
     N, at = sum(m.numel for m in EVEN) // sizes[1], grid.at(0)
     rows = [e for e in predict(plan, at).entries if e.phase != "gradient flags"]
     due = formulas.zero1_gather_all(sizes[0], N, g, p) + formulas.tp_gathers(
-        sizes[1], formulas.touched_pieces(plan, at)
+        sizes[1], touched_pieces(plan, at)
     )
     assert sum(e.ring for e in rows) == due
 
@@ -189,8 +190,8 @@ def plan_for_thousands(rank: int) -> tuple[float, float, int]:
     before = fixed_work()
     start = time.process_time()
     grid, matrices = Grid.of(dp=2048, tp=8), llama_70b()
-    plan = zero1(matrices, grid, bucket_bytes=1_000_000_000)
-    all_ranks = formulas.zero1_by_rank(plan)
+    plan = zero1(matrices, grid, round_bytes=1_000_000_000)
+    all_ranks = zero1_by_rank(plan)
     for one in (0, 5_000, 16_383):
         assert sum(e.ring for e in predict(plan, grid.at(one)).entries) == all_ranks[one]
     sharded = owner(llama_70b(cut_over_dp=True), grid)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from muon_tutorial.benchmarks.predicted import gloo_table, strategies_table
 from muon_tutorial.evidence.tables import Table, fitted_overhead, median_and_spread
+from scripts.lab.benchmarks.predicted import gloo_table, strategies_table
 
 
 def test_a_table_is_markdown_with_its_command_and_notes() -> None:

@@ -61,6 +61,12 @@ QKV: dict[str, Any] = {"parts": (32, 32, 32), "transposed": True}
 STACK: dict[str, Any] = {"parts": "stack"}
 STACK_TRANSPOSED: dict[str, Any] = {"parts": "stack", "transposed": True}
 
+
+def cut(*parts: int | str) -> dict[str, Any]:
+    """A weight of several matrices; how they lie is held against the models in ``test_model_parts``."""
+    return {"parts": parts}
+
+
 Expected = dict[str, str | dict[str, Any]]
 
 
@@ -101,14 +107,19 @@ HEAD = adamw("lm_head.weight")
 ATTENTION = layers("model.layers.*.self_attn", *QKVO)
 LLAMA: Expected = {**EDGES, **ATTENTION, **layers("model.layers.*.mlp", *MLP)}
 QK_NORMS = adamw("*.q_norm.weight", "*.k_norm.weight")
-EXPERTS: Expected = dict.fromkeys(
-    ("model.layers.*.mlp.experts.gate_up_proj", "model.layers.*.mlp.experts.down_proj"), STACK
-)
+
+
+def experts(width: int) -> Expected:
+    """Stacks of gate and up, each so many rows, and of what leads back."""
+    gate_up = cut("stack", width, width)
+    return {"model.layers.*.mlp.experts.gate_up_proj": gate_up, "model.layers.*.mlp.experts.down_proj": STACK}
+
+
 GATE = adamw("model.layers.*.mlp.gate.weight")
 STATE_SPACE: Expected = {
     **adamw("backbone.embeddings.weight", "backbone.norm_f.weight", "*.A_log", "*.D"),
     **adamw("*.conv1d.weight", "*.conv1d.bias", "backbone.layers.?.norm.weight"),
-    **muon("*.mixer.in_proj.weight", "*.mixer.out_proj.weight"),
+    **muon("*.mixer.out_proj.weight"),
 }
 BERT_LAYERS: Expected = {
     "bert.embeddings.*": ADAMW,
@@ -188,21 +199,22 @@ CASES: dict[str, Case] = {
         {
             **EDGES,
             **HEAD,
-            **layers("model.layers.*.self_attn", "qkv_proj", "o_proj"),
-            **layers("model.layers.*.mlp", "gate_up_proj", "down_proj"),
+            "model.layers.*.self_attn.qkv_proj.weight": cut(32, 16, 16),
+            "model.layers.*.mlp.gate_up_proj.weight": cut(48, 48),
+            **layers("model.layers.*", "self_attn.o_proj", "mlp.down_proj"),
         },
     ),
     "Mixtral": Case(
         "MixtralForCausalLM",
         "MixtralConfig",
         {**DECODER, "num_local_experts": 4},
-        {**EDGES, **HEAD, **ATTENTION, **GATE, **EXPERTS},
+        {**EDGES, **HEAD, **ATTENTION, **GATE, **experts(48)},
     ),
     "Qwen3 MoE": Case(
         "Qwen3MoeForCausalLM",
         "Qwen3MoeConfig",
         {**DECODER, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16},
-        {**EDGES, **HEAD, **ATTENTION, **QK_NORMS, **GATE, **EXPERTS},
+        {**EDGES, **HEAD, **ATTENTION, **QK_NORMS, **GATE, **experts(16)},
     ),
     "GPT-OSS": Case(
         "GptOssForCausalLM",
@@ -214,7 +226,11 @@ CASES: dict[str, Case] = {
             **ATTENTION,
             **adamw("model.layers.*.self_attn.*.bias", "model.layers.*.self_attn.sinks"),
             "model.layers.*.mlp.router.*": ADAMW,
-            "model.layers.*.mlp.experts.*_proj": STACK_TRANSPOSED,
+            "model.layers.*.mlp.experts.gate_up_proj": {
+                **cut("stack", "interleaved", 1, 1),
+                "transposed": True,
+            },
+            "model.layers.*.mlp.experts.down_proj": STACK_TRANSPOSED,
             "model.layers.*.mlp.experts.*_bias": ADAMW,
         },
     ),
@@ -226,9 +242,10 @@ CASES: dict[str, Case] = {
             **EDGES,
             **HEAD,
             **GATE,
-            **EXPERTS,
-            **layers("model.layers.*.self_attn", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),
-            **layers("model.layers.*.self_attn", "kv_b_proj", "o_proj"),
+            **experts(16),
+            **layers("model.layers.*.self_attn", "q_a_proj", "q_b_proj", "o_proj"),
+            "model.layers.*.self_attn.kv_a_proj_with_mqa.weight": cut(8, 4),
+            "model.layers.*.self_attn.kv_b_proj.weight": cut("interleaved", 8, 8),
             **layers("model.layers.0.mlp", *MLP),
             **layers("model.layers.*.mlp.shared_experts", *MLP),
         },
@@ -250,7 +267,8 @@ CASES: dict[str, Case] = {
             **layers("model.layers.?.feed_forward", *MLP),
             **layers("model.layers.*.feed_forward.shared_expert", *MLP),
             "model.layers.*.feed_forward.router.weight": ADAMW,
-            "model.layers.*.feed_forward.experts.*_proj": STACK_TRANSPOSED,
+            "model.layers.*.feed_forward.experts.gate_up_proj": {**cut("stack", 48, 48), "transposed": True},
+            "model.layers.*.feed_forward.experts.down_proj": STACK_TRANSPOSED,
         },
     ),
     "Mamba": Case(
@@ -259,7 +277,9 @@ CASES: dict[str, Case] = {
         {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
         {
             **STATE_SPACE,
-            **layers("*.mixer", "x_proj", "dt_proj"),
+            "*.mixer.in_proj.weight": cut(64, 64),
+            "*.mixer.x_proj.weight": cut(2, 8, 8),
+            **layers("*.mixer", "dt_proj"),
             "*.mixer.dt_proj.bias": ADAMW,
         },
     ),
@@ -275,7 +295,13 @@ CASES: dict[str, Case] = {
             "head_dim": 8,
             "n_groups": 2,
         },
-        {**STATE_SPACE, **HEAD, "*.mixer.dt_bias": ADAMW, "*.mixer.norm.weight": ADAMW},
+        {
+            **STATE_SPACE,
+            **HEAD,
+            "*.mixer.in_proj.weight": cut(64, 64, 16, 16, 8),
+            "*.mixer.dt_bias": ADAMW,
+            "*.mixer.norm.weight": ADAMW,
+        },
     ),
     "BERT, classifier": Case(
         "BertForSequenceClassification",

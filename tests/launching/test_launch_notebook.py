@@ -146,6 +146,18 @@ def test_an_interrupted_cell_ends_its_ranks_and_no_more(kernel) -> None:
     assert "[5.0, 5.0]" in kernel.run("print(launch(lambda rank: 5.0, 2))")
 
 
+def test_an_interrupt_while_the_first_ranks_start_is_an_interrupt(kernel) -> None:
+    """Jupyter sends it to the kernel's whole process group, the server in the midst of its imports too."""
+    cold = "from muon_tutorial.launching.fork_server import warm_server\nwarm_server().close()\n"
+    said = kernel.run(
+        f"{cold}server = warm_server()\nprint('starting', flush=True)\n{HANG}", until="starting"
+    )
+    assert "KeyboardInterrupt" in said
+    assert "launch again" not in said
+    kept = kernel.run("print(warm_server() is server, launch(lambda rank: 5.0, 2))")
+    assert "True [5.0, 5.0]" in kept
+
+
 def test_a_restarted_kernel_leaves_nothing(kernel) -> None:
     kernel.client.execute(HANG)
     while "pid" not in kernel.client.get_iopub_msg(timeout=30)["content"].get("text", ""):

@@ -11,9 +11,8 @@ from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.widgets.reveal import Reveal
-from muon_tutorial.learn.widgets.shell import Shell, stops
+from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, stops
 
 MOST = 300
 FEW = 24

@@ -56,7 +56,7 @@ def test_a_sound_run_has_every_rung_of_the_oracle_and_keeps_the_order_of_calls()
     assert repr(lesson.first_missing_call(run)) == "no call is missing: nobody waits for ever"
     assert lesson.waits(run) == []
     assert lesson.copies_agree(run)
-    assert [len(calls) for calls in lesson.call_lists(run)] == [len(lesson.program(2))] * 4
+    assert [len(report.notes.calls) for report in run.reports] == [len(lesson.program(2))] * 4
 
 
 @pytest.mark.exhaustive

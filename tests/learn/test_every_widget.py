@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import blank, finish
 from muon_tutorial.learn.widgets.reveal import Reveal
-from muon_tutorial.learn.widgets.shell import Shell, choice, slider
+from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, choice, slider
 from scripts.notebooks import read_text, sources
 from scripts.shells import displayed, widget_cells
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +10,6 @@ from muon_tutorial import Grid, Matrix, Plan, Shard, replicated, zero1
 from muon_tutorial.learn.pictures.holdings import (
     compute_holdings,
     holders_of,
-    layers,
     momentum_holdings,
     name_contents,
     weight_holdings,
@@ -37,14 +35,12 @@ def test_zero1_momentum_has_one_holder_for_each_element(
         for box in item.boxes:
             count[box.slices] += 1
     assert (count == 1).all()
-    assert len(layers(held)) <= 1
 
 
 @given(rows=SIZES, columns=SIZES, dp=RANKS, tp=RANKS)
 def test_dp_reads_as_copies_and_tp_as_cuts(rows: int, columns: int, dp: int, tp: int) -> None:
     plan = plan_of(zero1, (rows, columns), dp, tp)
     held = weight_holdings(plan, 1)
-    assert len(layers(held)) == dp
     for column in range(columns):
         holders = holders_of(held, 0, column)
         assert len(holders) == dp
@@ -65,9 +61,3 @@ def test_contents_are_named_by_their_bytes_and_letters_do_not_run_out() -> None:
     names = name_contents([torch.tensor(number) for number in range(60)])
     assert len(set(names)) == 60
     assert names[26] == "A2"
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_what_overlaps_takes_a_layer_each(count: int) -> None:
-    held = weight_holdings(plan_of(zero1, (4, 4), count, 1), 1)
-    assert [[item.rank for item in layer] for layer in layers(held)] == [[rank] for rank in range(count)]

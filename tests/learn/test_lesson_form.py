@@ -6,9 +6,9 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.course.lesson_form import form_problems, required_minutes, seen, spoilers
 from scripts.notebooks import read_text
 from scripts.pages import _export
+from tests.notebooks.lesson_form import form_problems, required_minutes, seen, spoilers
 
 TEXT = """
 # %% [markdown]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muon_tutorial.learn.collectives.messages import (
-    CallNote,
+    MessageNote,
     PieceContent,
     content_of,
     fill,
@@ -31,8 +31,8 @@ def test_what_is_no_piece_is_none(numbers: list[float]) -> None:
     assert content_of(torch.tensor(numbers), 4) is None
 
 
-def note(verb: str, peer: int, piece: int, start: float, stop: float | None) -> CallNote:
-    return CallNote(verb, peer, PieceContent(piece, frozenset({piece})), 8, start, stop)  # type: ignore[arg-type]
+def note(verb: str, peer: int, piece: int, start: float, stop: float | None) -> MessageNote:
+    return MessageNote(verb, peer, PieceContent(piece, frozenset({piece})), 8, start, stop)  # type: ignore[arg-type]
 
 
 def test_rounds_count_what_had_to_arrive_before() -> None:

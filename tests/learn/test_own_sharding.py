@@ -290,12 +290,12 @@ def test_a_loop_around_the_three_functions_is_compared_with_one_process() -> Non
 
 
 def test_a_failed_step_and_a_wrong_step_are_told() -> None:
-    notes = tuple(on_ranks.CallNote("assign", 0, {}) for _ in range(1))
+    notes = tuple(on_ranks.TrialNote("assign", 0, {}) for _ in range(1))
     owners = dict.fromkeys(range(4), 0)
     trial = on_ranks.RankTrial((0,), owners, notes, differs=2)
     run = on_ranks.FunctionsRun(1, 1, 0, (trial,))
     assert "matrix 2 differs on rank 0" in str(exercises.explain_functions(run))
-    failed = replace(trial, notes=(*notes, on_ranks.CallNote("step", 1, error="ConfigError: no")))
+    failed = replace(trial, notes=(*notes, on_ranks.TrialNote("step", 1, error="ConfigError: no")))
     found = exercises.explain_functions(replace(run, trials=(failed,)))
     assert isinstance(found, Diagnosis)
     assert "step 1 of Muon raised: ConfigError: no" in found.what

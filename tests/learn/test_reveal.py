@@ -6,12 +6,10 @@ import re
 
 import ipywidgets
 import pytest
-import torch
 
-from muon_tutorial.learn import why_muon
-from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.reveal import FoldedPicture, Reveal, compare, is_same, predict
+from muon_tutorial.learn.widgets.shell import ERROR_MARK
 
 
 @pytest.fixture
@@ -54,20 +52,6 @@ def test_without_a_kernel_the_answer_is_folded_and_there(card: Picture, live: bo
     made = predict("How < many?", ipywidgets.IntSlider(), str, card, live)
     page = made._repr_html_() if isinstance(made, FoldedPicture) else made._repr_mimebundle_()["text/html"]
     assert re.search(r"<p>How &lt; many\?</p><details>.*<img alt=\"two dots\".*</details>", page)
-
-
-def test_lesson_01_names_the_nearest_guess_and_says_which_way_the_others_are() -> None:
-    G = torch.diag(torch.tensor([90.0, 1.0, 1.0]))
-    widget = why_muon.predict_ratio(G)
-    assert isinstance(widget, Reveal)
-    widget.button.click()
-    said = {}
-    for label, value in widget.controls["prediction"].options:
-        widget.controls["prediction"].value = value
-        said[label] = re.sub(r"</?p>|<img.*", "", widget.canvas.value)
-    assert said["100 ×"] == "You said 100, and that is nearest."
-    assert said["30 ×"] == "You said 30. It is more: nearer to 100."
-    assert said["1,000 ×"] == "You said 1,000. It is less: nearer to 100."
 
 
 def test_a_fold_holds_its_picture_and_says_it_without_html() -> None:

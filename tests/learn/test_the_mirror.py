@@ -15,12 +15,14 @@ from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import UsageError
+from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons, be_the_network
 from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
-from muon_tutorial.learn.the_mirror.pictures import HOPS, asks_for
+from muon_tutorial.learn.the_mirror.pictures import HOPS, asks_for, bytes_sent
+from muon_tutorial.learn.the_mirror.recording import PHASES
 
 from .answers import assert_quiz, assert_wrong
 from .drive_widget import drive_shell
@@ -68,7 +70,7 @@ WAYS_BACK = [
     (walking(lambda route: reversed(route.hops), turned=False), "Take the hop the other way"),
     (travel, "Take the hop the other way"),
     (without_return, "return x"),
-    (slicing_alone, "raised TypeError"),
+    (slicing_alone, "raised IndexError"),
     (lambda x, route, at, label: x, "It asks nobody"),
     (3, "Give a function"),
 ]
@@ -219,28 +221,39 @@ def test_every_moment_of_the_network_is_drawn(dp: int, tp: int) -> None:
 
 
 def test_hops_ask_for_what_the_picture_says() -> None:
-    due = ["all_gather", "gather", "nothing", "all_reduce", "reduce_scatter"]
+    due = ["all_gather", "gather", "nothing", "all_reduce", "reduce", "reduce_scatter"]
     assert [asks_for(*hop) for hop in HOPS] == due
     assert asks_for(Owned(1), Shard(0)) == "scatter"
     assert asks_for(Owned(1), Replicate()) == "broadcast"
-    assert "From Partial() to Shard(0): reduce_scatter; back: no way back" in lesson.draw_hops().alt
+    said = lesson.draw_hops().alt
+    for end, kind in (("Replicate()", "all_reduce"), ("Owned(1)", "reduce"), ("Shard(0)", "reduce_scatter")):
+        assert f"From Partial() to {end}: {kind}; back: no way back" in said
     assert HOPS[-1] == (Partial(), Shard(0))
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
+def test_the_bars_are_the_bytes_that_a_ring_sends(dp: int, tp: int) -> None:
+    recording, plan = lesson.record_here(dp, tp, 0), lesson.plan_of(dp, tp)
+    for rank in plan.grid.ranks:
+        due = {row.phase: row.ring for row in predict(plan, plan.grid.at(rank)).rows(rank)}
+        for number, phase in enumerate(PHASES, 1):
+            assert bytes_sent(recording, rank, number) == due.get(phase, 0), phase
+
+
+@pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
-    exercise, mirror = lesson.mirror_exercise(lesson.plan_of(dp, tp)), {1: 7, 2: 6, 3: 5}
+    exercise = lesson.mirror_exercise(lesson.plan_of(dp, tp))
     silent = [4, 5, 6] + ([1, 2, 7] if dp == 1 else []) + ([3] if tp == 1 else [])
-    assert exercise.check(mirror, silent)
+    assert exercise.check(1, silent)
     wrong: list[tuple[Any, Any, str]] = [
-        ({1: 4, 2: 5, 3: 6}, silent, "Phase 1 (gradient reduce_scatter) is not undone"),
-        ({1: 7, 2: 5, 3: 6}, silent, "Phase 2 (dp gather) is not undone"),
-        (mirror, silent[1:], "Phase 4 (Newton–Schulz) sends nothing either"),
-        ([7, 6, 5], silent, "as a dictionary"),
-        ({7: 1, 6: 2, 5: 3}, silent, "says nothing of phase 1. Its keys"),
-        (mirror, 4, "as a list of phases"),
+        (2, silent, "Phase 2 only joins what ranks still have: phase 6 lets each keep"),
+        (3, silent, "Phase 3 only joins what ranks still have: phase 5 lets each keep"),
+        (1, silent[1:], "Phase 4 (Newton–Schulz) sends nothing either"),
+        (7, silent, "one phase of the way out, 1, 2 or 3, not 7"),
+        ({1: 7}, silent, "one phase of the way out"),
+        (1, 4, "as a list of phases"),
     ]
-    wrong += [(mirror, [*silent, 7], "Phase 7 does send: all_gather over dp")] if dp > 1 else []
+    wrong += [(1, [*silent, 7], "Phase 7 does send: all_gather over dp")] if dp > 1 else []
     for case in wrong:
         assert_wrong(exercise, *case)
 

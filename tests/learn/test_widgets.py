@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muon_tutorial.learn.course.notebook_guards import ERROR_MARK
 from muon_tutorial.learn.pictures.picture import Picture
-from muon_tutorial.learn.widgets.shell import Shell, choice, show, slider
+from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, choice, show, slider
 
 
 def draw(number: int) -> Picture:

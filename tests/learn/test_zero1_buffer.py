@@ -82,21 +82,20 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_received_bytes_are_what_the_slices_say(dp: int, tp: int) -> None:
-    plan, found = lesson.plan_of(dp, tp, 400), lesson.received_for_momentum(dp, tp, 400)
-    whole = sum(lesson.length_of(plan, bucket) for bucket in plan.buckets)
+def test_sent_bytes_are_what_the_slices_say(dp: int, tp: int) -> None:
+    plan, found = lesson.plan_of(dp, tp, 400), lesson.sent_for_momentum(dp, tp, 400)
     mine = sum(lesson.slice_length(plan, bucket.index) for bucket in plan.buckets)
     shared = [lesson.kept_of(plan, name) for name in lesson.split_matrices(plan)]
-    lacks = sum(sum(kept.values()) - kept[0] for kept in shared if 0 in kept)
-    assert found == {"everything": 2 * (whole - mine), "straddling": 2 * lacks}
+    to_others = sum((len(kept) - 1) * kept[0] for kept in shared if 0 in kept)
+    assert found == {"everything": 2 * (dp - 1) * mine, "straddling": 2 * to_others}
 
 
 def test_predicted_bytes_know_right_from_wrong() -> None:
     exercise = lesson.bytes_exercise(4, 1, 400)
-    assert exercise.check(882, 206)
+    assert exercise.check(882, 404)
     wrong = [
-        (441, 206, "these are entries"),
-        (882, 412, "float32"),
+        (441, 404, "these are entries"),
+        (882, 808, "float32"),
         (882, 0, "straddling: not 0"),
         ("a", 1, "every"),
     ]
@@ -184,14 +183,14 @@ def test_what_a_rank_holds_and_sends_in_a_step_is_the_packages_prediction(dp: in
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_straddling_matrices_are_drawn_with_what_each_rank_needs(dp: int, tp: int) -> None:
+def test_straddling_matrices_are_drawn_with_what_each_rank_sends(dp: int, tp: int) -> None:
     plan = lesson.plan_of(dp, tp, 400)
     said = lesson.draw_straddling(plan).alt
     assert all(f"Of {name}, rank" in said for name in lesson.split_matrices(plan))
 
 
 def test_the_prose_states_what_the_plan_says() -> None:
-    """The notebook's solution: 92 + 55 entries on rank 0, which lacks 28 of A and 75 of E."""
+    """The notebook's solution: 92 + 55 entries on rank 0, which shares A with one rank and E with two."""
     plan = lesson.plan_of(4, 1, 400)
     assert [lesson.slice_length(plan, bucket.index) for bucket in plan.buckets] == [92, 55]
     assert (lesson.kept_of(plan, "A"), lesson.kept_of(plan, "E")) == ({0: 92, 1: 28}, {0: 55, 1: 55, 2: 20})

@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from muon_tutorial.learn.course.notebook_guards import Problem, find_problems
+from scripts.notebook_guards import Problem, find_problems
 from scripts.notebooks import ROOT, WATCH
 
 HOST = ("torch", "numpy", "matplotlib", "ipywidgets", "ipykernel")

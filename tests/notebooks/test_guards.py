@@ -8,13 +8,13 @@ from queue import Empty
 import pytest
 from jupyter_client.channels import AsyncZMQSocketChannel
 
-from muon_tutorial.learn.course.notebook_guards import (
+from scripts import notebooks
+from scripts.notebook_guards import (
     Problem,
     declared_parameters,
     find_problems,
     undeclared_parameters,
 )
-from scripts import notebooks
 from scripts.notebooks import NotebookProblemsError, execute, read_text, run
 
 pytestmark = pytest.mark.timeout(600)  # a kernel starts, on a machine that may be busy

@@ -11,10 +11,11 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from muon_tutorial.learn.course import lesson_form, series
-from muon_tutorial.learn.course.notebook_guards import declared_parameters
+from muon_tutorial.learn.course import series
+from scripts.notebook_guards import declared_parameters
 from scripts.notebooks import built_path, check, read_text, solved, sources
 from scripts.pages import page_of
+from tests.notebooks import lesson_form
 
 from .reading import bold_terms
 

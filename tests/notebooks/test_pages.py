@@ -17,12 +17,12 @@ from bs4 import BeautifulSoup
 from nbformat import NotebookNode
 
 from muon_tutorial.learn.course import series
-from muon_tutorial.learn.course.notebook_guards import WIDGET_STATE
 from muon_tutorial.learn.exercises.judge import LOOKS, AnswerVerdict
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
 from scripts import first_screens
 from scripts.files import POLICY
+from scripts.notebook_guards import WIDGET_STATE
 from scripts.notebooks import read_text
 from scripts.pages import (
     _export,

@@ -10,7 +10,7 @@ import pytest
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
-from scripts.notebooks import FOLDER, ROOT, sources
+from scripts.notebooks import FOLDER, sources
 from scripts.series import SETUP, main, setup, wanted, with_series
 
 MINUTES = {
@@ -86,11 +86,6 @@ def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) ->
     needed = {before for number in path.numbers for before in series.lesson(number).after}
     assert list(path.numbers) == sorted(path.numbers)
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
-
-
-def test_the_readme_links_to_files() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all((ROOT / target).exists() for target in re.findall(r"\]\((notebooks/[^)]+)\)", readme))
 
 
 OLD = """# %% [markdown]

@@ -22,9 +22,9 @@ from muon_tutorial.worlds.live import LiveWorld
 STEPS = 3
 SMALL = 3_000  # bytes a bucket: several buckets
 BUILDERS: dict[str, Builder] = {
-    "zero1": partial(zero1, bucket_bytes=SMALL),
-    "zero1 by boundaries": partial(zero1, gather="boundary", bucket_bytes=SMALL),
-    "layerwise": partial(layerwise, bucket_bytes=SMALL),
+    "zero1": partial(zero1, round_bytes=SMALL),
+    "zero1 by boundaries": partial(zero1, gather="boundary", round_bytes=SMALL),
+    "layerwise": partial(layerwise, round_bytes=SMALL),
 }
 
 
@@ -206,7 +206,7 @@ def straddled(rank: int) -> list[str]:
     world = LiveWorld(build_mesh({"dp": 2}))
     torch.manual_seed(0)
     unused, stack = nn.Parameter(torch.randn(1, 16, 16)), nn.Parameter(torch.randn(4, 16, 16))
-    builder = partial(zero1, bucket_bytes=3 * 16 * 16 * 4)
+    builder = partial(zero1, cut="bucket", round_bytes=3 * 16 * 16 * 4)
     muon = Muon([unused, stack], parts="stack", strategy=builder, mesh=world, overlap_grad_reduce=True)
     assert muon.plan is not None
     assert len(muon.plan.buckets) == 2

@@ -356,3 +356,23 @@ def test_called_as_hosts_call_a_class_it_names_from_model() -> None:
     groups = [{"params": list(network().parameters()), "weight_decay": 0.0}]
     with pytest.raises(UsageError, match=r"got builtins\.list and builtins\.NoneType, lr=; .*from_model"):
         MuonWithAdamW(groups, lr=0.1)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_fused_weight_can_be_named_and_groups_still_be_added() -> None:
+    qkv, late = nn.Linear(4, 12, bias=False), nn.Linear(4, 8, bias=False)
+    model = nn.ModuleDict({"qkv": qkv, "late": late.requires_grad_(False)})
+    parts = {"qkv.weight": ("interleaved", 1, 1, 1), "late.weight": (4, 4)}
+    both = MuonWithAdamW.from_model(model, lr=0.02, parts=parts)
+    late.requires_grad_(True)
+    both.add_param_group({"params": [late.weight]})
+    assert [group["parts"] for group in both.muon.param_groups] == [("interleaved", 1, 1, 1), (4, 4)]
+    before = {name: its.detach().clone() for name, its in model.named_parameters()}
+    apart = [nn.Parameter(before["qkv.weight"][i::3].clone()) for i in range(3)]
+    made = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    qkv.weight.grad = made
+    for i, part in enumerate(apart):
+        part.grad = made[i::3].clone()
+    both.step()
+    torch.optim.Muon(apart, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
+    assert all(torch.equal(qkv.weight[i::3], part) for i, part in enumerate(apart))
+    assert torch.equal(late.weight, before["late.weight"])

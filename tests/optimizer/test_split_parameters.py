@@ -283,6 +283,33 @@ STAYS: dict[str, tuple[nn.Module, str]] = {
 }
 
 
+class Bare(nn.Module):
+    """A module with one bare parameter of two dimensions."""
+
+    def __init__(self, name: str, shape: tuple[int, int] = (4, 4)) -> None:
+        super().__init__()
+        self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+
+STAYS |= {
+    "a norm over two dimensions": (within("layers.0.norm", nn.LayerNorm((4, 4))), "layers.0.norm.weight"),
+    "weight norm's gain": (
+        within("layers.0.up", nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
+        "layers.0.up.parametrizations.weight.original0",
+    ),
+    **{
+        f"a gain called {name}": (within("layers.0.attn", Bare(name)), f"layers.0.attn.{name}")
+        for name in ("weight_g", "log_scale", "layer_gain", "attention_biases", "lora_E", "oft_r")
+    },
+    "a row": (within("layers.0.up", nn.Linear(4, 1, bias=False)), "layers.0.up.weight"),
+    "a column": (within("layers.0", Bare("kernel", (4, 1))), "layers.0.kernel"),
+    "IA3's gains": (
+        within("layers.0.ia3_l", nn.ParameterDict({"default": torch.zeros(4, 4)})),
+        "layers.0.ia3_l.default",
+    ),
+}
+
+
 @pytest.mark.parametrize(("model", "name"), STAYS.values(), ids=STAYS)
 def test_what_is_no_hidden_matrix_stays_with_adamw(model: nn.Module, name: str) -> None:
     assert name in names(model)[1]
@@ -352,8 +379,10 @@ class Mixture(nn.Module):
         super().__init__()
         self.dense = nn.Linear(4, 4, bias=False)
         self.experts = experts()
-        self.experts.gate_up_proj = nn.Parameter(torch.zeros(numbers, 4, 12))
-        self.experts.down_proj = nn.Parameter(torch.zeros(numbers, 6, 4))
+        gate_up, down = torch.zeros(numbers, 12, 4), torch.zeros(numbers, 4, 6)
+        if getattr(experts, "is_transposed", experts is Llama4TextExperts):
+            gate_up, down = gate_up.mT, down.mT
+        self.experts.gate_up_proj, self.experts.down_proj = nn.Parameter(gate_up), nn.Parameter(down)
         self.experts.up_proj_bias = nn.Parameter(torch.zeros(numbers, 12))
 
 
@@ -398,10 +427,12 @@ def test_who_did_not_choose_is_warned_where_experts_are_most_of_the_model() -> N
 )
 def test_experts_go_to_muon_matrix_by_matrix(experts: type[nn.Module], transposed: bool) -> None:
     split = split_parameters(Mixture(experts), experts="muon")
-    plain, stacked = split.hidden
-    assert plain.keys() == {"params"}
-    assert [name for name, _ in stacked.pop("params")] == STACKS
-    assert stacked == {"parts": "stack", **({"transposed": True} if transposed else {})}
+    stored = {"transposed": True} if transposed else {}
+    assert [{**group, "params": [name for name, _ in group["params"]]} for group in split.hidden] == [
+        {"params": ["dense.weight"]},
+        {"params": STACKS[:1], "parts": ("stack", 6, 6), **stored},
+        {"params": STACKS[1:], "parts": "stack", **stored},
+    ]
     assert split.rest_names == ["experts.up_proj_bias"]
     assert "Experts stay" not in str(split)
 
@@ -499,3 +530,84 @@ def test_nanogpts_fused_attention_is_cut_along_rows() -> None:
     groups = split_parameters(nn.ModuleDict({"h": nn.ModuleList([layer])})).hidden
     found = {name: group.get("parts") for group in groups for name, _ in group["params"]}
     assert found == {"h.0.c_attn.weight": (4, 4, 4), "h.0.c_proj.weight": None}
+
+
+# --- fused weights that no sizes explain, and what a user says of them --------------------------------------
+
+
+def unknown() -> nn.Module:
+    """A fused layer by its name, in a module that states no sizes."""
+    return within("layers.0.attn", nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False)}))
+
+
+QKV_NAME = "layers.0.attn.qkv.weight"
+
+
+def test_where_it_is_not_certain_a_warning_says_what_to_write() -> None:
+    name = r"layers\.\*\.attn\.qkv\.weight"
+    said = rf'By their names {name} \(12 × 4\) .*parts=\{{"{name}": …\}}'
+    with pytest.warns(UserWarning, match=said) as caught:
+        split = split_parameters(unknown())
+    assert caught[0].filename == __file__
+    assert "parts" not in split.hidden[0]
+    assert "fused, taken whole: say how it lies by parts=" in str(split)
+
+
+@pytest.mark.parametrize("parts", [(4, 4, 4), ("interleaved", 2, 2), 4, None], ids=str)
+def test_what_the_user_says_is_taken_without_a_warning(parts: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (group,) = split_parameters(unknown(), parts={"*.qkv.weight": parts}).hidden
+    assert group.get("parts") == parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"*.Wqkv.weight": 4}, "parts matches no parameter of the model: '\\*.Wqkv.weight'"),
+        ({"*.qkv.weight": (4, 4)}, "does not split the 12 rows"),
+        ({"*.qkv.weight": ("by heads", 4)}, "does not split the 12 rows"),
+        ({"*.qkv.weight": ("interleaved", 5)}, "does not split the 12 rows"),
+    ],
+)
+def test_what_cannot_be_is_refused(parts: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        split_parameters(unknown(), parts=parts)
+
+
+def test_a_stack_that_the_user_names_goes_to_muon() -> None:
+    stack = nn.Module()
+    stack.weight = nn.Parameter(torch.zeros(2, 6, 4))
+    model = nn.ModuleDict({"stack": stack, "dense": nn.Linear(4, 4, bias=False)})
+    assert "stack.weight" in split_parameters(model).rest_names
+    _, group = split_parameters(model, parts={"stack.*": ("stack", 3, 3)}).hidden
+    assert group["parts"] == ("stack", 3, 3)
+    named = {"stack.*": ("stack", 3, 3), "*": None}
+    assert split_parameters(GPT(), parts={"*": None}).rest_names == split_parameters(GPT()).rest_names
+    assert split_parameters(model, parts=named).hidden_names == ["stack.weight", "dense.weight"]
+
+
+class Attention(nn.Module):
+    """Grouped queries: four heads of queries, two of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads, self.head_dim = 4, 2, 3
+        self.q_proj, self.k_proj = nn.Linear(12, 12, bias=False), nn.Linear(12, 6, bias=False)
+        self.o_proj = nn.Linear(12, 12, bias=False)
+
+
+def test_heads_can_be_orthogonalized_apart() -> None:
+    together = split_parameters(Attention())
+    assert [group.get("parts") for group in together.hidden] == [None]
+    whole, heads = split_parameters(Attention(), heads="apart").hidden
+    assert [name for name, _ in whole["params"]] == ["o_proj.weight"]
+    assert [name for name, _ in heads["params"]] == ["q_proj.weight", "k_proj.weight"]
+    assert heads["parts"] == ("heads", 3)
+    with pytest.raises(UsageError, match="heads must be 'together' or 'apart'"):
+        split_parameters(Attention(), heads="alone")  # type: ignore[arg-type]
+
+
+def test_the_gates_of_a_recurrent_layer_are_taken_apart() -> None:
+    lstm = split_parameters(nn.LSTM(5, 3)).hidden
+    assert [(group["parts"], len(group["params"])) for group in lstm] == [((3, 3, 3, 3), 2)]

@@ -30,8 +30,8 @@ from muon_tutorial.orthogonalizers.named import (
     STOCK,
     find_recipe,
 )
-from muon_tutorial.orthogonalizers.quality import SPECTRA, Quality, Sample, draw_samples, shortfall
 from muon_tutorial.orthogonalizers.recipe import Polynomial, Recipe, flops, peak
+from scripts.lab.quality import SPECTRA, Quality, Sample, draw_samples, shortfall
 
 SHAPES = [(128, 128), (256, 64), (384, 768)]
 FIELDS = {"Gaussian": "gaussian", "rank 8": "rank_8", "cliff": "cliff", "nearly zero": "nearly_zero"}

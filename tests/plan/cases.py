@@ -32,11 +32,11 @@ class Case:
 
     matrices: tuple[Matrix, ...]
     grid: Grid
-    bucket_bytes: int
+    round_bytes: int
 
     def plan(self, builder: Builder) -> Plan:
         """The plan of the case's matrices."""
-        return builder(self.matrices, self.grid, bucket_bytes=self.bucket_bytes)
+        return builder(self.matrices, self.grid, round_bytes=self.round_bytes)
 
     @property
     def places(self) -> list[Coordinate]:

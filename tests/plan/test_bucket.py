@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muon_tutorial import STRATEGIES, Bucket, Coordinate, DistMeta, Grid, Matrix, Shard, zero1
 from muon_tutorial.plan.bucket import buffer_key, fill_buckets, padded
-from muon_tutorial.plan.strategies import BUCKET_BYTES
+from muon_tutorial.plan.strategies import ROUND_BYTES
 
 from .cases import Case, cases, disjoint_in_order, span
 from .variants import EVEN_SLICES, SLICED, VARIANTS
@@ -82,23 +82,26 @@ def test_layerwise_slices_are_whole_matrices_and_pad_nothing(case: Case) -> None
         lengths = [bucket.length(bucket.storage_layout, at) for at in case.places if at["tp"] == 0]
         assert sum(lengths) == sum(entry.size for entry in bucket.entries)
         for entry in bucket.entries:
-            start = sum(lengths[: entry.workers.start])
+            place = entry.workers.start // (case.grid.size("tp") if "tp" in bucket.axes else 1)
+            start = sum(lengths[:place])
             assert start <= entry.offset
-            assert entry.offset + entry.size <= start + lengths[entry.workers.start]
+            assert entry.offset + entry.size <= start + lengths[place]
 
 
 @pytest.mark.parametrize("variant", EVEN_SLICES)
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_a_buffer_is_padded_to_equal_slices_and_no_further(variant: str, case: Case) -> None:
-    dp = case.grid.size("dp")
-    for bucket in case.plan(VARIANTS[variant]).buckets:
-        filled = sum(entry.size for entry in bucket.entries)
+def test_one_list_is_cut_into_equal_slices_whatever_the_rounds(variant: str, case: Case) -> None:
+    dp, plan = case.grid.size("dp"), case.plan(VARIANTS[variant])
+    for buffer in {bucket.buffer for bucket in plan.buckets}:
+        its = [bucket for bucket in plan.buckets if bucket.buffer == buffer]
+        filled = sum(entry.size for bucket in its for entry in bucket.entries)
         for at in case.places:
-            size = bucket.length(bucket.model_layout, at)
-            assert size == dp * bucket.length(bucket.storage_layout, at)
-            assert filled <= size < max(filled, 1) + dp
-            assert bucket.padding(at) == size - sum(piece(e.matrix, at).sum() for e in bucket.entries)
+            assert sum(bucket.length(bucket.model_layout, at) for bucket in its) < max(filled, 1) + dp
+            assert sum(bucket.length(bucket.storage_layout, at) for bucket in its) <= max(1, -(-filled // dp))
+            for bucket in its:
+                size = bucket.length(bucket.model_layout, at)
+                assert bucket.padding(at) == size - sum(piece(e.matrix, at).sum() for e in bucket.entries)
 
 
 @sliced
@@ -108,23 +111,35 @@ def test_workers_are_the_positions_whose_slice_touches_the_matrix(variant: str, 
     for bucket in case.plan(VARIANTS[variant]).buckets:
         for number, entry in enumerate(bucket.entries):
             touching = {at["dp"] for at in case.places if bucket.stored_shards(at)[number].numel}
-            assert set(entry.workers) == touching
+            each = case.grid.size("tp") if "tp" in bucket.axes else 1
+            assert {place // each for place in entry.workers} == touching
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(("owner", "gram"))])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_a_bucket_weighs_at_most_its_cap_and_the_next_matrix_would_not_have_fitted(
+def test_a_flat_buffer_holds_at_most_the_limit_or_the_largest_matrix_of_its_round(
     variant: str, case: Case
 ) -> None:
     plan = case.plan(VARIANTS[variant])
-    weights = [[weight(entry.matrix, case) for entry in bucket.entries] for bucket in plan.buckets]
-    for number, bucket in enumerate(plan.buckets):
-        assert sum(weights[number]) <= case.bucket_bytes or len(bucket.entries) == 1
-        if number + 1 < len(plan.buckets):
-            following = plan.buckets[number + 1].entries[0].matrix
-            alike = buffer_key(following) == buffer_key(bucket.entries[0].matrix)
-            assert not alike or sum(weights[number]) + weights[number + 1][0] > case.bucket_bytes
+    shared = case.grid.size("tp") if variant.startswith("layerwise") else 1  # their pieces lie together
+    for _, its in itertools.groupby(plan.buckets, lambda bucket: bucket.round):
+        weights = [[weight(entry.matrix, case) for entry in bucket.entries] for bucket in its]
+        assert max(map(sum, weights)) <= max(case.round_bytes, shared * max(map(max, weights)))
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("owner")])
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_an_owner_holds_at_most_the_limit_or_the_largest_matrix_of_its_round(
+    variant: str, case: Case
+) -> None:
+    for bucket in case.plan(VARIANTS[variant]).buckets:
+        held: dict[int, int] = {}
+        for entry in bucket.entries:
+            owned = held.get(entry.workers.start, 0) + 2 * entry.matrix.numel  # in bf16
+            held[entry.workers.start] = owned
+        assert max(held.values()) <= max(case.round_bytes, *(2 * e.matrix.numel for e in bucket.entries), 0)
 
 
 def weight(matrix: Matrix, case: Case) -> int:
@@ -133,15 +148,15 @@ def weight(matrix: Matrix, case: Case) -> int:
 
 
 def test_the_default_cap_is_25_megabytes_for_every_strategy() -> None:
-    assert BUCKET_BYTES <= 25_000_000
+    assert ROUND_BYTES <= 25_000_000
     for builder in STRATEGIES.values():
-        assert inspect.signature(builder).parameters["bucket_bytes"].default == BUCKET_BYTES
+        assert inspect.signature(builder).parameters["round_bytes"].default == ROUND_BYTES
 
 
 def test_a_matrix_heavier_than_the_cap_travels_alone() -> None:
     sides = [(2, 2), (8, 8), (2, 2), (2, 2)]
     made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(sides)]
-    runs = fill_buckets(made, [16, 256, 16, 16], bucket_bytes=32)
+    runs = fill_buckets(made, [16, 256, 16, 16], round_bytes=32)
     assert [[matrix.index for matrix in run] for run in runs] == [[0], [1], [2, 3]]
 
 
@@ -150,9 +165,10 @@ def test_buffers_count_the_kinds_and_buckets_count_on() -> None:
     made = [
         Matrix(index, f"m{index}", (4, 4), (), *kinds[index % 3], kinds[index % 3][1]) for index in range(6)
     ]
-    plan = zero1(made, Grid.of(dp=2), bucket_bytes=1)
+    plan = zero1(made, Grid.of(dp=2), round_bytes=1)
     metas = plan.dist_meta(plan.grid.at(0))
     assert [meta.bucket_idx for meta in metas] == list(range(6))
+    assert [bucket.round for bucket in plan.buckets] == [0, 0, 1, 1, 2, 2]
     assert [meta.buffer_idx for meta in metas] == [0, 0, 1, 1, 2, 2]
     assert len({buffer_key(bucket.entries[0].matrix) for bucket in plan.buckets}) == 3
 

@@ -82,7 +82,7 @@ def test_a_matrix_is_worked_on_by_one_owner_or_by_whole_tensor_parallel_groups(
             workers = plan.workers(entry.matrix.index)
             assert workers
             assert all(0 <= position < case.grid.at(0).size(*bucket.axes) for position in entry.workers)
-            if variant.startswith("owner"):
+            if variant.startswith(("owner", "layerwise")):
                 assert len(workers) == case.grid.world_size // case.grid.at(0).size(*bucket.axes)
             else:
                 tp = case.grid.size("tp")
@@ -154,7 +154,7 @@ def out_and_back_one_by_one(bucket: Bucket, at: Coordinate) -> Walk:
 def test_the_order_in_which_matrices_are_listed_does_not_matter(
     variant: str, case: Case, data: st.DataObject
 ) -> None:
-    shuffled = Case(tuple(data.draw(st.permutations(case.matrices))), case.grid, case.bucket_bytes)
+    shuffled = Case(tuple(data.draw(st.permutations(case.matrices))), case.grid, case.round_bytes)
     assert shuffled.plan(VARIANTS[variant]) == case.plan(VARIANTS[variant])
 
 

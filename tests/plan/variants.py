@@ -15,16 +15,16 @@ VARIANTS: dict[str, Builder] = {
     "zero1, boundary": partial(zero1, gather="boundary"),
     "zero1, tp by the bucket": partial(zero1, tp_gather="bucket"),
     "zero1, boundary, tp by the bucket": partial(zero1, gather="boundary", tp_gather="bucket"),
+    "cut by the bucket, zero1": partial(zero1, cut="bucket"),
     "replicated, tp by the bucket": partial(replicated, tp_gather="bucket"),
     "round_robin, tp by the bucket": partial(round_robin, tp_gather="bucket"),
     "layerwise": layerwise,
-    "layerwise, tp by the bucket": partial(layerwise, tp_gather="bucket"),
     "gram": gram,
     "owner, longest first": partial(owner, assign="longest_first"),
     "owner, in turn": partial(owner, assign="in_turn"),
     "owner, per replica": owner_per_replica,
 }
 EVEN_SLICES = tuple(name for name in VARIANTS if name.startswith("zero1"))
-SLICED = tuple(name for name in VARIANTS if name.startswith(("zero1", "layerwise", "gram")))
+SLICED = tuple(name for name in VARIANTS if name.startswith(("zero1", "cut", "layerwise", "gram")))
 BITWISE = tuple(name for name in VARIANTS if name != "gram")
 """All but one give the single process's bits; ``tests/step/test_gram.py`` holds that one to its bound."""

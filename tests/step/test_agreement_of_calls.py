@@ -157,6 +157,21 @@ def test_a_number_that_no_rank_can_step_with_is_refused_in_mid_run(
 
 
 @pytest.mark.parametrize("strategy", [None, "zero1"])
+def test_an_lr_that_is_no_number_or_missing_is_refused_with_its_group(strategy: str | None) -> None:
+    param = nn.Parameter(torch.eye(3))
+    mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
+    muon = Muon([("one", param)], strategy=strategy, mesh=mesh)
+    param.grad = torch.eye(3)
+    muon.param_groups[0]["lr"] = "0.1"
+    with pytest.raises(UsageError, match=r"lr must be a number, got '0\.1', in the group of one"):
+        muon.step()
+    del muon.param_groups[0]["lr"]
+    with pytest.raises(UsageError, match="a group needs an lr, in the group of one"):
+        muon.step()
+    assert torch.equal(param, torch.eye(3))
+
+
+@pytest.mark.parametrize("strategy", [None, "zero1"])
 def test_a_gradient_of_another_shape_is_refused(strategy: str | None) -> None:
     """By ``.grad.data``, which torch does not check; a plan would have sliced it without a word."""
     param = nn.Parameter(torch.eye(3))

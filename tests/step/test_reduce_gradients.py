@@ -18,7 +18,7 @@ def test_runs_are_filled_to_the_limit_and_each_parameter_is_looked_at_once(
         looked.append(param)
         return param
 
-    monkeypatch.setattr(reduce_gradients, "BUCKET_BYTES", 100)
+    monkeypatch.setattr(reduce_gradients, "ROUND_BYTES", 100)
     monkeypatch.setattr(reduce_gradients, "local_part", look)
     sizes = [10, 15, 1, 30, 5, 5, 15]
     params = [nn.Parameter(torch.zeros(size)) for size in sizes]

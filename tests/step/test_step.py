@@ -457,7 +457,7 @@ def grouped(params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "the second after two steps"])
 def test_groups_have_settings_of_their_own(strategy: str, late: bool) -> None:
     ranks, stock, first = seated(DP2_TP2, strategy), Stock(), slice(1 if late else 2)
-    builder = partial(STRATEGIES[strategy], bucket_bytes=400)
+    builder = partial(STRATEGIES[strategy], round_bytes=400)
     ranks.muons = [
         Muon(grouped(params)[first], strategy=builder, mesh=ranks.world.mesh(rank))
         for rank, params in enumerate(ranks.params)
@@ -497,7 +497,7 @@ def test_a_state_of_several_matrices_in_one_parameter_continues_in_several_bucke
     made = torch.Generator().manual_seed(0)
     grads = [torch.randint(-31, 32, (12, 8), generator=made) * 2.0**-6 for _ in range(4)]
     alone = Muon([nn.Parameter(torch.ones(12, 8))], parts=(3, 4, 5))
-    world, builder = LocalWorld(DP2), partial(STRATEGIES[strategy], bucket_bytes=128)
+    world, builder = LocalWorld(DP2), partial(STRATEGIES[strategy], round_bytes=128)
     params = [nn.Parameter(torch.ones(12, 8)) for _ in range(2)]
     muons = [Muon([p], parts=(3, 4, 5), strategy=builder, mesh=world.mesh(r)) for r, p in enumerate(params)]
     (whole,) = alone.param_groups[0]["params"]
@@ -574,7 +574,7 @@ def drawn_parameters(draw: st.DrawFn, tp: int) -> Drawn:
     data=st.data(),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 3)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),
-    bucket_bytes=st.sampled_from((1, 64, 300, 10_000)),
+    round_bytes=st.sampled_from((1, 64, 300, 10_000)),
     window=st.integers(1, 3),
     nesterov=st.booleans(),
 )
@@ -584,7 +584,7 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     data: st.DataObject,
     sizes: tuple[int, int],
     dtype: torch.dtype,
-    bucket_bytes: int,
+    round_bytes: int,
     window: int,
     nesterov: bool,
 ) -> None:
@@ -606,7 +606,7 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
         ]
         return Muon(groups, lr=0.1, nesterov=nesterov, **settings)
 
-    builder, alone = partial(VARIANTS[variant], bucket_bytes=bucket_bytes), muon(whole)
+    builder, alone = partial(VARIANTS[variant], round_bytes=round_bytes), muon(whole)
     ranks = [
         muon(params, strategy=builder, mesh=world.mesh(rank), window=window)
         for rank, params in enumerate(own)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, replace
+from typing import Any
 
 import pytest
 
 from muon_tutorial.engine.collective import Collective, Kind, Walk
+from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
+from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.timing.calibrate import (
     BANDWIDTHS,
@@ -17,10 +21,13 @@ from muon_tutorial.timing.calibrate import (
     GlooSample,
     RankSample,
     average_machines,
+    calibrate,
     fit_gloo,
     gloo_request,
     measure_copies,
     median_over_cores,
+    sample_gloo,
+    say_busy,
 )
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.worlds.local import LocalWorld
@@ -84,6 +91,40 @@ def machine(unit: float) -> Machine:
     numbers = 1e-6 * unit, 2e-6 * unit, Link(1e12, 2e-5 * unit)
     byte, message = 3e-9 * unit, 1e-5 * unit
     return Machine("m", rates, ((4096.0, 10 * unit),), *numbers, cores=2, byte=byte, message=message)
+
+
+@pytest.mark.live
+def test_ranks_stop_together_where_time_is_up() -> None:
+    """One rank's time is up long before the other's."""
+    assert launch(sample_until, 2, args=((math.inf, 0.0),)) == [0, 0]
+
+
+def sample_until(rank: int, ends: tuple[float, ...]) -> int:
+    return len(sample_gloo(rank, ends[rank]))
+
+
+@pytest.mark.live
+def test_a_machine_too_busy_to_be_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is up before anything is done, as on a machine that is slow enough."""
+    monkeypatch.setattr("os.getloadavg", lambda: (9.0, 0.0, 0.0))
+    with pytest.raises(
+        UsageError, match=r"too busy to be measured in 0\.01 s: load average 9\.0 on \d+ cores"
+    ):
+        calibrate(limit=0.01)
+
+
+BUSY: dict[str, tuple[Any, str]] = {
+    "quiet": ((0.9, 2, [5.0, 4.5]), ""),
+    "load": ((1.1, 2, [5.0, 4.5]), "load average 1.1 on 2 cores before"),
+    "timings": ((0.0, 2, [5.0, 5.0, 2.0]), "the same product took up to 2.5 times as long"),
+    "collectives": ((0.0, 2, [5.0, 5.0], 7), "7 collectives not measured in time"),
+}
+
+
+@pytest.mark.parametrize("case", BUSY)
+def test_a_busy_machine_is_noticed(case: str) -> None:
+    told, sign = BUSY[case]
+    assert say_busy(*told) == (sign and f"This machine was busy: {sign}. Calibrate again when it is quiet.")
 
 
 def test_tensors_take_turns_in_being_copied() -> None:

@@ -326,7 +326,7 @@ def test_a_gpu_is_given_its_work_ahead_and_a_view_gives_it_none(cores: int | Non
 def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
     """Each rank asks for what it asks of any world, and computes, copies or waits at any moment."""
     grid = Grid.of(dp=2, tp=2)
-    plan = BUILDERS[name](MATRICES, grid, bucket_bytes=20_000)
+    plan = BUILDERS[name](MATRICES, grid, round_bytes=20_000)
     machine = replace(TOY, operation=0.001, turn=0.002, cores=2, copy=((1.0, 1e7),))
     steps = [step_over_ones(plan, grid.at(rank), META, window) for rank in grid.ranks]
     ran = TimedWorld(grid, machine).run([step.step() for step in steps])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,8 +15,8 @@ from rich.console import Console
 from muon_tutorial import cli
 from muon_tutorial.errors import RankFailedError, RunFolderError, TextError, UsageError
 from muon_tutorial.launching.launch import launch
-from muon_tutorial.training import resume
-from muon_tutorial.training.checkpoints import Saving, StoppedRun, stopping_on_interrupt
+from muon_tutorial.training import resume, stopping
+from muon_tutorial.training.checkpoints import Saving, StoppedRun
 from muon_tutorial.training.loop import _check_text, train_rank
 from muon_tutorial.training.records import RunResult, StepRecord
 from muon_tutorial.training.run_folder import RunFolder
@@ -22,6 +24,8 @@ from muon_tutorial.training.settings import TrainSettings
 from muon_tutorial.training.text import load_text
 
 SETTINGS = TrainSettings(dp=2, tp=1, layers=1, width=16, heads=2, context=16, batch=4, steps=5)
+
+TINY = ("layers", "width", "heads", "context", "batch", "steps")
 
 
 def drop(record: StepRecord) -> None:
@@ -40,7 +44,7 @@ def losses(result: RunResult | StoppedRun) -> list[float]:
 @pytest.mark.live
 def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
     whole = losses(run(SETTINGS, Saving(tmp_path, every=3))[0])
-    assert Saving(tmp_path).latest_step() == 5
+    assert Saving(tmp_path).whole_step(print) == 5
     again = run(SETTINGS, Saving(tmp_path, begin=3))[0]
     assert losses(again) == whole[3:]
     assert isinstance(again, RunResult)
@@ -63,8 +67,25 @@ def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
 def test_a_run_that_is_asked_to_stop_saves_after_the_step_it_is_in(tmp_path: Path) -> None:
     saving = Saving(tmp_path)
     saving.stop_file.touch()
-    assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints)] * 2
-    assert saving.latest_step() == 1
+    assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints, "SIGINT")] * 2
+    assert saving.whole_step(print) == 1
+    saving.stop_file.write_text("SIGHUP")
+    assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints, "SIGHUP")] * 2
+
+
+@pytest.mark.live
+def test_a_run_that_is_asked_to_save_does_so_and_goes_on(tmp_path: Path) -> None:
+    saving = Saving(tmp_path)
+    saving.save_file.touch()
+    assert isinstance(run(SETTINGS, saving)[0], RunResult)
+    assert (saving.whole_step(print), saving.save_file.exists()) == (1, False)
+
+
+@pytest.mark.live
+def test_a_run_whose_time_is_over_saves_after_the_step_it_is_in(tmp_path: Path) -> None:
+    saving = Saving(tmp_path, until=0.0)
+    assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints, "time")] * 2
+    assert saving.whole_step(print) == 1
 
 
 def test_the_newest_run_with_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +117,11 @@ def test_a_run_goes_on_with_its_own_settings_but_for_the_grid() -> None:
 
 
 def test_a_run_has_begun_when_a_step_is_recorded_that_it_took(tmp_path: Path) -> None:
-    assert not Saving(tmp_path).has_begun
+    assert not stopping._has_begun(Saving(tmp_path))
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{')
-    assert Saving(tmp_path).has_begun
-    assert not Saving(tmp_path, begin=2).has_begun
-    assert Saving(tmp_path, begin=1).has_begun
+    assert stopping._has_begun(Saving(tmp_path))
+    assert not stopping._has_begun(Saving(tmp_path, begin=2))
+    assert stopping._has_begun(Saving(tmp_path, begin=1))
 
 
 def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
@@ -138,9 +159,9 @@ def test_records_that_a_dead_machine_lost_are_said_and_the_run_goes_on(tmp_path:
         "the others are lost, and missing from the picture\n"
     )
     assert folder.records("metrics.jsonl") == [asdict(record) for record in records]
-    assert not Saving(folder.path, begin=4).has_begun
+    assert not stopping._has_begun(Saving(folder.path, begin=4))
     folder.append("metrics.jsonl", {"step": 4})
-    assert Saving(folder.path, begin=4).has_begun
+    assert stopping._has_begun(Saving(folder.path, begin=4))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +186,9 @@ def restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> argparse.Names
         "resume": None,
         "save_every": None,
         "given": set(),
+        "acts": {},
+        "max_seconds": None,
+        "hold": lambda held: None,
     }
     return argparse.Namespace(**options)
 
@@ -182,7 +206,7 @@ def test_restarted_ranks_go_on_with_their_own_run_unless_it_is_complete(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: "none_own"})
-    monkeypatch.setattr(Saving, "latest_step", lambda saving: SETTINGS.steps)
+    monkeypatch.setattr(Saving, "whole_step", lambda saving, say: SETTINGS.steps)
     assert cli._place_run_under_torchrun(restarted, 2) == (SETTINGS, own, Saving(own.path, begin=5))
     own.write("result.json", {})
     with pytest.raises(cli.CompleteRunError, match="is complete"):
@@ -206,8 +230,8 @@ def test_ranks_that_torchrun_cannot_name_begin_anew_and_say_so(
 @pytest.mark.parametrize("every", ["x", 0, -3, 2.0, True])
 def test_a_damaged_number_of_steps_to_save_after_is_one_clear_line(tmp_path: Path, every: object) -> None:
     with pytest.raises(UsageError, match=r"settings\.json is damaged: save_every is "):
-        resume.saving_of(RunFolder(tmp_path), {resume.SAVE_EVERY: every}, None)
-    assert resume.saving_of(RunFolder(tmp_path), {}, None) == Saving(tmp_path)
+        resume.saving_of(RunFolder(tmp_path), {resume.SAVE_EVERY: every}, None, print)
+    assert resume.saving_of(RunFolder(tmp_path), {}, None, print) == Saving(tmp_path)
 
 
 def test_a_run_goes_on_from_another_folder_with_the_text_that_it_was_given(
@@ -224,7 +248,7 @@ def test_a_run_goes_on_from_another_folder_with_the_text_that_it_was_given(
 def test_an_earlier_request_to_stop_is_forgotten(tmp_path: Path) -> None:
     saving = Saving(tmp_path)
     saving.stop_file.touch()
-    with stopping_on_interrupt(saving, None):
+    with stopping.heeding_signals(saving, None, 1.0, stopping.unwind):
         assert not saving.stop_file.exists()
 
 
@@ -234,3 +258,29 @@ def test_only_the_text_that_a_run_began_with_takes_it_on() -> None:
     _check_text(None, text)  # by a checkpoint that does not say
     with pytest.raises(TextError, match="is not the text that the run began with"):
         _check_text("0" * 64, text)
+
+
+@pytest.mark.live
+def test_a_run_goes_on_from_the_older_checkpoint_when_the_newest_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = [f"--{name}={value}" for name, value in asdict(SETTINGS).items() if name in TINY]
+    folder = tmp_path / "run"
+    assert cli.main(["train", *options, "--dp=1", "--tp=1", "--save-every=2", f"--out={folder}"]) == 0
+    newest = next((folder / "checkpoints" / "step-00000005").glob("*.distcp"))
+    newest.write_bytes(newest.read_bytes()[::-1])
+    capsys.readouterr()
+    assert cli.main(["train", f"--resume={folder}"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert re.search(r"step-00000005/.* is damaged: .*: put aside as damaged-step-00000005-\w+$", said[0])
+    assert said[1] == f"going on after step 4 of 5, in {folder}"
+    assert Saving(folder).whole_step(print) == 5
+
+
+def test_a_run_is_one_jobs_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = RunFolder.create(tmp_path / "run", asdict(SETTINGS))
+    with folder.held():
+        assert cli.main(["train", f"--resume={folder.path}"]) == cli.BAD_INPUT
+        says = rf"error: process {os.getpid()} on .* is training in {folder.path}\n"
+        assert re.fullmatch(says, capsys.readouterr().err)
+    assert os.listdir(tmp_path) == ["run"]

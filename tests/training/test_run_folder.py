@@ -56,3 +56,16 @@ def test_a_name_in_use_gets_a_number(tmp_path: Path) -> None:
     for name in ("run", "run-2"):
         assert unused(tmp_path / "run").name == name
         (tmp_path / name).mkdir()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless", "too large"])
+def test_settings_are_a_plain_file_of_a_sane_size(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("{}" + " " * (1 << 20))
+    with pytest.raises(RunFolderError, match=r"has no settings\.json that can be read"):
+        RunFolder.reopen(tmp_path)

@@ -6,17 +6,14 @@ the state that fills most of it, so the picture's size does not grow with the ru
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ..svg import svg_document, svg_style
 from .perfetto import lanes
 from .time_intervals import Intervals, clip, measure
 from .time_split import STATES, RankTimes, State, Timeline, paint
@@ -35,29 +32,19 @@ WORDS: dict[State, str] = {
     "waiting": "waiting for the last member",
     "unsplit": "communication or waiting",
 }
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "path",
-    "svg.hashsalt": "timeline",
-    "font.family": "DejaVu Sans",
-    "hatch.linewidth": 0.5,
-}
 
 
 def draw_timeline(timeline: Timeline, title: str = "") -> str:
     """The timeline as an SVG document. The same timeline gives the same bytes."""
-    with mpl.rc_context(_STYLE):
+    with svg_style("timeline", **{"hatch.linewidth": 0.5}):
         figure = Figure(figsize=(10, 1.2 + 0.62 * len(timeline.ranks)), dpi=96, facecolor="#ffffff")
-        FigureCanvasSVG(figure)
         axes = figure.add_axes((0.07, 0.55 / figure.get_figheight(), 0.91, 1 - 1.05 / figure.get_figheight()))
         states = paint(timeline)
         for row, times in enumerate(timeline.ranks):
             _draw_rank(axes, row, times, states[times.rank], timeline)
         used = [state for state in STATES if any(painted[state] for painted in states.values())]
         _label(axes, timeline, title, used)
-        target = io.StringIO()
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
-    svg = target.getvalue()
-    return "\n".join(line.rstrip() for line in svg[svg.index("<svg") :].splitlines()) + "\n"
+        return svg_document(figure)
 
 
 def describe_timeline(timeline: Timeline) -> str:

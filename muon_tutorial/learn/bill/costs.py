@@ -6,7 +6,7 @@ Bytes are those a rank sends where collectives run as rings. The few that agree 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -140,12 +140,6 @@ def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
     return {strategy: len(plans[strategy].workers(index)) for strategy in STRATEGIES}
 
 
-def all_bills(plans: Mapping[str, Plan], rank: int = 0) -> list[StepBill]:
-    """AdamW's bill, then each plan's."""
-    order = (BOUNDARY, "zero1", "round_robin", "replicated")
-    return [adamw_bill(plans["zero1"], rank), *(bill_of(name, plans[name], rank) for name in order)]
-
-
 @cache
 def bills_at(dp: int, tp: int, dtype: str, gather: str, megabytes: int) -> tuple[StepBill, StepBill, float]:
     """AdamW's bill, Muon's, and how often a matrix is orthogonalized on average, for a GPT on a grid."""
@@ -153,23 +147,11 @@ def bills_at(dp: int, tp: int, dtype: str, gather: str, megabytes: int) -> tuple
         gpt_matrices(dtypes=DTYPES[dtype]),
         Grid.of(dp=dp, tp=tp),
         gather=gather,  # type: ignore[arg-type]
-        bucket_bytes=megabytes * 1_000_000,
+        round_bytes=megabytes * 1_000_000,
     )
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     runs = sum(len(entry.workers) for entry in entries) * tp / len(entries)
     return adamw_bill(plan), bill_of("Muon, zero1", plan), runs
-
-
-def say_bills(bills: Iterable[StepBill]) -> str:
-    """Bills as a table, a line for each phase."""
-    lines = [f"{'':18} {'phase':26} {'bytes sent':>12}"]
-    for bill in bills:
-        name = bill.name
-        for phase, sent in bill.sent.items():
-            lines.append(f"{name:18} {phase:26} {sent:12,}")
-            name = ""
-        lines.append(f"{name:18} {'all':26} {bill.total:12,}   keeps {bill.state:,} bytes of state")
-    return "\n".join(lines)
 
 
 def ranges_of(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -32,7 +32,6 @@ from .training_rank import (
     RUNGS,
     SHAPES,
     STEPS,
-    CallNote,
     Notebook,
     batch,
     check_grid,
@@ -194,11 +193,6 @@ def _first_step(kind: str) -> int:
 def hero_faults() -> tuple[Fault, ...]:
     """What is wrong with the run of the first picture."""
     return (Fault("leaves early", 2, 3),)
-
-
-def call_lists(run: TrainingRun) -> list[list[CallNote]]:
-    """Each rank's calls, in the order in which it made them."""
-    return [report.notes.calls for report in run.reports]
 
 
 __all__ = ["HANGS", "LETTERS", "TrainingRun", "run_with"]

@@ -24,10 +24,10 @@ from ...timing.planner import StepEstimate, estimate, estimate_adamw
 from ..bill.costs import DTYPES
 
 MODEL, MACHINE, RANKS = "llama-3.2-1b", "h100-infiniband", 8
-BUCKET_BYTES = 400_000_000
+ROUND_BYTES = 400_000_000
 STRATEGIES: Mapping[str, Builder] = {
-    "zero1": zero1,
-    "boundary": partial(zero1, gather="boundary"),
+    "zero1": partial(zero1, cut="bucket"),
+    "boundary": partial(zero1, cut="bucket", gather="boundary"),
     "layerwise": layerwise,
 }
 LINKS = {"full speed": 1.0, "1 / 8": 1 / 8, "1 / 64": 1 / 64}
@@ -59,7 +59,7 @@ def matrices(dtypes: str) -> list[Matrix]:
 def muon_step(dtypes: str, strategy: str) -> StepEstimate:
     """Muon's step, on the rank that computes most."""
     build, grid = STRATEGIES[strategy], Grid.of(dp=RANKS)
-    return estimate(strategy, build, matrices(dtypes), grid, machine(), bucket_bytes=BUCKET_BYTES)
+    return estimate(strategy, build, matrices(dtypes), grid, machine(), round_bytes=ROUND_BYTES)
 
 
 @cache
@@ -67,7 +67,7 @@ def adamw_step(dtypes: str) -> StepEstimate:
     """The step of ZeRO-1 AdamW over the same buckets."""
     weights, gradients = DTYPES[dtypes]
     grid = Grid.of(dp=RANKS)
-    buckets = zero1(matrices(dtypes), grid, bucket_bytes=BUCKET_BYTES).buckets
+    buckets = zero1(matrices(dtypes), grid, cut="bucket", round_bytes=ROUND_BYTES).buckets
     lengths = [bucket.length(LocalShards(), grid.at(0)) for bucket in buckets]
     return estimate_adamw(lengths, grid, machine(), g=gradients, p=weights, beside=RANKS - 1)
 

@@ -12,7 +12,7 @@ import torch
 
 from ... import Coordinate, Grid, Ledger
 from ...engine.collective import Label, Walk
-from ...engine.travel import all_reduce, travel
+from ...engine.travel import travel
 from ...errors import TutorialError, UsageError
 from ...evidence.formulas import zero1_adamw
 from ...evidence.predict import predict
@@ -134,14 +134,6 @@ def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> 
     """The step that forgets to divide the sum."""
     summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
     return (yield from travel(adamw(weights, summed), bucket.parameter, at, Label("weights")))
-
-
-def by_all_reduce(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> Walk:
-    """Right numbers, too many bytes: every rank gets all of the gradients, and uses a slice of them."""
-    whole = yield from all_reduce(gradients, "dp", at, Label("gradients"))
-    mine = whole.view(at.size("dp"), -1)[at["dp"]]
-    fresh = adamw(weights, mine / bucket.summands)
-    return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
 
 
 def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:

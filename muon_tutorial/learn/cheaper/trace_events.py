@@ -1,7 +1,7 @@
 """Lesson 13: one collective in four events, the report's published figures, and waiting in a timeline.
 
-``made_up_trace`` is made up. Its names and sorts are those of the report's traces (``report_001``), whose
-files are not ours to ship; what was read from them comes with its source.
+``made_up_trace`` is made up. Its names and sorts are those of a published report, whose traces are not ours
+to ship; ``published_traces`` has what was read from them, with its source.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ...evidence.report_001.report import SOURCE, TraceSummary, check_report, packaged_summaries
 from ...evidence.traces.profiler_trace import Sort, TraceEvent, covered
 from ...evidence.traces.time_intervals import measure
 from ...evidence.traces.time_split import Flight, Timeline
+from .published_traces import SOURCE, TraceSummary, compare_bytes, packaged_summaries
 
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128"
@@ -103,8 +103,8 @@ def right_headlines() -> dict[str, float]:
 
 def say_bytes() -> str:
     """The rows of the checked report that compare bytes."""
-    communication = check_report()[0]
-    rows = [one for one in communication.beside if one.how.endswith("MB")]
+    runs = report()
+    rows = compare_bytes(runs["adamw"], runs["muon"])
     return "\n".join(f"{row.shown:6} {row.how:18} {row.what}" for row in rows)
 
 

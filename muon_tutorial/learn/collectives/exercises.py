@@ -17,7 +17,7 @@ from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from ..pictures.picture import Picture
 from . import messages
-from .messages import CallNote
+from .messages import MessageNote
 from .on_ranks import (
     ITEM,
     NUMEL,
@@ -223,7 +223,7 @@ def _say_stuck(run: CollectiveRun) -> Iterator[str]:
     yield f"Rank {stuck[0]} waited in vain: {_say_waiting({stuck[0]: last[stuck[0]]})}."
 
 
-def _say_waiting(last: Mapping[int, CallNote]) -> str:
+def _say_waiting(last: Mapping[int, MessageNote]) -> str:
     verbs = {"sent": "to send to", "received": "to receive from"}
     return ", ".join(f"rank {rank} waits {verbs[note.verb]} rank {note.peer}" for rank, note in last.items())
 

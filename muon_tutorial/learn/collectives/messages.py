@@ -58,7 +58,7 @@ def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CallNote:
+class MessageNote:
     """One call, as one rank saw it. Seconds of a clock they share; ``stop`` None: never finished."""
 
     verb: Verb
@@ -70,15 +70,15 @@ class CallNote:
 
 
 @contextmanager
-def noting(ranks: int) -> Iterator[list[CallNote]]:
+def noting(ranks: int) -> Iterator[list[MessageNote]]:
     """Write down every send and receive that this process makes inside, in the order of its calls."""
-    notes: list[CallNote] = []
+    notes: list[MessageNote] = []
     noted = {name: _noted(notes, verb, getattr(dist, name), ranks) for name, verb in _VERBS.items()}
     with patch.multiple(dist, **noted):
         yield notes
 
 
-def _noted(notes: list[CallNote], verb: Verb, original: Callable[..., Any], ranks: int) -> Any:
+def _noted(notes: list[MessageNote], verb: Verb, original: Callable[..., Any], ranks: int) -> Any:
     """The call, written down; what returns at once is written down again when waited for."""
 
     @functools.wraps(original)
@@ -91,7 +91,7 @@ def _noted(notes: list[CallNote], verb: Verb, original: Callable[..., Any], rank
         if not 0 <= peer < ranks:
             raise ValueError(f"there is no rank {peer}: ranks go from 0 to {ranks - 1}. Take it % {ranks}.")
         number, content = len(notes), content_of(tensor, ranks) if verb == "sent" else None
-        notes.append(CallNote(verb, peer, content, tensor.nbytes, time.monotonic()))
+        notes.append(MessageNote(verb, peer, content, tensor.nbytes, time.monotonic()))
 
         def finish(answer: Any) -> Any:
             came = content if verb == "sent" else content_of(tensor, ranks)
@@ -158,7 +158,7 @@ def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
     return found
 
 
-def match_messages(notes: Sequence[Sequence[CallNote]]) -> list[Message]:
+def match_messages(notes: Sequence[Sequence[MessageNote]]) -> list[Message]:
     """The messages behind the ranks' notes: the first that one sent is the first that the other received.
 
     In order of rounds, then of senders.

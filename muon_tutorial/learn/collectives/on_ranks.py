@@ -17,7 +17,7 @@ from ...launching.launch import launch
 from ...plan.grid import Grid
 from ..exercises.on_real_ranks import run_or_reference
 from . import messages
-from .messages import CallNote, HeldPieces, Message, MessageLog
+from .messages import HeldPieces, Message, MessageLog, MessageNote
 from .ring import ring_all_gather, ring_all_reduce
 
 Algorithm = Callable[[Any, int, int], Any]
@@ -32,7 +32,7 @@ class CallReport:
     """What one rank sends back: what its function returned, its notes, and whom it waited for in vain."""
 
     returned: Any
-    notes: tuple[CallNote, ...]
+    notes: tuple[MessageNote, ...]
     stuck: str | None
 
 

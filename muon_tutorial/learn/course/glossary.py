@@ -38,6 +38,7 @@ process | 00 | A running program with its own memory. No other process can look 
 rank | 00 | The number of a process among those that train together. Also that process itself.
 tp | 00 | Tensor parallel: the axis of the grid along which a weight is cut, by columns or by rows.
 dp | 00 | Data parallel: the axis along which a weight is copied. Each rank on it sees other data.
+layout | 00 | Who holds what of a tensor. W[I, J_tp]: tp cuts the columns; an axis not named holds copies.
 momentum | 00 | A running average of past gradients, as large as the weight.
 ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.
 must call | 00 | Said of ranks and a function in which they wait for each other: if one stays away, all
@@ -70,6 +71,7 @@ all_gather | 03 | A collective: each rank brings one piece, and all leave with a
 all_reduce | 03 | A collective: each rank brings a tensor, and all leave with the sum.
 reduce_scatter | 03 | A collective: each rank brings a tensor and leaves with one piece of the sum.
 ring | 03 | An order for messages: each rank sends to the next, and the last one to rank 0.
+tree | 03 | Messages that branch: each round, twice as many ranks have a part in them as in the last.
 round | 03 | Messages that can travel at the same time, one from each rank.
 deadlock | 03 | All wait for somebody who waits, too. It has no end of its own.
 latency | 03 | The time that a message takes however small it is.
@@ -136,6 +138,7 @@ flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be
 scheduler | 16 | An object that changes the learning rate from step to step. It counts them itself.
 clip | 16 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
 checkpoint | 16 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
+box | 16 | A rectangle of a matrix: from which row to which, and from which column to which.
 torchrun | 16 | PyTorch's command that starts one process a rank, and starts all again if one dies.
 """
 

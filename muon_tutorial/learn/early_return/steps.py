@@ -51,7 +51,7 @@ class PredictedStep:
 def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
     """``zero1`` over buckets of one matrix for each rank."""
     matrices = [Matrix(i, f"m{i}", (side, side)) for i in range(buckets * ranks)]
-    return zero1(matrices, Grid.of(dp=ranks), bucket_bytes=4 * ranks * side**2)
+    return zero1(matrices, Grid.of(dp=ranks), cut="bucket", round_bytes=4 * ranks * side**2)
 
 
 def machine_of(link: str) -> Machine:

@@ -11,8 +11,7 @@ from torch import Tensor
 from ... import Coordinate, Grid, Plan
 from ...plan.layout import Box
 from ..exercises.judge import Diagnosis, Exercise, numbers, value_of
-from ..pictures import figures
-from ..pictures.holdings import RankBoxes, holders_of, momentum_holdings
+from ..pictures.holdings import RankBoxes, holders_of, momentum_holdings, say_held
 from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
 
@@ -45,7 +44,7 @@ def _judge_ranks(grid: Grid, said: object, held: Sequence[RankBoxes]) -> str | N
         return f"There is no rank {strangers[0]}; ranks go from 0 to {grid.world_size - 1}."
     right = holders_of(held, SHAPE[0] - 1, SHAPE[1] - 1)
     if extra := sorted(set(said) - set(right)):
-        return f"{grid.at(extra[0])} keeps {figures.say_held(held[extra[0]], SHAPE)} only."
+        return f"{grid.at(extra[0])} keeps {say_held(held[extra[0]], SHAPE)} only."
     if missing := sorted(set(right) - set(said)):
         return f"{len(said)} named, but {grid.at(missing[0])} keeps it."
     return None
@@ -76,7 +75,7 @@ def _judge_columns(grid: Grid, rank: int, given: Sequence[Tensor]) -> Diagnosis:
     if not held[rank].boxes:
         what = f"{at} gets a tensor of shape {tuple(given[rank].shape)} that is no block of the matrix."
         return Diagnosis(what, (CUT_HINT,), picture)
-    said = f"{at} gets {figures.say_held(held[rank], SHAPE)}"
+    said = f"{at} gets {say_held(held[rank], SHAPE)}"
     if given[rank].shape[TP_DIM] == SHAPE[TP_DIM] and tp > 1:
         return Diagnosis(f"{said}: rows are cut, and columns should be.", (CUT_HINT,), picture)
     if given[rank].shape != due.shape:

@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 
 from ... import Grid, Plan
 from ...plan.layout import Box
-from ..pictures import figures
 from ..pictures.colours import EMPTY, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
-from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, weight_holdings
+from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.play import play
 from ..widgets.shell import Shell
@@ -79,7 +78,7 @@ def draw_grid(
     for item in held:
         pieces = [Piece(box, item.rank) for box in item.boxes]
         _draw_rank(axes, place, item.rank, pieces, f"rank {item.rank}{_say_columns(item, place.width)}")
-    said = "; ".join(f"{grid.at(item.rank)} holds {figures.say_held(item, SHAPE)}" for item in held)
+    said = "; ".join(f"{grid.at(item.rank)} holds {say_held(item, SHAPE)}" for item in held)
     return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
 
 
@@ -234,8 +233,8 @@ def _say_pieces(held: RankBoxes) -> str:
     left = min((box.offset[1] for box in held.boxes), default=0)
     right = max((box.offset[1] + box.shape[1] for box in held.boxes), default=0)
     if sum(box.numel for box in held.boxes) == SHAPE[0] * (right - left):
-        return figures.say_held(RankBoxes(held.rank, (Box((0, left), (SHAPE[0], right - left)),)), SHAPE)
-    return figures.say_held(held, SHAPE)
+        return say_held(RankBoxes(held.rank, (Box((0, left), (SHAPE[0], right - left)),)), SHAPE)
+    return say_held(held, SHAPE)
 
 
 def _say_letters(film: StepFilm, moment: FilmMoment) -> str:

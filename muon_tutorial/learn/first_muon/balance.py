@@ -81,28 +81,6 @@ def toy_makespans() -> dict[str, int]:
     }
 
 
-def swap_to_balance(costs: list[int], ranks: int) -> list[int]:
-    """Longest first, then moves and swaps off the busiest rank while they help: the exercise's reference."""
-    owners = longest_first(costs, [0] * ranks)
-    while True:
-        loads = loads_of(costs, owners, ranks)
-        busiest = loads.index(max(loads))
-        trades = [
-            (max(loads[busiest] - cost + back, loads[other] + cost - back), mine, theirs, other)
-            for mine, cost in enumerate(costs)
-            if owners[mine] == busiest
-            for other in range(ranks)
-            for theirs, back in [(-1, 0), *enumerate(costs)]
-            if other != busiest and (theirs < 0 or owners[theirs] == other)
-        ]
-        load, mine, theirs, other = min(trades, default=(loads[busiest], 0, 0, 0))
-        if load >= loads[busiest]:
-            return owners
-        owners[mine] = other
-        if theirs >= 0:
-            owners[theirs] = busiest
-
-
 def percent_lost(balance: BalanceFunction) -> float:
     """How far the makespans of all sets lie above fair shares, in percent, added up."""
     return 100 * sum(each.lost(balance(each.costs, each.ranks)) for each in SETS)

@@ -28,7 +28,7 @@ def plan_of(ranks: int, way: Way) -> Plan:
     if way == "by index":
         return round_robin(matrices, Grid.of(dp=ranks))
     one_bucket = sum(matrix.numel for matrix in matrices) * matrices[0].grad_dtype.itemsize
-    return owner(matrices, Grid.of(dp=ranks), bucket_bytes=one_bucket)
+    return owner(matrices, Grid.of(dp=ranks), round_bytes=one_bucket)
 
 
 def fair_shares(ranks: int, way: Way = "by index") -> float:

@@ -32,7 +32,7 @@ class OwnedModel:
     def plan_work(self, chosen: Sequence[int]) -> tuple[list[int], float]:
         """Operations of each owner, and the busiest one's in fair shares, as a plan of ``owner`` says."""
         matrices = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(self.shapes)]
-        plan = owner(matrices, Grid.of(dp=self.owners), assign=list(chosen), bucket_bytes=ONE_BUCKET)
+        plan = owner(matrices, Grid.of(dp=self.owners), assign=list(chosen), round_bytes=ONE_BUCKET)
         return work_by_position(plan), plan_imbalance(plan)
 
     def entries(self, chosen: Sequence[int]) -> list[int]:

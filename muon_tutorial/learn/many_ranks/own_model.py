@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from ...errors import GridError, UsageError
-from ...plan.strategies import layerwise
 from ...timing.commands import find_machine
 from ...timing.model_configs import shape_from_config
 from ...timing.model_shape import ModelShape
 from ...timing.module_shapes import shape_from_module
 from ...timing.report import ModelPlan, plan_model, read_sizes, say_bytes, say_seconds
-from .scaling import MACHINE
+from .scaling import MACHINE, REPEATED
 
 OwnModel = Mapping[str, Any] | Callable[[], nn.Module]
 LEAST_ENTRIES, LEAST_RANKS, MOST_SHARES, MOST_OVER = 10**9, 1024, 1.25, 2.0
@@ -77,7 +76,7 @@ def plan_mine(model: OwnModel, grid: str) -> OwnPlan:
     shape = shape_of(model)
     if not shape.families:
         raise GridError("your model has no hidden matrix for Muon")
-    found = plan_model(shape, read_sizes(grid), find_machine(MACHINE), strategies={"layerwise": layerwise})
+    found = plan_model(shape, read_sizes(grid), find_machine(MACHINE), strategies={"layerwise": REPEATED})
     return OwnPlan(found)
 
 

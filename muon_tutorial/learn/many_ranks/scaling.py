@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from ... import Grid, Matrix
 from ...plan.strategies import layerwise, work_by_position
@@ -21,6 +21,8 @@ from ...timing.report import ModelPlan, plan_model, say_bytes, say_seconds
 
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"
+REPEATED = partial(layerwise, tp="repeat")
+"""All ranks along tp work on the matrices of their place, so that an owner is a place along dp."""
 TP = 8
 DOUBLINGS = 9
 RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
@@ -81,8 +83,8 @@ class StepAtScale:
 
     def transfer(self, links: float = 1.0) -> float:
         """Seconds in which bytes travel."""
-        moved = self.estimate.waiting - self.latency
-        return moved + self.seconds(links) - self.seconds()
+        computed = self.busiest + self.estimate.copy + self.estimate.others
+        return self.seconds(links) - computed - self.latency
 
 
 @cache
@@ -99,11 +101,11 @@ def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
     return StepAtScale(
         ranks=ranks,
         matrices=len(matrices),
-        work=tuple(work_by_position(layerwise(matrices, grid))),
+        work=tuple(work_by_position(REPEATED(matrices, grid))),
         once=newton_schulz_seconds(matrices),
         floor=newton_schulz_seconds((largest,)),
         largest=largest.shape,
-        estimate=estimate("layerwise", layerwise, matrices, grid, find_machine(MACHINE)),
+        estimate=estimate("layerwise", REPEATED, matrices, grid, find_machine(MACHINE)),
     )
 
 
@@ -119,7 +121,7 @@ def newton_schulz_seconds(matrices: tuple[Matrix, ...]) -> float:
 @cache
 def _one_matrix(shape: tuple[int, ...]) -> float:
     alone = [Matrix(0, "", shape)]
-    return estimate("layerwise", layerwise, alone, Grid.of(dp=1), find_machine(MACHINE)).product
+    return estimate("layerwise", REPEATED, alone, Grid.of(dp=1), find_machine(MACHINE)).product
 
 
 def steps(model: str = MODEL) -> list[StepAtScale]:
@@ -135,7 +137,7 @@ def on_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> ModelPlan:
         GridError: the grid does not divide the model.
     """
     sizes = {"dp": dp, "tp": tp, "pp": pp}
-    return plan_model(find_model(model), sizes, find_machine(MACHINE), strategies={"layerwise": layerwise})
+    return plan_model(find_model(model), sizes, find_machine(MACHINE), strategies={"layerwise": REPEATED})
 
 
 def say_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> str:
@@ -186,7 +188,7 @@ def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
 def step_of(model: str, dp: int, tp: int) -> StepEstimate:
     """The estimate of a model's step on a grid."""
     return estimate(
-        "layerwise", layerwise, matrices_of(model, tp), Grid.of(dp=dp, tp=tp), find_machine(MACHINE)
+        "layerwise", REPEATED, matrices_of(model, tp), Grid.of(dp=dp, tp=tp), find_machine(MACHINE)
     )
 
 
@@ -196,7 +198,7 @@ def say_experts(dp: int = 256, tp: int = TP, ep: int = 64) -> str:
     dense, experts = stage_matrices(shape, tp=tp, ep=ep)
     lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", f"{'':8}{'matrices':>10}{'owners':>8}{'busiest':>22}"]
     for name, matrices, owners in (("dense", dense, dp), ("experts", experts, dp * tp // ep)):
-        work = work_by_position(layerwise(matrices, Grid.of(dp=owners)))
+        work = work_by_position(REPEATED(matrices, Grid.of(dp=owners)))
         shares = f"{max(work) * owners / sum(work):.2f} fair shares"
         lines.append(f"{name:8}{len(matrices):>10,}{owners:>8,}{shares:>22}")
     return "\n".join(lines)

@@ -13,9 +13,6 @@ from ..exercises.judge import Diagnosis, Exercise
 
 TITAN = "https://github.com/pytorch/torchtitan/blob/b5bcd76c66d0acb1a08b176d9639425bc55e0b2a/"
 MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a64ddf34856e74b24714e3bedb2f5a39553/"
-READ = {"torchtitan": "21 August 2026", "Megatron-LM": "22 August 2026"}
-"""The dates of the commits that the links name."""
-
 IDEAS = {
     "owner": "decides which rank orthogonalizes which matrix, the costly ones spread evenly",
     "bucket": "says which matrices travel together",

@@ -16,10 +16,10 @@ from . import pictures
 from .on_ranks import (
     PATIENCE,
     Call,
-    CallNote,
     FunctionsRun,
     RankTrial,
     ReplicasRun,
+    TrialNote,
     are_owners,
     bad_rows,
     run_functions,
@@ -234,7 +234,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     yield Diagnosis(f"{what}: {note.error}", _hints_for(note))
 
 
-def _absent(rank: int, note: CallNote, silent: Sequence[int], timeout: float) -> Diagnosis:
+def _absent(rank: int, note: TrialNote, silent: Sequence[int], timeout: float) -> Diagnosis:
     those = ", ".join(map(str, silent))
     what = (
         f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s for rank {those}, "
@@ -243,7 +243,7 @@ def _absent(rank: int, note: CallNote, silent: Sequence[int], timeout: float) ->
     return Diagnosis(what, ("Ask for dist.get_rank() == owner after the collective, not before.",))
 
 
-def _hints_for(note: CallNote) -> tuple[str, ...]:
+def _hints_for(note: TrialNote) -> tuple[str, ...]:
     if "not part of group" in note.error:
         return ("src and dst of torch's collectives are global ranks, whatever the group.",)
     if "NoneType" in note.error:
@@ -262,7 +262,7 @@ def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
                 yield from _wrong_part(run, rank, trial, trial.notes[place])
 
 
-def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: CallNote) -> Iterator[str | Diagnosis]:
+def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
     """What is wrong with a whole matrix, or with the None of somebody else."""
     due, where = run.momentum(rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
     if trial.owners[note.index] != rank:
@@ -302,7 +302,7 @@ def _wrong_shape(value: Tensor, due: Tensor, ranks: int) -> str:
     return said
 
 
-def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: CallNote) -> Iterator[str | Diagnosis]:
+def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
     """What is wrong with a rank's part of the update."""
     whole, where = run.update(rank, note.index), f"redistribute, matrix {note.index}, rank {rank}:"
     lengths, place = rows_of(len(whole), run.dp), trial.group.index(rank)

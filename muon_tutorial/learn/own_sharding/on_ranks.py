@@ -50,7 +50,7 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class CallNote:
+class TrialNote:
     """One call of a reader's function, as its rank saw it.
 
     ``value`` is what it returned, ``error`` what it raised, ``waited`` whether that was for another rank's
@@ -75,7 +75,7 @@ class RankTrial:
 
     group: tuple[int, ...]
     owners: Any
-    notes: tuple[CallNote, ...]
+    notes: tuple[TrialNote, ...]
     differs: int | None = None
 
 
@@ -164,7 +164,7 @@ class _Trial:
     group: dist.ProcessGroup
     control: dist.ProcessGroup
     owners: Any = None
-    notes: list[CallNote] = field(default_factory=list)
+    notes: list[TrialNote] = field(default_factory=list)
     differs: int | None = None
 
     @property
@@ -238,7 +238,7 @@ class _Trial:
         if not isinstance(value, Tensor | dict | type(None)) and value is not ...:
             value = f"a {type(value).__name__}"
         nbytes = sum(each.nbytes for each in noting.sent)
-        self.notes.append(CallNote(call, index, value, error, waited, noting.calls > 0, nbytes))
+        self.notes.append(TrialNote(call, index, value, error, waited, noting.calls > 0, nbytes))
         self.go_on_if(not error and value is not ...)
         return value
 

@@ -130,8 +130,3 @@ _SIZES: dict[str, Callable[[Sequence[Any], int, int], Iterable[int]]] = {
     "all_to_all_single": _split_functional,
 }
 """Bytes for each rank of the group; what is not listed goes whole to everybody."""
-
-
-def bytes_between(sent: Iterable[Transfer], group_of: Callable[[int], int]) -> int:
-    """Bytes that leave the sender's group; ``group_of`` says which group a rank is in."""
-    return sum(each.nbytes for each in sent if group_of(each.sender) != group_of(each.receiver))

@@ -25,15 +25,6 @@ class RankBoxes:
     content: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepMoment:
-    """One point of a step: what it is called, what is held, and by whom."""
-
-    title: str
-    what: str
-    held: tuple[RankBoxes, ...]
-
-
 def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
     """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
     _, entry = _find(plan, matrix)
@@ -68,21 +59,6 @@ def holders_of(held: Iterable[RankBoxes], row: int, column: int) -> list[int]:
     return [item.rank for item in held if any(_overlap(box, element) for box in item.boxes)]
 
 
-def layers(held: Sequence[RankBoxes]) -> list[list[RankBoxes]]:
-    """The fewest copies of the matrix in which no two ranks overlap: what is held twice takes two layers."""
-    stacked: list[list[RankBoxes]] = []
-    for item in (item for item in held if item.boxes):
-        free = (
-            layer
-            for layer in stacked
-            if not any(_overlap(a, b) for a in item.boxes for other in layer for b in other.boxes)
-        )
-        if (layer := next(free, None)) is None:
-            stacked.append(layer := [])
-        layer.append(item)
-    return stacked
-
-
 def _overlap(a: Box, b: Box) -> bool:
     edges = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
     return all(start < there + reach and there < start + length for start, length, there, reach in edges)
@@ -100,11 +76,26 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     return [seen.setdefault(key, _letter(len(seen))) for key in keys]
 
 
-def with_letters(held: Sequence[RankBoxes], letters: Sequence[str]) -> tuple[RankBoxes, ...]:
-    """The same boxes, each rank's with the letter of its contents."""
-    return tuple(RankBoxes(item.rank, item.boxes, letter) for item, letter in zip(held, letters, strict=True))
-
-
 def _letter(number: int) -> str:
     lap, place = divmod(number, 26)
     return chr(ord("A") + place) + (str(lap + 1) if lap else "")
+
+
+def say_held(held: RankBoxes, shape: tuple[int, int]) -> str:
+    """What a rank holds, in words: rows and columns, and the name of the contents."""
+    boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
+    content = f" (bytes {held.content})" if held.content and boxes else ""
+    return (" and ".join(boxes) or "nothing") + content
+
+
+def _say_box(box: Box, shape: tuple[int, int]) -> str:
+    if box.shape == shape:
+        return "the whole matrix"
+    edges = zip(("row", "column"), box.offset, box.shape, shape, strict=True)
+    return ", ".join(_say_run(*edge) for edge in edges)
+
+
+def _say_run(word: str, start: int, length: int, whole: int) -> str:
+    if length == whole:
+        return f"all {word}s"
+    return f"{word}s {start} to {start + length - 1}" if length > 1 else f"{word} {start}"

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ...evidence.svg import svg_element, svg_style
 from .colours import CARD, INK
 
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "path.simplify": False,
-}
+_LOOK: dict[str, Any] = {"text.color": INK, "path.simplify": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +71,8 @@ def write(axes: Axes, x: float, y: float, text: str, size: float, **look: Any) -
 
 def finish(figure: Figure, name: str, alt: str) -> Picture:
     """The figure as a picture whose ids start with ``name``. The same figure gives the same bytes."""
-    target = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})
-    svg = target.getvalue()
-    svg = svg[svg.index("<svg") :]
+    with svg_style(name, **_LOOK):
+        svg = svg_element(figure)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     return Picture(re.sub(r"\n\s*", "\n", svg), alt, round(figure.get_figwidth() * 96))

@@ -203,11 +203,11 @@ def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ..
 def quiz(tp: int) -> Exercise:
     """Three numbers that the notebook has measured."""
     result = compare(pieces_alone(gradient(), 1, tp), gradient())
-    received = SHAPE[0] * SHAPE[1] // tp * (tp - 1)
-    expected = {"cosine": result.cosine, "factor": too_small(SHAPE, 1, tp)[1], "received": received}
+    sent = SHAPE[0] * SHAPE[1] // tp * (tp - 1)
+    expected = {"cosine": result.cosine, "factor": too_small(SHAPE, 1, tp)[1], "sent": sent}
     why = {
         "cosine": "Ask alone.cosine.",
         "factor": "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for.",
-        "received": "A rank receives every shard but its own: (tp - 1) * shards[0].numel().",
+        "sent": "On a ring, a rank sends as many shards as it has neighbours: (tp - 1) * shards[0].numel().",
     }
     return numbers(expected, why, within=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,7 @@ def first_wrong(result: Tensor) -> tuple[int, int, int | None] | None:
 
 @dataclass(frozen=True, slots=True)
 class GatherSeconds:
-    """Seconds of one orthogonalization on a rank: of its piece alone, and of the gathered whole."""
+    """Seconds on a rank: of its piece alone, of a gather and the whole, and of the gather in that run."""
 
     alone: float
     gathered: float
@@ -111,23 +112,29 @@ def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Gat
     """Time Newton–Schulz on this rank's piece, a gather, and both for the whole. All ranks must call."""
     piece, group = my_piece(gradient().float(), 1, rank % tp, tp), tp_group(dp, tp)
     dist.barrier()
-    return GatherSeconds(
-        measure.fastest(steps, zeropower_via_newtonschulz, piece),
-        measure.fastest(steps, lambda: zeropower_via_newtonschulz(gather(piece, 1, group))),
-        measure.fastest(steps, gather, piece, 1, group),
-    )
+    alone = measure.fastest(steps, zeropower_via_newtonschulz, piece)
+    return GatherSeconds(alone, *min(_gathered_once(gather, piece, group) for _ in range(max(1, steps))))
+
+
+def _gathered_once(gather: Gather, piece: Tensor, group: dist.ProcessGroup) -> tuple[float, float]:
+    """Seconds of a gather with Newton–Schulz after it, and of the gather within these."""
+    begin = time.perf_counter()
+    whole = gather(piece, 1, group)
+    arrived = time.perf_counter()
+    zeropower_via_newtonschulz(whole)
+    return time.perf_counter() - begin, arrived - begin
 
 
 def say_cost(costs: Sequence[GatherSeconds], tp: int) -> str:
-    """What a rank receives, and what the slowest rank took, in words."""
+    """What a rank sends, and what the slowest rank took, in words."""
     piece = SHAPE[0] * SHAPE[1] // tp
-    received = (tp - 1) * piece
+    sent = (tp - 1) * piece
     alone, gathered, only = (
         max(getattr(cost, name) for cost in costs) * 1e3 for name in GatherSeconds.__slots__
     )
     return (
         f"entries a rank holds                 {piece:10,}\n"
-        f"entries it receives in the gather    {received:10,}   ({received * 4:,} bytes in float32)\n"
+        f"entries it sends in the gather       {sent:10,}   ({sent * 4:,} bytes in float32)\n"
         f"cores for the {len(costs)} ranks                {measure.cores():10}\n"
         f"Newton–Schulz, its shard alone       {alone:10.2f} ms\n"
         f"gather, then the whole               {gathered:10.2f} ms\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ STEP_GRIDS = ((2, 1), (1, 2), (3, 2))
 PAR_LINES = 12
 
 SPOILERS = {
-    "undoes": [r"\{1: 7, 2: 6, 3: 5\}"],
+    "lost": [r"lost\W+\w*\W+1\b"],
     "silent": [r"\[4, 5, 6\]"],
     "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
 }
@@ -56,39 +56,38 @@ def run_lost_line() -> dict[str, int]:
 
 
 def found_mirror(plan: Plan) -> dict[str, Any]:
-    """Which phase undoes which, and which send nothing on this grid: read from a recorded step."""
+    """Which phase cannot be undone, and which send nothing in a step that is recorded on this grid."""
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     last = len(PHASES) + 1
     loud = {sent.phase for diary in recording.diaries for sent in diary.sent}
     silent = [phase for phase in range(1, last) if phase not in loud]
-    return {"undoes": {phase: last - phase for phase in (1, 2, 3)}, "silent": silent}
+    lost = next(number for number, kind in enumerate(PHASES, 1) if "reduce" in kind)
+    return {"lost": lost, "silent": silent}
 
 
 def mirror_exercise(plan: Plan) -> Exercise:
-    """The prediction: which phase undoes which, and which phases send nothing."""
+    """The prediction: which phase of the way out cannot be undone, and which phases send nothing."""
 
-    def judge(undoes: Mapping[int, int], silent: Iterable[int]) -> str | None:
+    def judge(lost: object, silent: Iterable[int]) -> str | None:
         if isinstance(silent, int):
             return "Give silent as a list of phases, such as [1, 2]."
-        return _judge_mirror(undoes) or _judge_silent(plan, set(silent))
+        return _judge_lost(lost) or _judge_silent(plan, set(silent))
 
     hints = (
-        "Fold the picture at its dashed line: which phases come to lie on each other?",
+        "After which phase does no rank have any more what it had before, not even all ranks together?",
         "Who needs help: a rank that lacks something, or one that drops something?",
     )
     praise = "On the way out ranks ask each other. On the way back they only drop what is not theirs."
     return Exercise(judge, hints, praise)
 
 
-def _judge_mirror(undoes: Mapping[int, int]) -> str | None:
-    if not isinstance(undoes, Mapping):
-        return "Give undoes as a dictionary: {1: the phase that undoes 1, 2: …, 3: …}."
-    for phase in (1, 2, 3):
-        if phase not in undoes:
-            return f"undoes says nothing of phase {phase}. Its keys are the phases of the way out: 1, 2, 3."
-        if undoes[phase] != len(PHASES) + 1 - phase:
-            return f"Phase {phase} ({PHASES[phase - 1]}) is not undone by phase {undoes[phase]}."
-    return None
+def _judge_lost(lost: object) -> str | None:
+    if lost not in (1, 2, 3):
+        return f"lost: give one phase of the way out, 1, 2 or 3, not {lost!r}."
+    if lost == 1:
+        return None
+    back = len(PHASES) + 1 - int(str(lost))
+    return f"Phase {lost} only joins what ranks still have: phase {back} lets each keep its own part again."
 
 
 def _judge_silent(plan: Plan, silent: set[int]) -> str | None:

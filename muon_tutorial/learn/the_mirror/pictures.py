@@ -10,13 +10,12 @@ from matplotlib.axes import Axes
 from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Partial, Replicate, Shard
 from ...engine.collective import Label, Walk
 from ...engine.hops import take
-from ...errors import OneWayError
-from ...plan.layout import Placement, shard_box
+from ...plan.layout import Placement, layout_text, shard_box
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from . import replay
 from .compare import StepDifference
-from .recording import LAST, PHASES, Recording
+from .recording import LAST, PHASES, Recording, Sent
 
 _WIDTH, _SIZE = 900, 11
 HOPS: tuple[tuple[Placement, Placement], ...] = (
@@ -24,9 +23,11 @@ HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Owned(1)),
     (Replicate(), Owned(1)),
     (Partial(), Replicate()),
+    (Partial(), Owned(1)),
     (Partial(), Shard(0)),
 )
-"""One change of placement each; the other direction is its opposite."""
+"""One change of placement each; the other direction is its opposite, except after a sum."""
+NO_WAY_BACK = "no way back: the summands are gone"
 
 
 def hero() -> Picture:
@@ -35,15 +36,21 @@ def hero() -> Picture:
 
 
 def bytes_sent(recording: Recording, rank: int, phase: int) -> int:
-    """Bytes that a rank hands over in one phase."""
-    return sum(sent.size for sent in recording.diaries[rank].sent if sent.phase == phase)
+    """Bytes that a rank sends in one phase, as a ring sends them."""
+    return sum(_on_ring(sent, recording) for sent in recording.diaries[rank].sent if sent.phase == phase)
+
+
+def _on_ring(sent: Sent, recording: Recording) -> int:
+    """A gather sends its share once for each other rank; of a tensor to be summed, one share stays."""
+    ranks = recording.grid.size(sent.axis)
+    return (ranks - 1) * sent.size // (ranks if sent.kind == "reduce_scatter" else 1)
 
 
 def draw_sent(recording: Recording, rank: int = 0) -> Picture:
-    """What one rank hands over in each phase: bars over the seven phases, the mirror's axis at the fourth."""
+    """What one rank sends in each phase: bars over the seven phases, the mirror's axis at the fourth."""
     amounts = [bytes_sent(recording, rank, phase) for phase in range(1, LAST + 1)]
     figure, axes = blank(_WIDTH, 268)
-    write(axes, 16, 20, f"Bytes that rank {rank} hands over in each phase", 12)
+    write(axes, 16, 20, f"Bytes that rank {rank} sends in each phase, on a ring", 12)
     each, most = (_WIDTH - 40) / LAST, max(1, *amounts)
     for number, amount in enumerate(amounts):
         x, high = 20 + number * each, 130 * amount / most
@@ -59,11 +66,16 @@ def draw_sent(recording: Recording, rank: int = 0) -> Picture:
         f"phase {number} ({phase}) {f'{amount:,} bytes' if amount else 'nothing'}"
         for number, (phase, amount) in enumerate(zip(PHASES, amounts, strict=True), 1)
     )
-    return finish(figure, f"sent-{rank}", f"What rank {rank} hands over: {words}.")
+    return finish(figure, f"sent-{rank}", f"What rank {rank} sends on a ring: {words}.")
 
 
 def asks_for(src: Placement, dst: Placement) -> str:
-    """The collective that a hop asks for on two ranks, found by taking it; "nothing" if it asks for none."""
+    """The collective that a hop asks for on two ranks, found by taking it; "nothing" if it asks for none.
+
+    Only the sum at one owner is not a hop of the package: it appears as a part of uneven reduce_scatters.
+    """
+    if isinstance(src, Partial) and isinstance(dst, Owned):
+        return "reduce"
     hop, grid, kinds = Hop("dp", src, dst, (4, 4)), Grid.of(dp=2), list[str]()
 
     def walk(at: Coordinate) -> Walk:
@@ -77,11 +89,7 @@ def asks_for(src: Placement, dst: Placement) -> str:
 
 
 def _opposite(src: Placement, dst: Placement) -> str:
-    try:
-        back = Hop("dp", src, dst, (4, 4)).inverse
-    except OneWayError:
-        return "no way back"
-    return asks_for(back.src, back.dst)
+    return NO_WAY_BACK if isinstance(src, Partial) else asks_for(dst, src)
 
 
 def draw_hops() -> Picture:
@@ -91,7 +99,7 @@ def draw_hops() -> Picture:
     for number, (src, dst) in enumerate(HOPS):
         y, out, back = 26 + 92 * number, asks_for(src, dst), _opposite(src, dst)
         for x, side in ((20, src), (560, dst)):
-            write(axes, x, y, _name(side), 12, weight="bold")
+            write(axes, x, y, f"{_name(side)}   {layout_text((4, 4), {'dp': side})}", 12, weight="bold")
             _draw_placement(axes, x, y + 14, side)
         _draw_both_ways(axes, y + 30, out, back)
         said.append(f"From {_name(src)} to {_name(dst)}: {out}; back: {back}")
@@ -120,8 +128,8 @@ def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
 
 def _draw_both_ways(axes: Axes, y: float, out: str, back: str) -> None:
     for offset, text, start, stop in ((-8, out, 352, 540), (22, back, 540, 352)):
-        if text == "no way back":
-            write(axes, 446, y + offset + 14, text, _SIZE, ha="center", color=WRONG)
+        if text == NO_WAY_BACK:
+            write(axes, 446, y + offset + 14, text.replace(": ", ":\n"), _SIZE, ha="center", color=WRONG)
             continue
         look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
         axes.annotate("", (stop, y + offset), (start, y + offset), arrowprops=look)

@@ -13,7 +13,6 @@ from ..inputs.small_gpt import GPT_SHAPE, TrainedGPT
 from ..pictures.colours import ADAMW, EMPTY, INK, MARKED, MUON, OTHER, QUIET, SGD
 from ..pictures.picture import Picture, finish
 from ..pictures.spectra import Curve, card, decades, draw_spectra, legend, plot, style
-from ..widgets.reveal import FoldedPicture, Reveal, predict
 from ..widgets.shell import Shell, choice, show, slider
 from .updates import EXAMPLE, KINDS, LossDrop, Orthogonalize, RowChanges, half_of_energy, svd_muon, updates_of
 
@@ -90,24 +89,6 @@ def picture_of_gradient(G: Tensor) -> Picture:
     figure.tight_layout()
     said = f"{curve.say()}. The loudest {half} of {len(curve.values)} carry half of the energy."
     return finish(figure, "why_muon-gradient", said)
-
-
-def predict_ratio(G: Tensor, live: bool = True) -> Reveal | FoldedPicture:
-    """How much louder is the loudest direction than the middle one? Guess, then see the spectrum."""
-    values = torch.linalg.svdvals(G)
-    times = (values[0] / values.median()).item()
-    guesses = {f"{factor:,} ×": float(factor) for factor in (3, 10, 30, 100, 300, 1000)}
-    nearest = min(guesses.values(), key=lambda factor: abs(math.log(factor / times)))
-
-    def judge(guess: float) -> str:
-        if guess == nearest:
-            return f"You said {guess:,.0f}, and that is nearest."
-        return (
-            f"You said {guess:,.0f}. It is {'more' if guess < nearest else 'less'}: nearer to {nearest:,.0f}."
-        )
-
-    question = "How many times as loud as the direction in the middle is the loudest?"
-    return predict(question, choice("times", guesses), judge, picture_of_gradient(G), live)
 
 
 def spectra_of(run: TrainedGPT, name: str, orthogonalize: Orthogonalize) -> list[Curve]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import ipywidgets
 
-from ..course.notebook_guards import ERROR_MARK
 from ..pictures.picture import Picture
 
+ERROR_MARK = "muon-tutorial-widget-error"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 

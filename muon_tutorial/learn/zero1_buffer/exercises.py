@@ -9,7 +9,7 @@ from typing import Any
 from ... import DistMeta, Plan
 from ..exercises.judge import Diagnosis, Exercise, Par, names_or_none, numbers, value_of
 from ..pictures.picture import Picture
-from .on_ranks import received_for_momentum
+from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
 from .ranges import (
     BUCKETS,
@@ -31,7 +31,7 @@ SPOILERS = {
     "straddle": [r"\['A', 'B', 'C', 'E', 'F'\]", r"Bucket 0 of 370 entries"],
     "padding": [r"padding\W+\w*\W+5\b", r"\b5 entries of padding"],
     "everything": [r"everything\W+\w*\W+882\b", r"\b882\b"],
-    "straddling": [r"straddling\W+\w*\W+206\b", r"\b206\b"],
+    "straddling": [r"straddling\W+\w*\W+404\b", r"\b404\b"],
 }
 """What would answer each prediction of the notebook."""
 
@@ -61,8 +61,8 @@ def split_exercise(plan: Plan) -> Exercise:
 
 
 def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
-    """The prediction: bytes that rank 0 receives, of whole buckets, and of straddling matrices."""
-    right = received_for_momentum(dp, tp, bucket)
+    """The prediction: bytes that rank 0 sends, of whole buckets, and of straddling matrices."""
+    right = sent_for_momentum(dp, tp, bucket)
     entries = {name: size // 2 for name, size in right.items()}
 
     def judge(everything: object, straddling: object) -> str | None:
@@ -77,15 +77,15 @@ def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
         return None
 
     hints = (
-        "A rank receives what it lacks: all but its own slice of every bucket, padding included.",
-        "Of a bucket, rank 0 keeps the first slice. Which matrix does its end cut, and how much lies beyond?",
+        "Every other rank lacks rank 0's slice of every bucket, padding included.",
+        "Which matrix does the end of rank 0's slice cut, and how many other ranks keep a part of it?",
     )
-    return Exercise(judge, hints, "Only what a rank lacks has to travel.")
+    return Exercise(judge, hints, "A rank sends what others lack, once for each of them.")
 
 
 _BYTES_WHY = {
-    "everything": "Of every bucket, rank 0 lacks all slices but its own.",
-    "straddling": "Find the matrices that rank 0 keeps a part of, and not the whole. How much does it lack?",
+    "everything": "Of every bucket, all other ranks lack rank 0's slice.",
+    "straddling": "Of which matrices does rank 0 keep a part? That goes to each rank that keeps another.",
 }
 
 
@@ -240,5 +240,5 @@ def quiz(plan: Plan) -> Exercise:
 def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: straddling matrices, ranges, bytes, all ranks, quiz."""
     split = split_exercise(plan_of(dp + 1, tp, bucket))
-    received = bytes_exercise(dp, tp, bucket)
-    return split, range_exercise(), received, plan_exercise(), quiz(plan_of(dp, tp, bucket))
+    sent = bytes_exercise(dp, tp, bucket)
+    return split, range_exercise(), sent, plan_exercise(), quiz(plan_of(dp, tp, bucket))

@@ -40,7 +40,9 @@ def measure_buckets(rank: int, dp: int, tp: int, seed: int, steps: int) -> list[
 
 def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> BucketCost:
     ledger = Ledger()
-    muon = Muon(_matrices(seed), strategy=partial(zero1, bucket_bytes=size), mesh=world, tp_dim=None)
+    muon = Muon(
+        _matrices(seed), strategy=partial(zero1, cut="bucket", round_bytes=size), mesh=world, tp_dim=None
+    )
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)
@@ -70,24 +72,23 @@ def _matrices(seed: int) -> list[tuple[str, torch.nn.Parameter]]:
 
 @dataclass(frozen=True, slots=True)
 class PhaseBytes:
-    """Bytes of one phase of a step for one rank, in a ring: what it sends and what it receives."""
+    """Bytes that one rank sends in one phase of a step, on a ring."""
 
     phase: str
     collectives: int
     sent: int
-    received: int
 
 
 def bytes_of(plan: Plan, rank: int) -> dict[str, PhaseBytes]:
-    """What a rank sends and receives in a step, by phase, from the plan alone."""
+    """What a rank sends in a step, by phase, from the plan alone."""
     rows = predict(plan, plan.grid.at(rank)).rows(rank)
-    return {row.phase: PhaseBytes(row.phase, row.collectives, row.ring, row.received) for row in rows}
+    return {row.phase: PhaseBytes(row.phase, row.collectives, row.ring) for row in rows}
 
 
-def received_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
-    """Bytes that rank 0 receives so that matrices are whole: all buckets, or straddling matrices alone."""
+def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
+    """Bytes that rank 0 sends so that matrices are whole: of all buckets, or of straddling matrices alone."""
     found = {}
     for name, gather in WAYS.items():
         by_phase = bytes_of(plan_of(dp, tp, bucket, gather), 0)
-        found[name] = by_phase["dp gather"].received if "dp gather" in by_phase else 0
+        found[name] = by_phase["dp gather"].sent if "dp gather" in by_phase else 0
     return found

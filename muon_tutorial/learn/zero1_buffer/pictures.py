@@ -214,27 +214,27 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
 
 
 def draw_straddling(plan: Plan) -> Picture:
-    """Each matrix that a slice boundary cuts: how much each of its ranks has, and what each of them needs."""
+    """Each matrix that a slice boundary cuts: how much each of its ranks has, and how much each sends."""
     names = split_matrices(plan)
     figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)))
-    title = "straddling matrices: the entries that each rank keeps, and those that it needs"
+    title = "straddling matrices: the entries that each rank keeps, and how many it sends"
     write(axes, 12, 22, title if names else "no matrix straddles a boundary", 12, weight="bold")
     scale = 420 / max(rows * columns for rows, columns in SHAPES.values())
     said = []
     for number, name in enumerate(names):
         kept, top, x = kept_of(plan, name), 46 + 46 * number, 60.0
         write(axes, 20, top + 16, name, 12, weight="bold")
-        whole = sum(kept.values())
         for rank, size in kept.items():
             rectangle(axes, x, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
             if size * scale > 32:
                 write(axes, x + size * scale / 2, top + 16, str(size), 11, ha="center")
             x += size * scale
-        needs = [f"rank {rank} needs {whole - size}" for rank, size in kept.items()]
-        shown = " · ".join(needs) if len(needs) <= 3 else f"{len(needs)} ranks need the rest"
+        others = len(kept) - 1
+        sends = [f"rank {rank} sends {others * size}" for rank, size in kept.items()]
+        shown = " · ".join(sends) if others < 3 else f"each sends its part to {others} others"
         write(axes, x + 14, top + 16, shown, 11)
         said.append(
-            f"Of {name}, {', '.join(f'rank {r} keeps {s} and needs {whole - s}' for r, s in kept.items())}."
+            f"Of {name}, {', '.join(f'rank {r} keeps {s} and sends {others * s}' for r, s in kept.items())}."
         )
     return finish(figure, f"zero1_buffer-straddling-{plan.grid.size('dp')}", " ".join([title, *said]))
 

@@ -30,13 +30,13 @@ def plan_of(dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = 
     matrices = [
         Matrix(index, name, shape, (("tp", Shard(0)),)) for index, (name, shape) in enumerate(SHAPES.items())
     ]
-    return zero1(matrices, Grid.of(dp=dp, tp=tp), bucket_bytes=bucket * ITEM, gather=gather)
+    return zero1(matrices, Grid.of(dp=dp, tp=tp), cut="bucket", round_bytes=bucket * ITEM, gather=gather)
 
 
 def plan_of_sizes(sizes: Sequence[int], dp: int, most: int) -> Plan:
     """The plan of flat matrices of these sizes."""
     matrices = [Matrix(index, f"matrix {index}", (1, size)) for index, size in enumerate(sizes)]
-    return zero1(matrices, Grid.of(dp=dp, tp=1), bucket_bytes=most * ITEM)
+    return zero1(matrices, Grid.of(dp=dp, tp=1), cut="bucket", round_bytes=most * ITEM)
 
 
 def starts_of(plan: Plan) -> list[int]:

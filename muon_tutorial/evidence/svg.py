@@ -1,0 +1,30 @@
+"""SVG documents from matplotlib's figures: the same figure gives the same bytes, on every machine."""
+
+from __future__ import annotations
+
+import io
+from contextlib import AbstractContextManager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+
+def svg_style(salt: str, **more: Any) -> AbstractContextManager[None]:
+    """Settings to draw and save under: text as paths, matplotlib's own font, ids made from ``salt``."""
+    style: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": salt, "font.family": "DejaVu Sans"}
+    return mpl.rc_context(style | more)
+
+
+def svg_element(figure: Figure) -> str:
+    """The figure as matplotlib writes it, without the date and the version that would change its bytes."""
+    target = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})
+    svg = target.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def svg_document(figure: Figure) -> str:
+    """The same for a file: without spaces at the end of lines."""
+    return "\n".join(line.rstrip() for line in svg_element(figure).splitlines()) + "\n"

@@ -1,0 +1,56 @@
+"""torchrun's agent, as ``python -m muon_tutorial torchrun``: its ranks restart on several machines, too.
+
+torchrun itself ends a job that gets a signal with a traceback and exit code 1, dies of SIGUSR1, and cannot
+restart ranks on several machines unless a variable is set before it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .command import FAILED, said_of
+
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Set to 1, ranks that are restarted meet in a new store, where no address of a dead rank waits for them."""
+
+
+def run_agent(words: Sequence[str]) -> int:
+    """Run torchrun with these words; returns its exit code: 128 + N where signal N ended it or its ranks."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = run.parse_args(list(words))
+    if options.nnodes not in ("1", "1:1"):
+        os.environ.setdefault(OWN_STORE, "1")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: _pass_on(number))
+    try:
+        run.run(options)
+    except SignalException as ended:
+        return _say(f"{said_of(ended.sigval.name)}; its ranks on this machine have ended", 128 + ended.sigval)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _say(f"error: rank {rank} {how}, as the first", 128 - code if code < 0 else code or FAILED)
+    return 0
+
+
+def _pass_on(number: int) -> None:
+    """Send a signal to the ranks, which lead process groups of their own."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, path.read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(pid) == pid:
+                    os.kill(pid, number)
+
+
+def _say(line: str, code: int) -> int:
+    print(line, file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,67 @@
+"""Signals of terminals and schedulers, which reach a job's processes one by one, in groups, or all at once.
+
+Terminals, ``timeout`` and ``srun`` send to a whole process group, ``scancel`` to every process of a job. The
+server that forks ranks ignores them all. A rank leaves to the launching process what that handles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+SENT = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
+
+IGNORING = (
+    f"import signal\nfor number in {SENT}: signal.signal(number, signal.SIG_IGN)\n"
+    f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {SENT})\n"
+)
+"""What a process that is started under ``held_back`` runs first; then it can miss no moment."""
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold these signals back from processes that are started inside: a new interpreter heeds them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def handled_here() -> tuple[int, ...]:
+    """Return the signals that this process handles or ignores. Any thread may ask."""
+    return tuple(number for number in SENT if signal.getsignal(number) != signal.SIG_DFL)
+
+
+def ignore_only(numbers: Iterable[int]) -> None:
+    """Ignore these signals, and let the others of ``SENT`` end this process."""
+    for number in SENT:
+        signal.signal(number, signal.SIG_IGN if number in numbers else signal.SIG_DFL)
+
+
+def exit_by(number: int) -> NoReturn:
+    """Exit at once, as a rank that others may keep waiting, with the exit code of a signal."""
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def exiting_after(seconds: float, code: int, says: str | None) -> Iterator[None]:
+    """Exit after so many seconds inside, whatever this process does; ranks that it started end too."""
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{says}\n".encode() if says else b"")
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

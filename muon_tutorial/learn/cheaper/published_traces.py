@@ -1,0 +1,151 @@
+"""A published reproduction report: what four of its traces say, each collective counted once.
+
+The report ("Reproducing and Validating Distributed Muon") published what few do: its traces
+(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``).
+``report_001.json`` holds what was read from four of them, so you need none here. In a checkout,
+``python -m scripts.lab.report_001`` reads them again and follows every published figure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.resources import files
+from typing import Any
+
+from ...evidence import formulas
+from ...evidence.traces.profiler_trace import CollectiveSum, NameSum
+
+SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
+MB = 1e6  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What one trace says, each collective counted once. Times in nanoseconds, over all ``steps`` together.
+
+    ``matched`` is every name that the published sums go over; ``full_step`` and ``launch`` are annotations on
+    the CPU's track (the whole run, the optimizer's call), ``optimizer`` the annotation on the GPU's.
+    ``gpu_span`` runs from the first to the last thing the GPU did, ``busy`` is the time in which it did
+    anything, ``computing`` and ``communicating`` the time in which such kernels ran.
+    """
+
+    file: str
+    devices: int
+    device: str
+    nccl: str
+    steps: int
+    gpu_span: int
+    busy: int
+    computing: int
+    communicating: int
+    full_step: NameSum
+    launch: NameSum
+    optimizer: NameSum
+    matched: tuple[NameSum, ...]
+    collectives: tuple[CollectiveSum, ...]
+
+    @property
+    def sum_over_names(self) -> int:
+        """What a sum over names claims."""
+        return sum(row.total for row in self.matched)
+
+    @property
+    def kernels(self) -> int:
+        """The sum of the communication kernels' durations."""
+        return sum(row.total for row in self.collectives)
+
+    @property
+    def times_counted(self) -> float:
+        """How many of the events summed by name there are for each collective."""
+        return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One number: what it measures, how it is shown, and what it was made from."""
+
+    what: str
+    shown: str
+    how: str
+
+
+def packaged_summaries() -> dict[str, TraceSummary]:
+    """What was read from the four traces, without them."""
+    data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
+    return {key: _summary_from(entry) for key, entry in data["traces"].items()}
+
+
+def _summary_from(entry: Mapping[str, Any]) -> TraceSummary:
+    rows = {
+        "matched": tuple(NameSum(**row) for row in entry["matched"]),
+        "collectives": tuple(CollectiveSum(**row) for row in entry["collectives"]),
+        **{name: NameSum(**entry[name]) for name in ("full_step", "launch", "optimizer")},
+    }
+    return TraceSummary(**{**entry, **rows})
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What one rank has to move in a step, from the sizes in the traces. Elements.
+
+    ``whole`` is the model, ``shard`` this rank's share of it by tensor parallelism, ``ranks`` how many ranks
+    share that by data parallelism (2 of the 4), and ``straddling`` what it receives to make whole the matrix
+    that its slice shares.
+    """
+
+    world: int
+    whole: int
+    shard: int
+    ranks: int
+    straddling: int
+
+    def all_reduced(self) -> Fraction:
+        """Bytes a rank sends when DDP all-reduces fp32 gradients of the whole model on a ring."""
+        return formulas.ddp_adamw(self.world, self.whole, 4)
+
+    def zero1_adamw(self) -> Fraction:
+        """ZeRO-1 AdamW, gradients and parameters in fp32."""
+        return formulas.zero1_adamw(self.ranks, self.shard, 4, 4)
+
+    def zero1_muon(self) -> Fraction:
+        """The same for Muon, with the momentum gathered in bf16."""
+        return formulas.zero1_gather_all(self.ranks, self.shard, 4, 4)
+
+    def tp_gather(self) -> int:
+        """Bytes received over tensor parallelism, in bf16."""
+        return self.straddling * 2
+
+    def momentum_gather(self) -> Fraction:
+        """Bytes received over data parallelism, in bf16: the part of Muon's bytes that the trace shows."""
+        return formulas.rho(self.ranks) * self.shard * 2
+
+
+def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
+    """The sizes, as the traces' own collectives state them."""
+    slices, straddling = muon.collectives
+    return StepSizes(
+        world=adamw.devices,
+        whole=sum(row.sent * row.count for row in adamw.collectives) // adamw.steps,
+        shard=slices.received,
+        ranks=slices.group,
+        straddling=straddling.received - straddling.sent,
+    )
+
+
+def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
+    """Bytes of Muon beside those of AdamW: what the two runs moved, and like for like."""
+    sizes = step_sizes(adamw, muon)
+    zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
+    moved = sizes.momentum_gather() + sizes.tp_gather()
+    return (
+        _bytes("what these two runs moved, a step: not the same work", moved, sizes.all_reduced()),
+        _bytes("like for like, bytes: ZeRO-1 both, DP2×TP2", zero1, sizes.zero1_adamw()),
+        _bytes("and with Muon's gather over tp", with_tp, sizes.zero1_adamw()),
+    )
+
+
+def _bytes(what: str, one: Fraction, other: Fraction) -> Ratio:
+    return Ratio(what, f"{float(one / other):.2f}×", f"{float(one) / MB:.1f} / {float(other) / MB:.1f} MB")

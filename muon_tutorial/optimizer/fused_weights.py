@@ -1,0 +1,247 @@
+"""What lies in a fused weight, and how: read from the sizes that a model's modules and configs state.
+
+Knows names of layers, sizes and a few classes; who steps a weight is ``split_parameters``' business. A layout
+is certain where the sizes that the modules state add up to the weight's rows, and where it is known whether
+parts lie one after the other or in runs, head by head. Others orthogonalize q, k and v apart, too (Keller
+Jordan's post, https://kellerjordan.github.io/posts/muon/#empirical-considerations; Megatron-LM's default,
+``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py), or each head (GLM-5, arXiv 2602.15763,
+"Muon Split").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..plan.matrix import Parts
+from .parameter_split import EXPERTS
+
+GROUP_BY_GROUP = re.compile(
+    "(GPTNeoX|Bloom|Persimmon|Falcon|GPTBigCode|MiniMaxLightning).*Attention|DisentangledSelfAttention"
+)
+"""Classes of attention that fuse head by head, or group by group: q of all heads that share one k and one v,
+then that k, then that v."""
+
+KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.")
+"""Whose layers called ``qkv`` and the like hold q, k and v one after the other, unless ``GROUP_BY_GROUP``."""
+
+ALTERNATING = re.compile("GptOss|OpenAIPrivacyFilter")
+"""Classes of experts whose gate and up alternate, line by line."""
+
+QKV = ("c_attn", "qkv", "qkv_proj", "Wqkv", "wqkv", "att_proj", "query_key_value", "linear_qkv", "to_qkv")
+GATED = ("gate_up_proj", "gate_and_up_proj", "up_gate_proj", "Wi", "input_linear", "w12", "linear_fc1", "fc1")
+PAIRS = ("kv_proj", "to_kv", "kv", "Wkv", "c_attn")
+HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "num_q_heads")
+GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_query_groups", "kv_heads")
+HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head")
+UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_proj|kv_b_proj|[qkv]_proj)")
+"""Layers whose rows are heads, for ``heads="apart"``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What a weight holds, and its ``parts``; not ``certain`` where only the user can say how it lies."""
+
+    what: str
+    parts: Parts
+    certain: bool = True
+
+    @property
+    def word(self) -> str:
+        """How the parts lie, in a word."""
+        if not isinstance(self.parts, tuple):
+            return "heads" if isinstance(self.parts, int) else self.parts or ""
+        words = [str(word) for word in self.parts if isinstance(word, str)]
+        return " of ".join(words if words and words != ["stack"] else [*words, "split"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedWeight:
+    """A weight as the rules see it: its layer's name, its lines (rows; columns where stored transposed), the
+    inputs of each, and the modules that it lies in, innermost first."""
+
+    name: str
+    lines: int
+    inputs: int
+    modules: Sequence[nn.Module]
+    library: bool
+
+    def size(self, *names: str) -> int:
+        """The first of these sizes that the modules state, or their configs; 0 where none does."""
+        for module in self.modules:
+            for source in (module, getattr(module, "config", None)):
+                for name in names:
+                    found = _stated(source, name)
+                    if found:
+                        return found
+        return 0
+
+    @property
+    def owner(self) -> str:
+        """The class of the module that has the layer."""
+        return type(self.modules[0]).__name__
+
+    @property
+    def head_dim(self) -> int:
+        heads = self.size(*HEADS)
+        return self.size(*HEAD_DIM) or (self.inputs // heads if heads else 0)
+
+
+def fused_parts(it: FusedWeight) -> Fused | None:
+    """What a weight of two dimensions holds; None where it is one matrix."""
+    return next((found for rule in RULES if (found := rule(it)) is not None), None)
+
+
+def heads_apart(it: FusedWeight) -> Fused | None:
+    """The heads of a weight of queries, keys or values, each a matrix; None where it has none, or one."""
+    head = it.head_dim
+    runs = {
+        "kv_b_proj": (it.size("qk_nope_head_dim"), it.size("v_head_dim")),
+        "q_b_proj": (it.size("qk_head_dim") or it.size("qk_nope_head_dim") + it.size("qk_rope_head_dim"),),
+    }.get(it.name, (head,))
+    fused = it.name in QKV and (found := _query_key_value(it)) is not None and found.certain
+    if not (fused or UP_PROJECTIONS.fullmatch(it.name)) or not all(runs) or it.lines % sum(runs):
+        return None
+    return Fused("heads", ("heads", *runs)) if it.lines > sum(runs) or len(runs) > 1 else None
+
+
+def _query_key_value(it: FusedWeight) -> Fused | None:
+    disentangled = it.name == "in_proj" and it.owner == "DisentangledSelfAttention"  # DeBERTa
+    if it.name not in QKV and not disentangled:
+        return None
+    what, head, heads = "q, k, v", it.head_dim, it.size(*HEADS)
+    known = it.size(*GROUPS)
+    groups = known if known and (heads + 2 * known) * head == it.lines else heads
+    if it.owner == "CodeGenAttention":  # laid out for four TPU cores: q, v, k of each
+        return Fused("q, v, k", ("interleaved", *(it.lines // 12,) * 3))
+    if GROUP_BY_GROUP.fullmatch(it.owner) or it.name in ("query_key_value", "linear_qkv"):
+        run = (heads // groups * head, head, head) if groups else (0,)
+        fits = 0 not in run and sum(run) * groups == it.lines
+        certain = fits and bool(GROUP_BY_GROUP.fullmatch(it.owner) or it.name == "linear_qkv")
+        return Fused(what, _again(run, groups) if certain else None, certain)
+    for q, k in ((heads * head, groups * head), (it.inputs, it.inputs)):
+        if q and q + 2 * k == it.lines:
+            certain = it.library or it.name == "c_attn"
+            return Fused(what, (q, k, k) if certain else None, certain)
+    pair = it.name in PAIRS and it.lines == 2 * it.inputs  # GPT-2's cross-attention
+    return Fused("k, v", _equal(it, 2)) if pair else Fused(what, None, certain=False)
+
+
+def _gate_and_up(it: FusedWeight) -> Fused | None:
+    """Two halves, where a layer beside it takes half as many inputs, and none takes all."""
+    if it.name not in (*GATED, *PAIRS) or it.lines % 2:
+        return None
+    if it.name in PAIRS and it.lines == 2 * it.size(*GROUPS, *HEADS) * it.head_dim:
+        return Fused("k, v", _equal(it, 2) if it.library else None, it.library)
+    beside = {its.in_features for its in it.modules[0].children() if isinstance(its, nn.Linear)}
+    if it.lines in beside or it.lines // 2 not in beside:
+        return None if it.name == "fc1" else Fused("gate, up", None, certain=it.name == "input_linear")
+    return Fused("k, v" if it.name in PAIRS else "gate, up", _equal(it, 2))
+
+
+def _latent(it: FusedWeight) -> Fused | None:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the latent and the rotary key; k and v."""
+    key, value, rope = it.size("qk_nope_head_dim"), it.size("v_head_dim"), it.size("qk_rope_head_dim")
+    if it.name.startswith("kv_a_proj") and rope and it.lines == it.size("kv_lora_rank") + rope:
+        return Fused("latent, rotary k", (it.lines - rope, rope))
+    if it.name == "kv_b_proj" and key and value and it.lines % (key + value) == 0:
+        return Fused("k, v", _again((key, value), it.lines // (key + value)))
+    return None
+
+
+def _state_space(it: FusedWeight) -> Fused | None:
+    """Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060): what a mixer's projections make at once."""
+    inner, state = it.size("intermediate_size", "d_inner"), it.size("ssm_state_size", "state_size", "d_state")
+    if not re.search("Mamba|Mixer", it.owner):
+        return None
+    if it.name == "x_proj":
+        step = it.lines - 2 * state
+        return Fused("dt, B, C", (step, state, state)) if step > 0 else Fused("dt, B, C", None, certain=False)
+    if it.name != "in_proj":
+        return None
+    heads, groups = it.size("num_heads", "nheads"), it.size("n_groups", "ngroups")
+    if it.lines == 2 * inner:
+        return Fused("x, z", (inner, inner))
+    sizes = (inner, inner, groups * state, groups * state, heads)
+    fits = sum(sizes) == it.lines and 0 not in sizes
+    return Fused("z, x, B, C, dt", sizes if fits else None, certain=fits)
+
+
+def _delta_net(it: FusedWeight) -> Fused | None:
+    """Gated DeltaNet (arXiv 2412.06464) as Qwen3-Next and its kin have it; and queries with a gate a head."""
+    keys, values = it.size("num_k_heads"), it.size("num_v_heads")
+    key, value = it.size("head_k_dim"), it.size("head_v_dim")
+    if it.name == "in_proj_qkv" and 2 * keys * key + values * value == it.lines:
+        return Fused("q, k, v", (keys * key, keys * key, values * value))
+    if it.name in ("in_proj_qkvz", "in_proj_ba"):
+        each = values // keys if keys else 0
+        run = (key, key, each * value, each * value) if it.name == "in_proj_qkvz" else (each, each)
+        fits = bool(keys) and sum(run) * keys == it.lines
+        what = "q, k, v, z" if it.name == "in_proj_qkvz" else "b, a"
+        return Fused(what, _again(run, keys) if fits else None, certain=fits)
+    head, heads = it.head_dim, it.size(*HEADS)
+    if it.name == "q_proj" and head and it.lines == 2 * heads * head and not it.size("qk_nope_head_dim"):
+        return Fused("q, gate", _again((head, head), heads))
+    return None
+
+
+def _thirds(it: FusedWeight) -> Fused | None:
+    """The convolution of LFM2."""
+    if it.name == "in_proj" and "ShortConv" in it.owner and it.lines == 3 * it.inputs:
+        return Fused("B, C, x", _equal(it, 3))
+    return None
+
+
+def _recurrent(it: FusedWeight) -> Fused | None:
+    """The gates of ``torch.nn.LSTM`` and ``GRU``."""
+    gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(type(it.modules[0]).__name__)
+    return Fused("gates", _equal(it, gates)) if gates and it.name.startswith("weight_") else None
+
+
+def _multihead(it: FusedWeight) -> Fused | None:
+    is_fused = isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight"
+    return Fused("q, k, v", _equal(it, 3)) if is_fused else None
+
+
+def _named_as_fused(it: FusedWeight) -> Fused | None:
+    """A name that says so, in a module that states no sizes that fit."""
+    named = re.search(r"qkv|kvz?$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
+    return Fused("matrices", None, certain=False) if named else None
+
+
+RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
+    *(_multihead, _recurrent, _query_key_value, _latent, _state_space, _delta_net, _thirds),
+    *(_gate_and_up, _named_as_fused),
+)
+
+
+def stacked_parts(name: str, owner: str, lines: int, taken: Collection[int]) -> Fused:
+    """What each matrix of a stack of experts holds: gate and up, where a stack beside it takes half as much.
+
+    ``taken`` are the sides of the matrices around.
+    """
+    is_half = lines % 2 == 0 and lines // 2 in taken
+    if name not in GATED or (
+        name == "input_linear" and not is_half
+    ):  # JetMoE's attention has one that is not
+        return Fused(EXPERTS, "stack")
+    if not is_half:
+        return Fused("experts, gate and up", "stack", certain=False)
+    inside = ("interleaved", 1, 1) if ALTERNATING.search(owner) else (lines // 2, lines // 2)
+    return Fused("experts, gate and up", ("stack", *inside))
+
+
+def _again(run: tuple[int, ...], times: int) -> Parts:
+    return run if times == 1 else ("interleaved", *run)
+
+
+def _equal(it: FusedWeight, parts: int) -> Parts:
+    return (it.lines // parts,) * parts
+
+
+def _stated(source: object, name: str) -> int:
+    found = getattr(source, name, 0)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0

@@ -1,0 +1,322 @@
+"""Which ranks of a grid see the same in a bucket of a plan, and what one of each kind computes and asks for.
+
+Two positions of its group are of one kind if they work on matrices of the
+same shapes, hold as much of each, and stand alike to the owners whose pieces they send. One of each kind is
+walked on the meta device; what it did is kept turn by turn, and serves every later bucket that looks alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..engine.collective import Abreast, Collective, Kind, Walk
+from ..evidence.memory import PeakMemory
+from ..evidence.predict import SETTINGS, step_over_ones
+from ..plan.bucket import Bucket
+from ..plan.exchange import LocalShards, SlicedBuffer
+from ..plan.grid import Coordinate, Grid
+from ..plan.layout import FEW_RANKS
+from ..plan.matrix import BucketEntry, held_box
+from ..plan.strategies import Plan
+from ..step.parameter_state import ParameterState
+from ..step.step import PlanStep, step_bucket
+from ..worlds.shadow import walk_alone
+from .machine import Link, Machine
+from .timed_world import TimedFlight, busy_with, moved_by, sent_by, travels
+from .work import Work
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedTurn:
+    """What a rank computes until it asks for something, and what that is: None for an empty turn or the end.
+
+    ``product`` and ``copy`` in seconds. ``moving`` are the seconds that the rank's bytes take on the link,
+    ``sending`` those of its processor meanwhile. The ``root`` of a broadcast copies what it sends first,
+    which takes it ``root_copy``; members of its chain, or of a reduce's, pass on ``passed`` bytes each, but
+    for the last. ``between`` are the bytes that leave the node. ``now`` is what the walk
+    holds as it asks, ``peak`` the most it held since it asked last, in bytes. ``meets``: it waits here until
+    its own walks of the round's other buckets have come as far.
+    """
+
+    product: float
+    copy: float
+    now: int
+    peak: int
+    flight: TimedFlight | None = None
+    axes: tuple[str, ...] = ()
+    moving: float = 0.0
+    sending: float = 0.0
+    root: int | None = None
+    root_copy: float = 0.0
+    sent: int = 0
+    passed: int = 0
+    between: int = 0
+    meets: bool = False
+
+    def sends(self, place: int, parts: int, root: int) -> int:
+        """Bytes that the rank at a place of a group with another root sends."""
+        assert self.flight is not None
+        last = (place + 1) % parts == root if self.flight.kind == "broadcast" else place == root
+        return 0 if last else self.passed
+
+
+Trace = tuple[WalkedTurn, ...]
+"""A walk, turn by turn; the last one is its end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkedBucket:
+    """A bucket on all positions of its group: the traces of each kind of rank, and the kind of each position.
+
+    ``roots`` are positions that the traces name as roots, and those that are meant in this bucket.
+    """
+
+    traces: tuple[Trace, ...]
+    kinds: np.ndarray
+    roots: dict[int, int] = field(default_factory=dict)
+
+
+Round: TypeAlias = Sequence[WalkedBucket]
+"""Buckets that are walked abreast."""
+
+
+@dataclass(eq=False)
+class RankWalks:
+    """Walks of single ranks on a machine, each made once. ``beside`` ranks share its cores and its bus."""
+
+    machine: Machine
+    beside: int = 0
+    _known: dict[Hashable, tuple[Trace, tuple[int, ...]]] = field(default_factory=dict)
+    _links: dict[Hashable, Link] = field(default_factory=dict)
+    _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def rounds(self, plan: Plan) -> list[Round]:
+        """The buckets of every round of a plan, with one rank of each kind walked."""
+        rounds = groupby(plan.buckets, lambda bucket: bucket.round)
+        return [[self._bucket(plan, bucket) for bucket in its] for _, its in rounds]
+
+    def agreement(self, plan: Plan) -> Trace:
+        """What ranks ask each other before a step; the same on all of them."""
+        key = plan.grid, plan.expects, sum(len(bucket.entries) for bucket in plan.buckets)
+        if key not in self._known:
+            at = plan.grid.at(0)
+            self._known[key] = self.trace(step_over_ones(plan, at, META).agree(), at), ()
+        return self._known[key][0]
+
+    def trace(self, walk: Walk, at: Coordinate) -> Trace:
+        """Walk one rank to its end, as if the others came when it does."""
+        turns: list[WalkedTurn] = []
+        answer: Tensor | None = None
+        with torch.no_grad(), PeakMemory() as memory, Work(self.machine) as work:
+            while True:
+                try:
+                    request = walk.send(answer)
+                except StopIteration:
+                    request = None
+                answer = None
+                product, copy = (seconds / self._share for seconds in work.take())
+                turn = WalkedTurn(product, copy, memory.now, memory.lap())
+                if request is None:
+                    return (*turns, turn)
+                if isinstance(request, Collective):
+                    turn = self._asked(turn, request, at)
+                    answer = torch.empty(request.receive, dtype=request.dtype, device="meta")
+                elif isinstance(request, Abreast):
+                    turn = replace(turn, meets=True)
+                turns.append(turn)
+                del request
+
+    @property
+    def _share(self) -> float:
+        """What a rank gets of a core."""
+        return 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / (1 + self.beside))
+
+    def _asked(self, turn: WalkedTurn, request: Collective, at: Coordinate) -> WalkedTurn:
+        """The turn, with what a collective costs its rank."""
+        machine, link = self.machine, self._link(request.kind, request.axes, at.grid)
+        sent, busy = sent_by(request, at, machine), busy_with(request, at, machine, is_alone=True)
+        moved = moved_by(request, at, machine)
+        carried = travels(sent if link.shared else busy if link.duplex else moved, machine)
+        others = self.beside if link.shared else 0
+        steps = 2 * max(1, (at.size(*request.axes) - 1).bit_length())
+        rounds = busy.messages_out if machine.algorithm == "gloo" else min(busy.messages_out, steps)
+        flight = TimedFlight(
+            (), request.kind, request.label, link, busy={at.rank: busy}, latency=link.latency * rounds
+        )
+        copied = 0
+        if request.send is not None and request.kind in ("all_reduce", "reduce"):  # in place
+            copied = 2 * request.send.numel() * request.dtype.itemsize
+        whole = machine.copy_seconds(2 * request.receive * request.dtype.itemsize)
+        return replace(
+            turn,
+            copy=turn.copy + (machine.turn + machine.copy_seconds(copied)) / self._share,
+            flight=flight,
+            axes=request.axes,
+            moving=carried * (1 + others) / link.bandwidth,
+            sending=(busy.data * machine.byte + busy.messages_out * machine.message) / self._share,
+            root=request.root,
+            root_copy=whole / self._share if request.kind == "broadcast" else 0.0,
+            sent=sent.data,
+            passed=busy.data if request.root is not None and machine.algorithm == "ring" else 0,
+            between=_between(request, at, machine, sent.data),
+        )
+
+    def _link(self, kind: Kind, axes: tuple[str, ...], grid: Grid) -> Link:
+        """The slowest link of any group over the axes: some may stand on one node, others on two."""
+        key = kind, axes, grid
+        if key not in self._links:
+            ranks = np.arange(grid.world_size).reshape(grid.sizes)
+            firsts = ranks[tuple(0 if axis in axes else slice(None) for axis in grid.axes)].ravel()
+            groups = (grid.at(int(rank)).group(*axes) for rank in firsts)
+            found = {self.machine.link(group, kind) for group in groups}
+            self._links[key] = min(found, key=lambda link: link.bandwidth)
+        return self._links[key]
+
+    def _bucket(self, plan: Plan, bucket: Bucket) -> WalkedBucket:
+        at, ids = plan.grid.at(0), [self._sign(*_class_of(entry)) for entry in bucket.entries]
+        slices = _uneven_slices(bucket)
+        places = sorted({*slices, *(entry.workers.start for entry in bucket.entries)})
+        signs = self._kinds(bucket, ids, at)
+        found, firsts, kinds, counts = np.unique(
+            signs, return_index=True, return_inverse=True, return_counts=True
+        )
+        alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
+        stands = None
+        if (
+            signs.size <= FEW_RANKS
+        ):  # on more, the order in which owners' slices travel may be another round's
+            order = {place: number for number, place in enumerate(places)}
+            stands = tuple((int(i), order[e.workers.start]) for i, e in zip(ids, bucket.entries, strict=True))
+        look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
+        traces, seen = [], tuple(places)
+        for sign, first in zip(found.tolist(), firsts.tolist(), strict=True):
+            key = look, sign
+            if key not in self._known:
+                self._known[key] = self._walk(plan, bucket, at.peer(first, *bucket.axes)), tuple(places)
+            trace, seen = self._known[key]
+            traces.append(trace)
+        return WalkedBucket(tuple(traces), kinds.reshape(-1), dict(zip(seen, places, strict=True)))
+
+    def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate) -> Trace:
+        """One rank's step of one bucket. Memory that stays between steps is there before."""
+        step = _step_of(replace(plan, buckets=(bucket,)), at)
+        assert step.present is not None
+        if any(entry.gram for entry in bucket.entries):
+            with torch.no_grad():
+                walk_alone(step_bucket(step.buckets[0], step.present), lambda request: None)
+        trace, kept = self.trace(step_bucket(step.buckets[0], step.present), at), step.buckets[0].workspace
+        return tuple(replace(turn, peak=turn.peak + kept.nbytes()) for turn in trace)
+
+    def _kinds(self, bucket: Bucket, ids: Sequence[np.uint64], at: Coordinate) -> np.ndarray:
+        """A number for each position of a bucket's group, equal where positions see the same.
+
+        Each matrix adds a random number to the positions that work on it, another to those in line with its
+        first worker, and one for each shape in which positions hold it: sums are equal where all these are.
+        """
+        sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
+        signs = np.zeros(sizes, dtype=np.uint64)
+        flat, travels_so = signs.reshape(-1), isinstance(bucket.storage_layout, LocalShards)
+        counted: dict[np.uint64, int] = {}
+        for entry, known in zip(bucket.entries, ids, strict=True):
+            start, stop = entry.workers.start, entry.workers.stop
+            flat[start:stop] += self._sign(known, "works")
+            if travels_so and bucket.compute.hops:
+                there = at.peer(start, *bucket.axes)
+                line = (
+                    slice(None) if axis in entry.matrix.axes else slice(there[axis], there[axis] + 1)
+                    for axis in bucket.axes
+                )
+                signs[tuple(line)] += self._sign(known, "in line")
+            counted[known] = counted.get(known, 0) + 1
+        for place, length in _uneven_slices(bucket).items():
+            one = tuple(slice(place, place + 1) if axis == "dp" else slice(None) for axis in bucket.axes)
+            signs[one] += self._sign("slice", length)
+        if not isinstance(bucket.storage_layout, SlicedBuffer):
+            for entry, known in zip(bucket.entries, ids, strict=True):
+                if times := counted.pop(known, 0):
+                    flat += np.uint64(times) * self._held(entry, known, bucket, at)
+        return flat
+
+    def _held(self, entry: BucketEntry, known: np.uint64, bucket: Bucket, at: Coordinate) -> np.ndarray:
+        """A number for each position, by the shape that it holds of a matrix; 0 where no axis cuts it."""
+        cutting = [axis for axis in bucket.axes if axis in entry.matrix.axes]
+        places = range(at.size(*cutting))
+        shapes = [entry.matrix.box(at.peer(place, *cutting)).shape for place in places]
+        if len(set(shapes)) == 1:
+            return np.zeros(1, dtype=np.uint64)
+        signs = np.array([self._sign(known, shape) for shape in shapes], dtype=np.uint64)
+        sizes = [at.grid.size(axis) if axis in cutting else 1 for axis in bucket.axes]
+        whole = [at.grid.size(axis) for axis in bucket.axes]
+        return np.broadcast_to(signs.reshape(sizes), whole).reshape(-1)
+
+    def _sign(self, *what: Hashable) -> np.uint64:
+        """A random number for something, the same whenever it is asked for."""
+        if what not in self._signs:
+            self._signs[what] = np.uint64(self._random.getrandbits(64))
+        return self._signs[what]
+
+
+def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
+    """What of a matrix decides what a rank does with it, beside where its workers are."""
+    matrix = entry.matrix
+    return (
+        matrix.shape,
+        matrix.part,
+        matrix.cuts,
+        matrix.dtype,
+        matrix.grad_dtype,
+        entry.gram is None,
+        entry.size,
+    )
+
+
+def _uneven_slices(bucket: Bucket) -> dict[int, int]:
+    """The elements of each dp position's slice of the bucket, where they are not all of one length."""
+    sizes = getattr(bucket.storage_layout, "sizes", None) or ()
+    return {place: size for place, size in enumerate(sizes) if size}
+
+
+def _travels_of(bucket: Bucket) -> Hashable:
+    """How a bucket travels."""
+    routes = tuple((len(it.hops), it.dtype) for it in (bucket.gradient, bucket.compute, bucket.parameter))
+    layouts = (bucket.model_layout, bucket.storage_layout, bucket.compute_layout)
+    return bucket.phases, bucket.tp_gather, bucket.axes, routes, tuple(type(layout) for layout in layouts)
+
+
+def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
+    """One rank's step over a part of a plan: of the parameters, those that it does not name are left out."""
+    matrices = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
+    parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(matrices))
+    for index, matrix in matrices.items():
+        box = held_box(matrix.shape if matrix.part is None else matrix.part.shape, matrix.cuts, at)
+        param = nn.Parameter(torch.empty(box.shape, dtype=matrix.dtype, device=META))
+        param.grad = torch.empty_like(param)
+        parameters[index] = ParameterState(param, dict(SETTINGS), {})
+    step = PlanStep(plan, at, parameters, present=frozenset(matrices))
+    step.fill_state()
+    return step
+
+
+def _between(request: Collective, at: Coordinate, machine: Machine, sent: int) -> int:
+    """Bytes that leave the rank's node: of a ring's, its part; of an exchange's, what goes elsewhere."""
+    if machine.between is None:
+        return 0
+    group = np.array(at.group(*request.axes)) // machine.ranks_per_node
+    if request.sends is not None:
+        return (
+            int(np.array(request.sends)[group != group[at.position(*request.axes)]].sum())
+            * request.dtype.itemsize
+        )
+    nodes = len(np.unique(group))
+    return sent * nodes // len(group) if nodes > 1 else 0

@@ -1,0 +1,193 @@
+"""How signals, as schedulers send them, ask a training run to save, or to save and stop.
+
+A process that gets a signal notes what it asks for in a file of the run folder. After each step every rank
+looks, and they agree: so it does not matter which processes a signal reached, or how often.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal, NoReturn, get_args
+
+from ..errors import RunFolderError, UsageError
+from ..launching.signals import exiting_after
+from .checkpoints import Saving
+from .run_folder import METRICS, RunFolder
+
+Act = Literal["save", "stop", "end"]
+DEFAULT_ACTS: Mapping[str, Act] = {
+    "TERM": "stop",
+    "HUP": "stop",
+    "XCPU": "stop",
+    "USR1": "save",
+    "USR2": "save",
+}
+GRACE = 25.0
+"""Seconds for the step in hand and the save: Kubernetes, SLURM and torchrun kill after 30."""
+ECHO = 1.0
+"""Seconds in which a request may arrive again: from the terminal or scheduler, and from torchrun."""
+LATE = "not saved within {:g} s (--grace); older checkpoints are whole"
+
+
+class EndedBySignal(BaseException):
+    """A signal ends this process. Unwinds like an interrupt, so that nothing half-made stays."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def acts_by(words: Sequence[str]) -> dict[str, Act]:
+    """What each signal does, by its name: ``NAME=ACT``, as the command line has it, and the defaults.
+
+    Signals that this process ignores, such as SIGHUP under ``nohup``, are left out.
+
+    Raises:
+        UsageError: there is no such signal, or act.
+    """
+    acts = dict(DEFAULT_ACTS)
+    for word in words:
+        name, _, act = word.partition("=")
+        if name not in acts or act not in get_args(Act):
+            kinds, names = ", ".join(get_args(Act)), ", ".join(acts)
+            raise UsageError(f"--on-signal takes NAME=ACT, of {names} and {kinds}; not {word!r:.40}")
+        acts[name] = act  # type: ignore[assignment]
+    return {name: act for name, act in acts.items() if _is_heeded(f"SIG{name}")}
+
+
+def exit_code(reason: str) -> int:
+    """The exit code of a run that stopped for this reason: 128 + a signal's number, or 0 for the clock."""
+    return 128 + signal.Signals[reason] if reason.startswith("SIG") else 0
+
+
+@contextmanager
+def heeding_signals(
+    saving: Saving,
+    says: str | None,
+    grace: float,
+    end: Callable[[int], None],
+    echo: float = 0.0,
+) -> Iterator[None]:
+    """Let signals ask a run that has begun to save, or to save and stop; ``end`` it at a second one.
+
+    What asked an earlier run is forgotten. For the main thread, before this process trains.
+
+    Args:
+        says: printed when the run is first asked to stop; None where another process says it.
+        grace: seconds from then on after which this process exits, whatever it is doing.
+        echo: seconds after the first Ctrl-C in which another one is the same; of other signals, ``ECHO``.
+    """
+    asked: list[float] = []
+    late = ExitStack()
+
+    def heed(number: int, _: object) -> None:
+        act = saving.acts.get(_name(number), "stop")
+        apart = echo if number == signal.SIGINT else ECHO
+        if act == "save":
+            saving.save_file.touch()
+        elif act == "end" or not _has_begun(saving):
+            end(number)
+        elif not asked:
+            asked.append(time.monotonic())
+            late.enter_context(exiting_after(grace, 128 + number, says and LATE.format(grace)))
+            _ask_to_stop(saving, number)
+            if says is not None:
+                print(says, file=sys.stderr, flush=True)
+        elif time.monotonic() - asked[0] > apart and number != signal.SIGXCPU:  # which comes every second
+            end(number)
+
+    _forget_requests(saving)
+    with _handling(heed, ("INT", *saving.acts)), late:
+        try:
+            yield
+        finally:
+            _forget_requests(saving)
+
+
+@contextmanager
+def passing_signals_on(saving: Saving) -> Iterator[None]:
+    """In a rank of ``launch()``: note what a signal asks for, such as SIGXCPU, which comes to it alone."""
+
+    def heed(number: int, _: object) -> None:
+        if saving.acts[_name(number)] == "save":
+            saving.save_file.touch()
+        else:
+            _ask_to_stop(saving, number)
+
+    with _handling(heed, saving.acts):
+        yield
+
+
+@contextmanager
+def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
+    """Let every signal but those that ask to save end this process, while there is nothing to be saved.
+
+    Gives what ends it, which it does once: a signal that comes while the process ends changes nothing.
+    """
+    ending = False
+
+    def end(number: int) -> None:
+        nonlocal ending
+        if not ending:
+            ending = True
+            unwind(number)
+
+    def heed(number: int, _: object) -> None:
+        if acts.get(_name(number)) != "save":
+            end(number)
+
+    with _handling(heed, acts):
+        yield end
+
+
+def unwind(number: int) -> NoReturn:
+    """End what this process does by an exception."""
+    raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(number)
+
+
+def _ask_to_stop(saving: Saving, number: int) -> None:
+    """Ask all ranks to save and stop after the step that they are in; the first reason stands."""
+    if not saving.stop_file.exists():
+        draft = saving.stop_file.with_name(f".stop-{os.getpid()}")
+        draft.write_text(f"SIG{_name(number)}", encoding="ascii")
+        os.replace(draft, saving.stop_file)
+
+
+def _forget_requests(saving: Saving) -> None:
+    for path in (saving.stop_file, saving.save_file):
+        path.unlink(missing_ok=True)
+
+
+def _has_begun(saving: Saving) -> bool:
+    """Whether a step has been recorded since the run began, or went on."""
+    try:
+        records = RunFolder(saving.folder).records(METRICS)
+    except RunFolderError:
+        return False
+    return any(record.get("step", -1) >= (saving.begin or 0) for record in records[-1:])
+
+
+@contextmanager
+def _handling(
+    heed: Callable[[int, object], None], names: Sequence[str] | Mapping[str, str]
+) -> Iterator[None]:
+    numbers = [signal.Signals[f"SIG{name}"] for name in names]
+    before = {number: signal.signal(number, heed) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_heeded(name: str) -> bool:
+    return hasattr(signal, name) and signal.getsignal(signal.Signals[name]) is not signal.SIG_IGN
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name.removeprefix("SIG")

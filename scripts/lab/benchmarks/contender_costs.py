@@ -1,0 +1,248 @@
+"""Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must call alike.
+
+Bytes by what was asked for, by the kernel's TCP counters of this process, and by an interface's
+counter where the ranks are alone on it. Seconds for learning (forward and backward), for finishing (all that
+follows), and for the step's collectives alone, asked again with nothing to compute in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from muon_tutorial.engine.collective import Collective, Label, Walk
+from muon_tutorial.evidence.gloo_bytes import GlooTraffic, gloo_barrier, gloo_sent
+from muon_tutorial.evidence.ledger import LedgerRow, total
+from muon_tutorial.evidence.memory import PeakMemory, tensor_bytes
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from ..kernel_counters import interface_sent, tcp_sent
+from ..torch_collectives import TorchCollectives
+from .contenders import Contender, Workload, build_contender
+
+SETTLE = 0.05  # seconds in which what is under way goes on
+PATIENCE = 2.0  # seconds until bytes that are not there will not come
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderBytes:
+    """One step of one rank: ``learn`` holds the requests made before backward ended, ``finish`` the rest.
+
+    Gloo sends ``wire`` for both; the kernel counted ``tcp``, None where it keeps no count.
+    """
+
+    learn: LedgerRow
+    finish: LedgerRow
+    wire: GlooTraffic
+    tcp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderMemory:
+    """Bytes that one rank holds between steps, and the most that ``finish`` adds to them."""
+
+    parameters: int
+    gradients: int
+    state: int
+    matrix_state: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderSeconds:
+    """Each step's seconds on one rank."""
+
+    learn: tuple[float, ...]
+    finish: tuple[float, ...]
+    collectives: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderCost:
+    """All that one rank read of one contender."""
+
+    name: str
+    bytes: ContenderBytes
+    memory: ContenderMemory
+    seconds: ContenderSeconds
+
+
+def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
+    """Read every contender, timing them in turn within one run, so that a busy machine meets all alike."""
+    contenders = {name: _warm(name, work) for name in names}
+    asked = {name: _asked(contender, work) for name, contender in contenders.items()}
+    found = {name: _read_bytes(contenders[name], work, asked[name]) for name in names}
+    memory = {name: _read_memory(contender, work) for name, contender in contenders.items()}
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
+    for step in range(rounds):
+        for name in names:
+            times[name].append(_read_seconds(contenders[name], work, asked[name], step))
+    seconds = {name: ContenderSeconds(*zip(*rows, strict=True)) for name, rows in times.items()}
+    return [ContenderCost(name, found[name], memory[name], seconds[name]) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceCount:
+    """Bytes on an interface: ``wire`` as predicted for one rank or all, ``counted`` always of all ranks."""
+
+    name: str
+    wire: GlooTraffic
+    counted: int | None
+
+
+def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) -> list[InterfaceCount]:
+    """Steps of each contender, by the interface's counter; means something only where ranks are alone."""
+    found = []
+    for name in names:
+        contender = _warm(name, work)
+        wire = _wire(_asked(contender, work))
+        found.append(_count(name, wire, steps, partial(_step, contender, work)))
+    return found
+
+
+def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceCount]:
+    """All_reduces of other sizes, in elements: what the interface's overhead is fitted on."""
+    world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
+    found = []
+    for size in sizes:
+        send = torch.ones(size)
+        request = Collective("all_reduce", ("dp",), send.dtype, send, size, Label("fit"))
+
+        def reduce(_: int, request: Collective = request) -> None:
+            world.run(_ask_all([request]))
+
+        reduce(0)  # connections are made when first used
+        found.append(_count(f"all_reduce of {size}", gloo_sent(request, world.at), repeats, reduce))
+    return found
+
+
+def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
+    """Some steps, each of which sends ``wire`` on this rank, between two readings of the interface."""
+    before = _settled_interface()
+    for index in range(repeats):
+        step(index)
+    after = _settled_interface()
+    counted = None if before is None or after is None else after - before
+    return InterfaceCount(name, wire * repeats + _barriers(), counted)
+
+
+def _warm(name: str, work: Workload) -> Contender:
+    """After two steps state is filled, buckets are settled and connections are made."""
+    contender = build_contender(name, work)
+    for step in range(2):
+        _step(contender, work, step)
+    return contender
+
+
+def _step(contender: Contender, work: Workload, step: int) -> None:
+    contender.learn(work, step)
+    contender.finish()
+
+
+def _asked(contender: Contender, work: Workload) -> TorchCollectives:
+    """The requests of one step, those of learning filed apart from those of finishing."""
+    asked = TorchCollectives(contender.world.at, "learn")
+    with asked:
+        contender.learn(work, 0)
+        asked.phase = "finish"
+        contender.finish()
+    return asked
+
+
+def _wire(asked: TorchCollectives) -> GlooTraffic:
+    return sum((entry.wire for entry in asked.ledger.entries), GlooTraffic())
+
+
+def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -> ContenderBytes:
+    wire = _wire(asked)
+    before = settled_tcp()
+    _step(contender, work, 0)
+    dist.barrier()
+    tcp = tcp_after(before, wire.tcp + _barriers().tcp)
+    learn, finish = (
+        total(e for e in asked.ledger.entries if e.phase == phase) for phase in ("learn", "finish")
+    )
+    return ContenderBytes(learn, finish, wire, None if tcp is None else tcp - _barriers().tcp)
+
+
+def settled_tcp() -> int | None:
+    """This rank's TCP bytes once nothing is under way any more. All ranks must call."""
+    last, found = -1, tcp_sent()
+    while found is not None and found != last:
+        time.sleep(SETTLE)
+        last, found = found, tcp_sent()
+    dist.barrier()
+    return None if found is None else found + (tcp_after(found, _barriers().tcp) or 0)
+
+
+def tcp_after(before: int | None, due: int) -> int | None:
+    """TCP bytes since ``before``, read once they are what is due, or are not after all this time.
+
+    A notice may follow its message; a busy machine may take its time.
+    """
+    if before is None:
+        return None
+    deadline = time.monotonic() + PATIENCE
+    while (tcp_sent() or 0) - before != due and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return (tcp_sent() or 0) - before
+
+
+def _read_memory(contender: Contender, work: Workload) -> ContenderMemory:
+    contender.learn(work, 0)
+    params = list(contender.model.parameters())
+    gradients = tensor_bytes(param.grad for param in params if param.grad is not None)
+    with PeakMemory() as peak:
+        contender.finish()
+    return ContenderMemory(
+        parameters=tensor_bytes(params),
+        gradients=gradients,
+        state=tensor_bytes(contender.state),
+        matrix_state=tensor_bytes(contender.matrix_state),
+        peak=peak.peak,
+    )
+
+
+def _read_seconds(
+    contender: Contender, work: Workload, asked: TorchCollectives, step: int
+) -> tuple[float, float, float]:
+    dist.barrier()
+    start = time.perf_counter()
+    contender.learn(work, step)
+    learnt = time.perf_counter()
+    contender.finish()
+    finished = time.perf_counter()
+    requests = [_filled(request) for request in asked.requests]
+    dist.barrier()
+    again = time.perf_counter()
+    contender.world.run(_ask_all(requests))
+    return learnt - start, finished - learnt, time.perf_counter() - again
+
+
+def _ask_all(requests: Sequence[Collective]) -> Walk:
+    for request in requests:
+        _ = yield request
+
+
+def _filled(request: Collective) -> Collective:
+    """The request with data to send, all zeros."""
+    send = None if request.send is None else torch.zeros(request.send.numel(), dtype=request.dtype)
+    return replace(request, send=send)
+
+
+def _settled_interface() -> int | None:
+    """The interface's bytes after a pause. All ranks must call."""
+    time.sleep(SETTLE)
+    dist.barrier()
+    time.sleep(SETTLE)
+    return interface_sent()
+
+
+def _barriers() -> GlooTraffic:
+    """What the barrier between two readings sends."""
+    return gloo_barrier(dist.get_world_size())

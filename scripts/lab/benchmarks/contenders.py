@@ -1,0 +1,210 @@
+"""Contenders on the same work: AdamW and Muon from existing parts, and this package's Muon.
+
+Every contender trains the same model on the same global batch, its gradients in the parameters' dtype and
+packed in buckets of the same 25 MB where it packs them. Knows one rank; all ranks must build and call alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial.optimizer.split_parameters import split_parameters
+from muon_tutorial.plan.strategies import ROUND_BYTES, Builder, layerwise, owner, round_robin, zero1
+from muon_tutorial.training.exchange import average_gradients
+from muon_tutorial.training.gpt import BYTES, GPT, GPTShape, build_gpt, next_byte_loss, parallelize
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+LR = 1e-3
+BUCKET_MB = ROUND_BYTES // 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every contender does in a step: a model, and a global batch of sequences."""
+
+    shape: GPTShape
+    batch: int
+    seed: int = 0
+
+    def tokens(self, step: int, place: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one data-parallel position: its share of the global batch."""
+        generator = torch.Generator().manual_seed(self.seed + step)
+        whole = torch.randint(0, BYTES, (self.batch, self.shape.context + 1), generator=generator)
+        mine = whole.chunk(parts)[place]
+        return mine[:, :-1], mine[:, 1:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contender:
+    """A model and how its gradients become a step. ``finish`` is all that follows ``backward()``."""
+
+    world: LiveWorld
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    finish: Callable[[], None]
+
+    def learn(self, work: Workload, step: int) -> None:
+        """Forward and backward on this rank's share. Where a wrapper reduces gradients, it does so here."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        inputs, targets = work.tokens(step, self.world.at["dp"], self.world.at.size("dp"))
+        next_byte_loss(self.model, inputs, targets).backward()
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What the optimizers keep between steps, single numbers aside."""
+        return [value for _, value in self._kept()]
+
+    @property
+    def matrix_state(self) -> list[Tensor]:
+        """The part of it that belongs to hidden matrices."""
+        hidden = set(map(id, split_parameters(_plain(self.model)).hidden_params))
+        return [value for param, value in self._kept() if id(param) in hidden]
+
+    def _kept(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for optimizer in self.optimizers:
+            inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+            for param, entry in inner.state.items():
+                tensors = (value for value in entry.values() if isinstance(value, Tensor) and value.ndim)
+                yield from ((param, value) for value in tensors)
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+Build = Callable[[Workload, LiveWorld], Contender]
+
+
+def ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
+    """The whole model on every rank; DDP averages gradients while backward runs.
+
+    Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it.
+    """
+    model = build_gpt(work.shape, work.seed)
+    buffers = [name for name, _ in model.named_buffers()]
+    # The argument for this changes its name in torch 2.13, and either name warns or fails somewhere.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+    group = world.group(("dp",))
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
+
+
+def fsdp2(work: Workload, world: LiveWorld) -> GPT:
+    """Parameters, gradients and state in shards; gathered for forward, and again for backward."""
+    model = build_gpt(work.shape, work.seed)
+    for block in model.blocks:
+        fully_shard(block, mesh=world.mesh)
+    fully_shard(model, mesh=world.mesh)
+    return model
+
+
+def over_tp(work: Workload, world: LiveWorld) -> GPT:
+    """The model cut over tp, its parameters DTensors."""
+    model = build_gpt(work.shape, work.seed)
+    parallelize(model, world.mesh["tp"])
+    return model
+
+
+def adamw(model: nn.Module) -> list[Optimizer]:
+    """AdamW for everything."""
+    return [AdamW(model.parameters(), lr=LR)]
+
+
+def adamw_zero1(model: nn.Module) -> list[Optimizer]:
+    """PyTorch's ZeRO-1: each rank steps whole parameters of its own and broadcasts them."""
+    return [ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=LR)]
+
+
+def torch_muon(model: nn.Module) -> list[Optimizer]:
+    """The stock Muon: replicated, every rank orthogonalizes everything; of DTensors, a dozen collectives a
+    matrix."""
+    split = split_parameters(_plain(model))
+    return [torch.optim.Muon(split.hidden_params, lr=LR), AdamW(split.rest, lr=LR)]
+
+
+def owners(model: nn.Module) -> list[Optimizer]:
+    """This package's Muon on FSDP2's shards: each matrix to its owner and back."""
+    hidden, rest = split_parameters(model)
+    return [Muon(hidden, lr=LR), AdamW(rest, lr=LR)]
+
+
+def step_each(
+    make_model: Callable[[Workload, LiveWorld], nn.Module],
+    make_optimizers: Callable[[nn.Module], list[Optimizer]],
+    work: Workload,
+    world: LiveWorld,
+) -> Contender:
+    """A model that gives its optimizers finished gradients, or DTensors that see to them: each just steps."""
+    model = make_model(work, world)
+    optimizers = make_optimizers(model)
+
+    def finish() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return Contender(world, model, optimizers, finish)
+
+
+def adamw_averaged(work: Workload, world: LiveWorld) -> Contender:
+    """AdamW on any grid: the model cut over tp, gradients averaged over dp in one buffer after backward."""
+    model = over_tp(work, world)
+    optimizers = adamw(model)
+
+    def finish() -> None:
+        average_gradients(world, list(model.parameters()))
+        optimizers[0].step()
+
+    return Contender(world, model, optimizers, finish)
+
+
+def our_muon(strategy: str | Builder, work: Workload, world: LiveWorld) -> Contender:
+    """This package's Muon for the hidden matrices, AdamW for the rest."""
+    model = over_tp(work, world)
+    hidden, rest = split_parameters(model)
+    both = MuonWithAdamW(Muon(hidden, lr=LR, strategy=strategy, mesh=world), AdamW(rest, lr=LR))
+
+    def finish() -> None:
+        plan = both.muon.plan
+        if plan is not None and plan.expects == "averaged":
+            average_gradients(world, list(model.parameters()))
+        both.step()
+
+    return Contender(world, model, [both.muon, both.adamw], finish)
+
+
+CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
+    "AdamW, DDP, DP=4": (partial(step_each, ddp, adamw), {"dp": 4, "tp": 1}),
+    "AdamW, ZeRO-1 (torch), DP=4": (partial(step_each, ddp, adamw_zero1), {"dp": 4, "tp": 1}),
+    "AdamW, FSDP2, DP=4": (partial(step_each, fsdp2, adamw), {"dp": 4}),
+    "AdamW, averaged, DP=2×TP=2": (adamw_averaged, {"dp": 2, "tp": 2}),
+    "AdamW, averaged, TP=4": (adamw_averaged, {"dp": 1, "tp": 4}),
+    "torch.optim.Muon, DDP, DP=4": (partial(step_each, ddp, torch_muon), {"dp": 4, "tp": 1}),
+    "torch.optim.Muon, FSDP2 DTensors, DP=4": (partial(step_each, fsdp2, torch_muon), {"dp": 4}),
+    "torch.optim.Muon, DTensors, TP=4": (partial(step_each, over_tp, torch_muon), {"dp": 1, "tp": 4}),
+    "Muon zero1, DP=4": (partial(our_muon, zero1), {"dp": 4, "tp": 1}),
+    "Muon zero1 boundary, DP=4": (partial(our_muon, partial(zero1, gather="boundary")), {"dp": 4, "tp": 1}),
+    "Muon zero1, DP=2×TP=2": (partial(our_muon, zero1), {"dp": 2, "tp": 2}),
+    "Muon zero1, TP=4": (partial(our_muon, zero1), {"dp": 1, "tp": 4}),
+    "Muon layerwise, DP=4": (partial(our_muon, layerwise), {"dp": 4, "tp": 1}),
+    "Muon round_robin, DP=4": (partial(our_muon, round_robin), {"dp": 4, "tp": 1}),
+    "Muon owner, DP=4": (partial(our_muon, owner), {"dp": 4, "tp": 1}),
+    "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), {"dp": 4}),
+}
+"""By name: how to build it, and its grid."""
+
+
+def build_contender(name: str, work: Workload) -> Contender:
+    """The contender of that name on this rank. All ranks must call."""
+    build, grid = CONTENDERS[name]
+    return build(work, LiveWorld(build_mesh(grid)))

@@ -1,0 +1,334 @@
+"""The strategy ``gram``: how far its updates are from one process's, its bytes and time, where it wins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from muon_tutorial.evidence.ledger import Ledger
+from muon_tutorial.evidence.predict import SETTINGS, predict, step_over_ones
+from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
+from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Shard
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.plan.strategies import STRATEGIES, Plan, gram
+from muon_tutorial.step.parameter_state import ParameterState
+from muon_tutorial.step.step import PlanStep
+from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.planner import estimate
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+from muon_tutorial.worlds.local import LocalWorld
+
+from ..quality import Quality, Sample, draw_samples
+
+SIDES = ((96, 384), (384, 96), (512, 512))
+"""Wide and cut along columns; tall and cut along rows; square."""
+TP = (2, 4, 8)
+ONE_PROCESS = {STOCK: "gram", "gram": "gram", "minimax": "minimax"}
+"""By what a group says: the recipe whose iteration is the same in one process."""
+WORKS: Mapping[str, tuple[tuple[int, int], int]] = {
+    "4 of 512 × 4096": ((512, 4096), 4),
+    "1 of 512 × 4096": ((512, 4096), 1),
+    "4 of 1024 × 1024": ((1024, 1024), 4),
+    "1 of 1024 × 1024": ((1024, 1024), 1),
+}
+RANKS = 4
+PATIENCE = 900.0
+"""Seconds after which ranks that take turns on a busy machine are given up."""
+ASPECTS = (1, 4, 16)
+SHORT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far an update in shards is from one process's.
+
+    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖ from the same recipe's iteration in one process, and from stock's;
+    the others are what ``Quality`` measures of the update, and of stock's.
+    """
+
+    sides: tuple[int, int]
+    spectrum: str
+    orthogonalize: str
+    tp: int
+    gram: float
+    stock: float
+    mine: Quality
+    stocks: Quality
+
+
+def distances(sides: Sequence[tuple[int, int]] = SIDES, tps: Sequence[int] = TP) -> Iterator[Distance]:
+    """Measure every spectrum, size, tp, and what a group may say."""
+    for shape in sides:
+        for spectrum, sample in draw_samples(*shape).items():
+            for name, tp in product(ONE_PROCESS, tps):
+                yield _distance(shape, spectrum, sample, name, tp)
+
+
+def _distance(sides: tuple[int, int], spectrum: str, sample: Sample, name: str, tp: int) -> Distance:
+    G = sample.matrix
+    mine, stock = update_in_shards(G, tp, name), zeropower_via_newtonschulz(G).float()
+    alone = orthogonalize(G, RECIPES[ONE_PROCESS[name]]).float()
+    by_gram, by_stock = (float((mine - other).norm() / other.norm()) for other in (alone, stock))
+    qualities = sample.quality_of(mine), sample.quality_of(stock)
+    return Distance(sides, spectrum, name, tp, by_gram, by_stock, *qualities)
+
+
+def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
+    """The update of a step of strategy ``gram`` whose Newton–Schulz input is ``G``, from ``tp`` ranks."""
+    sides = (G.size(0), G.size(1))
+    dim = 0 if sides[0] > sides[1] else 1
+    grid = Grid.of(dp=1, tp=tp)
+    plan = gram(matrices(sides, 1, tp), grid)
+    steps = [_zeros(plan, rank, piece, name) for rank, piece in enumerate(held(G, dim, tp))]
+    with torch.no_grad():
+        LocalWorld(grid).run([step.step() for step in steps])
+    scale = max(1.0, sides[0] / sides[1]) ** 0.5
+    return torch.cat([step.parameters[0].data for step in steps], dim) / -scale
+
+
+def held(whole: Tensor, dim: int, tp: int) -> list[Tensor]:
+    """What each rank holds of a matrix: as DTensor cuts it."""
+    return list(whole.split(Shard(dim).lengths(whole.size(dim), tp), dim))
+
+
+def _zeros(plan: Plan, rank: int, piece: Tensor, name: str) -> PlanStep:
+    """A rank's step over a parameter of zeros, by 1 and without momentum: it ends at minus the update."""
+    param = nn.Parameter(torch.zeros_like(piece))
+    param.grad = piece.clone()
+    still = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
+    group = {**SETTINGS, **still, "orthogonalize": name}
+    step = PlanStep(plan, plan.grid.at(rank), [ParameterState(param, group, {})])
+    step.fill_state()
+    return step
+
+
+def distance_table(found: Sequence[Distance], command: str) -> Table:
+    """The largest distance of each spectrum and tp, over shapes."""
+    rows: list[TableRow] = []
+    for name, spectrum, tp in dict.fromkeys((one.orthogonalize, one.spectrum, one.tp) for one in found):
+        same = [one for one in found if (one.orthogonalize, one.spectrum, one.tp) == (name, spectrum, tp)]
+        rows.append(
+            {
+                "orthogonalize": name,
+                "spectrum": spectrum,
+                "tp": tp,
+                "from one process's Gram form": _short(max(one.gram for one in same)),
+                "from stock": _short(max(one.stock for one in same)),
+                "error": _short(max(one.mine.error for one in same)),
+                "stock's error": _short(max(one.stocks.error for one in same)),
+                "‖X‖₂": _short(max(one.mine.largest for one in same)),
+                "stock's ‖X‖₂": _short(max(one.stocks.largest for one in same)),
+            }
+        )
+    return Table(
+        "Distance from one process",
+        tuple(rows),
+        command,
+        (
+            "Each the largest over 96 × 384, 384 × 96 and 512 × 512, by the strategy's own step in a "
+            "`LocalWorld`. Distances are ‖X − Y‖/‖Y‖; error and ‖X‖₂ as `scripts/lab/quality.py` "
+            "measures them, against float64. The bounds stand in `orthogonalizers/gram.py`.",
+        ),
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+# Bytes
+
+
+def matrices(sides: tuple[int, int], count: int, tp: int) -> list[Matrix]:
+    """Equal matrices, cut along their long side."""
+    cut = (("tp", Shard(0 if sides[0] > sides[1] else 1)),) if tp > 1 else ()
+    return [Matrix(index, f"m{index}", sides, cut) for index in range(count)]
+
+
+def plan_of(strategy: str, work: str, tp: int) -> Plan:
+    """A strategy's plan of a work on tp ranks."""
+    return STRATEGIES[strategy](matrices(*WORKS[work], tp), Grid.of(dp=1, tp=tp))
+
+
+def gram_formula(sides: tuple[int, int], count: int, tp: int) -> int:
+    """Bytes that each rank sends on a ring: ``2(T−1)/T`` of fp32 upper triangles, ``4·n(n+1)/2`` each."""
+    n = min(sides)
+    return 2 * (tp - 1) * count * 4 * (n * (n + 1) // 2) // tp
+
+
+def gather_formula(sides: tuple[int, int], count: int, tp: int) -> int:
+    """Bytes that each rank sends where every matrix is gathered, bf16: ``2·(T−1)`` of each own piece."""
+    return 2 * (tp - 1) * count * (sides[0] * sides[1] // tp)
+
+
+def owner_formula(sides: tuple[int, int], count: int, tp: int) -> int:
+    """Bytes that a rank sends on average, out to owners and back: ``4(T−1)/T²`` of each matrix, bf16."""
+    return 4 * (tp - 1) * count * sides[0] * sides[1] // tp**2
+
+
+FORMULAS = {"gram": gram_formula, "zero1": gather_formula, "owner": owner_formula}
+
+
+def sent_for_matrices(plan: Plan) -> list[int]:
+    """Bytes that each rank sends on a ring in phases 2 to 6, by the ledger."""
+    ledgers = (predict(plan, plan.grid.at(rank)) for rank in plan.grid.ranks)
+    return [_moved(ledger) for ledger in ledgers]
+
+
+def _moved(ledger: Ledger) -> int:
+    return sum(entry.ring for entry in ledger.entries if entry.phase != "gradient flags")
+
+
+def bytes_table(command: str) -> Table:
+    """Ledger and formula, by work, tp and strategy."""
+    rows: list[TableRow] = []
+    for work, tp, strategy in product(("4 of 512 × 4096", "4 of 1024 × 1024"), TP, FORMULAS):
+        sent = sent_for_matrices(plan_of(strategy, work, tp))
+        rows.append(
+            {
+                "matrices": work,
+                "tp": tp,
+                "strategy": strategy,
+                "by ledger": sum(sent) // len(sent),
+                "by formula": FORMULAS[strategy](*WORKS[work], tp),
+            }
+        )
+    return Table(
+        "Bytes a rank sends",
+        tuple(rows),
+        command,
+        ("On a ring, the mean over ranks; the agreement on which gradients exist is left out.",),
+    )
+
+
+# Time
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a step on real ranks, the slowest of them, one a round, by strategy and recipe."""
+
+    work: str
+    seconds: Mapping[tuple[str, str], Sequence[float]]
+
+
+CONTENDERS = tuple(product(("zero1", "owner", "gram"), (STOCK, "gram")))
+
+
+def measure_times(rounds: int, works: Sequence[str] = tuple(WORKS)) -> list[StepTimes]:
+    """Time every contender on every work, taking turns within a round, on four ranks of one thread each."""
+    return [_step_times(work, _by_rank(work, rounds)) for work in works]
+
+
+def _by_rank(work: str, rounds: int) -> list[dict[tuple[str, str], list[float]]]:
+    return launch(_times_on_a_rank, RANKS, args=(work, rounds), timeout=PATIENCE, limit=PATIENCE)
+
+
+def _step_times(work: str, by_rank: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> StepTimes:
+    """Of every round, the slowest rank's seconds."""
+    rounds = {one: zip(*(found[one] for found in by_rank), strict=True) for one in CONTENDERS}
+    return StepTimes(work, {one: [max(each) for each in times] for one, times in rounds.items()})
+
+
+def _times_on_a_rank(rank: int, work: str, rounds: int) -> dict[tuple[str, str], list[float]]:
+    world = LiveWorld(build_mesh({"dp": 1, "tp": RANKS}))
+    steps = {
+        (strategy, recipe): step_over_ones(
+            plan_of(strategy, work, RANKS), world.at, torch.device("cpu"), orthogonalize=recipe
+        )
+        for strategy, recipe in CONTENDERS
+    }
+    for step in steps.values():
+        for each in step.parameters:
+            _fill(each.param, rank)
+    found: dict[tuple[str, str], list[float]] = {one: [] for one in CONTENDERS}
+    for turn in range(rounds + 1):
+        for one, step in steps.items():
+            dist.barrier()
+            begun = time.perf_counter()
+            world.run(step.step())
+            took = time.perf_counter() - begun
+            found[one] += [took] if turn else []
+    return found
+
+
+def _fill(param: Tensor, rank: int) -> None:
+    """A gradient with every singular value: ones would be of rank one."""
+    assert param.grad is not None
+    param.grad.normal_(generator=torch.Generator().manual_seed(rank))
+
+
+def times_table(found: Sequence[StepTimes], command: str) -> Table:
+    """Medians, and how many times as long as ``gram``'s of the same recipe."""
+    rows: list[TableRow] = []
+    for one in found:
+        for (strategy, recipe), seconds in one.seconds.items():
+            middle, *_ = median_and_spread(seconds)
+            mine, *_ = median_and_spread(one.seconds["gram", recipe])
+            rows.append(
+                {
+                    "matrices": one.work,
+                    "strategy": strategy,
+                    "orthogonalize": recipe,
+                    "ms": round(1e3 * middle, 1),
+                    "least": round(1e3 * min(seconds), 1),
+                    "over gram's": round(middle / mine, 2),
+                    "least over gram's": round(min(seconds) / min(one.seconds["gram", recipe]), 2),
+                }
+            )
+    rounds = len(next(iter(found[0].seconds.values())))
+    return Table(
+        f"Seconds of a step, tp = {RANKS}",
+        tuple(rows),
+        command,
+        (
+            f"The slowest rank's, medians of {rounds} rounds in which contenders take turns; real ranks of "
+            "one thread. Four ranks on fewer cores take turns: there total work decides, and `gram` repeats "
+            "its n × n iteration on every rank. On a busy machine, trust the least.",
+        ),
+    )
+
+
+# The regime
+
+
+def regime_table(machine: str, command: str) -> Table:
+    """What the planner says of eight matrices, 1024 rows and ever more columns, on ever more ranks."""
+    rows: list[TableRow] = []
+    for aspect, tp in product(ASPECTS, TP):
+        grid, given = Grid.of(dp=1, tp=tp), matrices((SHORT, aspect * SHORT), 8, tp)
+        said = {
+            name: estimate(name, STRATEGIES[name], given, grid, find_machine(machine)) for name in FORMULAS
+        }
+        rows.append(
+            {
+                "l/n": aspect,
+                "tp": tp,
+                **{f"MB, {name}": round(one.sent / 1e6, 2) for name, one in said.items()},
+                **{f"GFLOP, {name}": round(one.newton_schulz / 1e9, 1) for name, one in said.items()},
+                **{f"ms, {name}": round(1e3 * one.seconds, 2) for name, one in said.items()},
+                **{f"peak MB, {name}": round(one.peak / 1e6, 1) for name, one in said.items()},
+                "least time": min(said, key=lambda name: said[name].seconds),
+            }
+        )
+    return Table(
+        f"Where it wins: eight matrices of {SHORT} rows, by the plan ({machine})",
+        tuple(rows),
+        command,
+        (
+            "A rank's bytes, operations (symmetric products counted whole), seconds and peak above "
+            "parameters, gradients and momentum; `zero1` and `owner` with stock's bf16 iterations, `gram` in "
+            "fp32. On the laptop eight ranks share four cores.",
+        ),
+    )

@@ -1,0 +1,131 @@
+"""Loss curves of the small GPT under several ways of orthogonalizing, over several seeds.
+
+For each seed all begin with the same weights and see the same batches, so that a difference in loss is the
+way's own, or chance's: how much two seeds of one way differ is the measure for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.orthogonalizers.named import STOCK
+from muon_tutorial.training.loop import build_trainer, held_out_loss, train_step
+from muon_tutorial.training.settings import TrainSettings
+
+LAST = 20
+"""How many steps at the end the mean loss is taken over: a single batch's loss jumps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A name that ``Muon(orthogonalize=…)`` takes, and the part of the learning rate that Muon steps with."""
+
+    name: str
+    lr_share: float = 1.0
+
+    def __str__(self) -> str:
+        return self.name if self.lr_share == 1 else f"{self.name}, {self.lr_share:g} of the rate"
+
+
+@dataclass(frozen=True, slots=True)
+class WayCurve:
+    """One run: the loss of every step's batch before the step, and the held-out loss at the end. Nats a
+    byte."""
+
+    way: str
+    seed: int
+    losses: Sequence[float]
+    held_out: float
+
+    @property
+    def last(self) -> float:
+        """The mean loss of the last steps."""
+        return statistics.fmean(self.losses[-LAST:])
+
+
+def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]) -> list[WayCurve]:
+    """Train on one real rank of one thread, every way with every seed."""
+    return launch(train_on_rank, 1, args=(settings, list(ways), list(seeds)))[0]
+
+
+def train_on_rank(
+    rank: int, settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]
+) -> list[WayCurve]:
+    """Train every way with every seed, seed by seed. All ranks of the settings' grid must call."""
+    torch.set_num_threads(1)
+    return [train_curve(replace(settings, seed=seed), way) for seed in seeds for way in ways]
+
+
+def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
+    """One run of the main job's own trainer. All ranks of the settings' grid must call."""
+    trainer = build_trainer(settings)
+    for index, group in enumerate(trainer.optimizer.param_groups):
+        if "orthogonalize" in group:  # Muon's
+            group["orthogonalize"] = way.name
+            group["lr"] *= way.lr_share
+            trainer.scheduler.base_lrs[index] *= way.lr_share
+    losses = [train_step(trainer, step, checked=False)[0].loss for step in range(settings.steps)]
+    curve = WayCurve(str(way), settings.seed, losses, held_out_loss(trainer))
+    print(f"seed {curve.seed}, {way}: {curve.last:.4f} at the end, held out {curve.held_out:.4f}", flush=True)
+    return curve
+
+
+def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
+    """A row a run: its losses at the end, and how far they are from stock's on the same seed."""
+    stock = {curve.seed: curve for curve in curves if curve.way == STOCK}
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "orthogonalize": curve.way,
+            "seed": curve.seed,
+            "last batch": round(curve.losses[-1], 4),
+            f"mean of last {LAST}": round(curve.last, 4),
+            "held out": round(curve.held_out, 4),
+            f"mean of last {LAST}, minus stock's": round(curve.last - stock[curve.seed].last, 4),
+            "held out, minus stock's": round(curve.held_out - stock[curve.seed].held_out, 4),
+        }
+        for curve in curves
+    )
+    return Table("Every run", rows, command, ("Nats a byte; above zero is worse than stock.",))
+
+
+def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
+    """A row a way: mean over seeds, the difference from stock, and how far seeds lie apart."""
+    by_way: dict[str, list[WayCurve]] = {}
+    for curve in curves:
+        by_way.setdefault(curve.way, []).append(curve)
+    losses: dict[str, Callable[[WayCurve], float]] = {
+        f"mean of last {LAST}": lambda curve: curve.last,
+        "held out": lambda curve: curve.held_out,
+    }
+    rows = []
+    for way, its in by_way.items():
+        row: TableRow = {"orthogonalize": way}
+        for name, loss in losses.items():
+            gaps = differences(its, by_way[STOCK], loss)
+            row |= {
+                name: round(statistics.fmean(map(loss, its)), 4),
+                f"{name}, minus stock's": round(statistics.fmean(gaps), 4),
+                f"{name}, seed by seed": ", ".join(f"{gap:+.4f}" for gap in gaps),
+                f"{name}, seeds lie apart": round(max(map(loss, its)) - min(map(loss, its)), 4),
+            }
+        rows.append(row)
+    notes = (
+        "Nats a byte; above zero is worse than stock. Differences are taken seed by seed, between runs that "
+        "began with the same weights and saw the same batches, and then averaged. `Seeds lie apart` is the "
+        "largest minus the smallest over seeds.",
+    )
+    return Table("Over seeds", tuple(rows), command, notes)
+
+
+def differences(
+    these: Sequence[WayCurve], those: Sequence[WayCurve], loss: Callable[[WayCurve], float]
+) -> list[float]:
+    """How much larger a loss is in these runs than in those of the same seeds."""
+    other: Mapping[int, float] = {curve.seed: loss(curve) for curve in those}
+    return [loss(curve) - other[curve.seed] for curve in these]

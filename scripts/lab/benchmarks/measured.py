@@ -1,0 +1,338 @@
+"""The tables that real ranks make: bytes, seconds and memory of the contenders, and what an interface saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from muon_tutorial.engine.collective import Walk
+from muon_tutorial.evidence.gloo_bytes import GlooTraffic
+from muon_tutorial.evidence.memory import PeakMemory, note_phases, plan_memory
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.evidence.tables import Table, TableRow, fitted_overhead, median_and_spread
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.plan.grid import Coordinate, Grid
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.plan.strategies import (
+    STRATEGIES,
+    Builder,
+    Plan,
+    gram,
+    layerwise,
+    owner,
+    owner_per_replica,
+    round_robin,
+    zero1,
+)
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+from muon_tutorial.worlds.shadow import walk_alone
+
+from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
+from .contenders import CONTENDERS, Workload
+
+RANKS = 4
+PATIENCE = 120.0
+FIT_SIZES = (1_000, 30_000, 100_000, 700_000, 3_000_000)
+"""Elements of the all_reduces that the interface's overhead is fitted on: none is a contender's buffer."""
+
+AGAINST = {
+    "torch.optim.Muon, DDP, DP=4": "AdamW, DDP, DP=4",
+    "torch.optim.Muon, FSDP2 DTensors, DP=4": "AdamW, FSDP2, DP=4",
+    "torch.optim.Muon, DTensors, TP=4": "AdamW, averaged, TP=4",
+    "Muon zero1, DP=4": "AdamW, DDP, DP=4",
+    "Muon zero1 boundary, DP=4": "AdamW, DDP, DP=4",
+    "Muon zero1, DP=2×TP=2": "AdamW, averaged, DP=2×TP=2",
+    "Muon zero1, TP=4": "AdamW, averaged, TP=4",
+    "Muon layerwise, DP=4": "AdamW, DDP, DP=4",
+    "Muon round_robin, DP=4": "AdamW, DDP, DP=4",
+    "Muon owner, DP=4": "AdamW, DDP, DP=4",
+    "Muon owner, FSDP2, DP=4": "AdamW, FSDP2, DP=4",
+}
+"""Which AdamW does the same work on the same grid. With g = p = 4 DDP's bytes are also ZeRO-1's, ρN(g+p)."""
+
+Costs = dict[str, list[ContenderCost]]
+"""By contender, what each rank measured."""
+
+
+def read_all(work: Workload, rounds: int, names: Sequence[str] = tuple(CONTENDERS)) -> Costs:
+    """What each of four real ranks reads of each contender, in one run."""
+    by_rank = launch(read_contenders, RANKS, args=(list(names), work, rounds), timeout=PATIENCE)
+    return {name: [ranks[i] for ranks in by_rank] for i, name in enumerate(names)}
+
+
+def bytes_table(costs: Costs, command: str) -> Table:
+    """Three columns of bytes, and the kernel's."""
+    rows = tuple(_bytes_row(name, ranks) for name, ranks in costs.items())
+    notes = (
+        "Bytes of one step, forward and backward included, at the rank that sends most. The last two columns "
+        "are predicted from what was asked for, and counted on the rank's own TCP sockets; they agree on "
+        "every rank to the byte.",
+    )
+    return Table("Bytes of a step: every contender on the same work", rows, command, notes)
+
+
+def _bytes_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
+    most = max((rank.bytes for rank in ranks), key=lambda one: one.wire.tcp)
+    return {
+        "contender": name,
+        "collectives": most.learn.collectives + most.finish.collectives,
+        "payload": most.learn.payload + most.finish.payload,
+        "ring": most.learn.ring + most.finish.ring,
+        "Gloo data": most.wire.data,
+        "Gloo with preambles": most.wire.tcp,
+        "counted by the kernel": most.tcp,
+    }
+
+
+def ratios_table(costs: Costs, command: str) -> Table:
+    """Muon against the AdamW that does the same work: bytes in three columns, seconds, state."""
+    rows = tuple(_ratio_row(name, costs[name], costs[other]) for name, other in AGAINST.items())
+    notes = (
+        "Ratios; above 1 Muon costs more. Bytes and state are summed over ranks. Seconds are of the slowest "
+        "rank, each round's ratio taken within the round, then the median over rounds; the two columns after "
+        "it hold the ratio's quartiles. `collectives alone` asks for a step's collectives again with nothing "
+        "to compute in between. With tensor parallelism the bytes hold the activations that both move.",
+    )
+    return Table("Muon against AdamW", rows, command, notes)
+
+
+def _ratio_row(name: str, mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> TableRow:
+    step = [a / b for a, b in zip(steps_of(mine), steps_of(its), strict=True)]
+    alone = [a / b for a, b in zip(_slowest(mine, "collectives"), _slowest(its, "collectives"), strict=True)]
+    median, low, high = median_and_spread(step)
+    return {
+        "contender": name,
+        "against": AGAINST[name],
+        "payload": _sum(mine, "payload") / _sum(its, "payload"),
+        "ring": _sum(mine, "ring") / _sum(its, "ring"),
+        "Gloo data": _sum(mine, "gloo") / _sum(its, "gloo"),
+        "collectives alone": _middle(alone),
+        "whole step": median,
+        "a quarter below": low,
+        "a quarter above": high,
+        "state of the matrices": sum(r.memory.matrix_state for r in mine)
+        / sum(r.memory.matrix_state for r in its),
+    }
+
+
+def _sum(ranks: Sequence[ContenderCost], column: str) -> int:
+    return sum(getattr(r.bytes.learn, column) + getattr(r.bytes.finish, column) for r in ranks)
+
+
+def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
+    """Each round's seconds at the rank that takes longest."""
+    both = [[a + b for a, b in zip(r.seconds.learn, r.seconds.finish, strict=True)] for r in ranks]
+    return [max(row) for row in zip(*both, strict=True)]
+
+
+def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
+    """Each round's share of what follows backward, each part at the rank that takes longest with it."""
+    return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
+
+
+def _slowest(ranks: Sequence[ContenderCost], part: str) -> list[float]:
+    """Each round's seconds of one part, at the rank that takes longest with it."""
+    return [max(row) for row in zip(*(getattr(r.seconds, part) for r in ranks), strict=True)]
+
+
+def seconds_table(costs: Costs, command: str) -> Table:
+    """Milliseconds of a step, and the optimizer's share of it."""
+    rows = tuple(_seconds_row(name, ranks) for name, ranks in costs.items())
+    notes = (
+        "Medians over rounds of the slowest rank; four ranks of one thread each on two shared cores, so read "
+        "ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, the "
+        "others in the optimizer's part.",
+    )
+    return Table("Seconds of a step", rows, command, notes)
+
+
+def _seconds_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
+    median, low, high = (1e3 * value for value in median_and_spread(steps_of(ranks)))
+    return {
+        "contender": name,
+        "step ms": median,
+        "a quarter below": low,
+        "a quarter above": high,
+        "forward and backward ms": 1e3 * _middle(_slowest(ranks, "learn")),
+        "optimizer ms": 1e3 * _middle(_slowest(ranks, "finish")),
+        "optimizer's share": _middle(shares_of(ranks)),
+        "collectives alone ms": 1e3 * _middle(_slowest(ranks, "collectives")),
+    }
+
+
+def _middle(values: Sequence[float]) -> float:
+    return median_and_spread(values)[0]
+
+
+def state_table(costs: Costs, command: str) -> Table:
+    """What each contender keeps between steps, and the most that its optimizer adds while it steps."""
+    rows = tuple(_state_row(name, ranks) for name, ranks in costs.items())
+    notes = (
+        "Bytes, at the rank that holds most; the peak counts every tensor that PyTorch makes after backward "
+        "and before the step's end, which leaves out what DDP keeps in C++.",
+    )
+    return Table("Memory of the contenders", rows, command, notes)
+
+
+def _state_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
+    memory = [rank.memory for rank in ranks]
+    return {
+        "contender": name,
+        "parameters": max(one.parameters for one in memory),
+        "gradients": max(one.gradients for one in memory),
+        "state": max(one.state for one in memory),
+        "state of the matrices": max(one.matrix_state for one in memory),
+        "matrices' state, all ranks": sum(one.matrix_state for one in memory),
+        "peak in the optimizer": max(one.peak for one in memory),
+    }
+
+
+# Memory of the strategies: predicted by the plan, and measured
+
+
+VARIANTS: dict[str, Builder] = {
+    "replicated": STRATEGIES["replicated"],
+    "round_robin": round_robin,
+    "zero1, gather all": zero1,
+    "zero1, boundary": partial(zero1, gather="boundary"),
+    "layerwise": layerwise,
+    "gram": gram,
+    "owner": owner,
+    "owner_per_replica": owner_per_replica,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The peak of one rank's step, by a walk without data and by a real one: bytes, by phase."""
+
+    predicted_by_phase: dict[str, int]
+    measured_by_phase: dict[str, int]
+
+    @property
+    def predicted(self) -> int:
+        """Of the whole step."""
+        return max(self.predicted_by_phase.values())
+
+    @property
+    def measured(self) -> int:
+        """Of the whole step."""
+        return max(self.measured_by_phase.values())
+
+
+def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> dict[str, int]:
+    """The most that one rank's step, flags aside, adds to what it holds, by phase."""
+    step = step_over_ones(plan, at, torch.device(device))
+    step.present = frozenset(range(len(step.parameters)))
+    peaks: dict[str, int] = {}
+    with torch.no_grad(), PeakMemory() as seen:
+        run(note_phases(step.step(), seen, peaks))
+    return peaks
+
+
+def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, round_bytes: int) -> dict[str, Peak]:
+    """Predicted and measured peaks of every strategy on this rank. All ranks must call."""
+    world = LiveWorld(build_mesh(grid))
+    found = {}
+    for name, builder in VARIANTS.items():
+        plan = builder(matrices, grid, round_bytes=round_bytes)
+        predicted = _peaks(plan, world.at, "meta", lambda walk: walk_alone(walk, lambda request: None))
+        # A backend lets go of its buffers from a thread of its own: the least of five is the step's own peak.
+        five = [_peaks(plan, world.at, "cpu", world.run) for _ in range(5)]
+        found[name] = Peak(predicted, {phase: min(one[phase] for one in five) for phase in five[0]})
+    return found
+
+
+def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_bytes: int) -> Table:
+    """Per kind from the plan, and the peak both ways."""
+    peaks = launch(read_peaks, grid.world_size, args=(list(matrices), grid, round_bytes), timeout=PATIENCE)
+    rows = tuple(_memory_row(name, matrices, grid, round_bytes, peaks) for name in VARIANTS)
+    notes = (
+        f"Bytes, at the rank that holds most, buckets of at most {round_bytes:,} bytes of gradients, five "
+        "Newton–Schulz steps. Momentum is one number an element where AdamW keeps two in fp32; `zero1` cuts "
+        "it over dp. The peak is what a step adds to that, one bucket at a time. Predicted by walking the "
+        "step over the meta device; a backend may keep a buffer a moment longer.",
+    )
+    title = f"Memory of the strategies: {grid}, buckets of {round_bytes / 1e6:g} MB"
+    return Table(title, rows, command, notes)
+
+
+def _memory_row(
+    name: str, matrices: Sequence[Matrix], grid: Grid, round_bytes: int, peaks: list[dict[str, Peak]]
+) -> TableRow:
+    plan = VARIANTS[name](matrices, grid, round_bytes=round_bytes)
+    held = [plan_memory(plan, grid.at(rank)) for rank in grid.ranks]
+    parameters = max(one.parameters for one in held)
+    return {
+        "strategy": name,
+        "parameters": parameters,
+        "gradients": max(one.gradients for one in held),
+        "momentum": max(one.momentum for one in held),
+        "AdamW's moments": 2 * parameters,
+        "flat gradients": max(one.flat_gradient for one in held),
+        "gather buffer": max(one.gathered for one in held),
+        "whole matrix": max(one.whole for one in held),
+        "peak, predicted": max(ranks[name].predicted for ranks in peaks),
+        "peak, measured": max(ranks[name].measured for ranks in peaks),
+    }
+
+
+# An interface of one's own
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceFit:
+    """Of all ranks together: what was fitted, and what the fit was then held against."""
+
+    fit: tuple[InterfaceCount, ...]
+    steps: tuple[InterfaceCount, ...]
+
+
+def read_counters(work: Workload, names: Sequence[str], steps: int = 3) -> InterfaceFit:
+    """Fit sizes on 2 and 4 ranks, then steps of contenders. Only where nobody else uses the interface."""
+    fit = [one for ranks in (2, RANKS) for one in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
+    runs = launch(read_interface, RANKS, args=(list(names), work, steps), timeout=PATIENCE)
+    return InterfaceFit(tuple(fit), tuple(_together(runs)))
+
+
+def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
+    return [
+        replace(ranks[0], wire=sum((rank.wire for rank in ranks), GlooTraffic()))
+        for ranks in zip(*runs, strict=True)
+    ]
+
+
+def counters_table(counters: InterfaceFit, command: str) -> Table:
+    """Predicted bytes on the interface against counted ones, with an overhead fitted elsewhere."""
+    a, b = overhead(counters)
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "steps of": one.name,
+            "data": one.wire.data,
+            "with preambles": one.wire.tcp,
+            "predicted on the interface": a * one.wire.tcp + b * one.wire.writes,
+            "counted": one.counted,
+            "off by": off,
+        }
+        for one, off in zip(counters.steps, errors(counters), strict=True)
+    )
+    notes = (
+        "All four ranks and three steps, loopback in a network namespace of its own. Overhead fitted on "
+        f"all_reduces of {', '.join(f'{size:,}' for size in FIT_SIZES)} elements on 2 and 4 ranks, then "
+        f"fixed: {a:.4f} × TCP bytes + {b:.1f} bytes a message or notice (headers and acknowledgements).",
+    )
+    return Table("Interface counters", rows, command, notes)
+
+
+def overhead(counters: InterfaceFit) -> tuple[float, float]:
+    """What the fit says a TCP byte and a message cost on the interface."""
+    return fitted_overhead([(one.counted or 0, one.wire.tcp, one.wire.writes) for one in counters.fit])
+
+
+def errors(counters: InterfaceFit) -> list[float]:
+    """How far the prediction is off for each contender, as a part of what was counted."""
+    a, b = overhead(counters)
+    return [(a * c.wire.tcp + b * c.wire.writes) / c.counted - 1 for c in counters.steps if c.counted]

@@ -1,0 +1,206 @@
+"""Seconds of Newton–Schulz by name: every recipe against ``torch.optim.Muon``'s function, in one process.
+
+Contenders take turns within each round, so that what else the machine does falls on all of them alike. The
+highest rate of a plain product, read in the same rounds, says how near each is to its own operations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim._muon import _zeropower_via_newtonschulz
+
+from muon_tutorial.evidence.tables import Cell, Table, TableRow, median_and_spread
+from muon_tutorial.newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.calibration import Calibration
+from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
+from muon_tutorial.orthogonalizers.iterate import orthogonalize_all
+from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
+from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
+from muon_tutorial.orthogonalizers.recipe import Form, Recipe, flops
+from muon_tutorial.orthogonalizers.workspace import Workspace
+
+WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
+    "a layer of GPT-2 small": ((768, 768),) * 4 + ((3072, 768), (768, 3072)),
+    "64 matrices of 128 × 128": ((128, 128),) * 64,
+}
+"""Shapes of what is orthogonalized. GPT-2 small has twelve equal layers: a step, twelve times that."""
+
+TORCH = "torch.optim.Muon"
+PEAKS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+HALF = 0.5
+"""The share of a symmetric product that is computed where each of its elements is computed once."""
+
+Contender = Callable[[list[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTimes:
+    """Seconds of each contender, one a round, and GFLOP/s of plain products, five of each kind a round.
+
+    ``chosen`` is what ``"auto"`` took, by shape as text.
+    """
+
+    work: str
+    seconds: Mapping[str, Sequence[float]]
+    rates: Mapping[str, Sequence[float]]
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+
+def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
+    """Time the contenders of these names on one work, after a round to warm up."""
+    matrices = [draw(shape, seed) for seed, shape in enumerate(WORKS[work])]
+    choices = chosen_for(WORKS[work]) if AUTO in names else {}
+    workspace = Workspace()  # one for all, as in a step
+    contenders = {name: contender(name, choices, workspace) for name in names}
+    side = max(min(matrix.shape) for matrix in matrices)
+    products = {name: product(dtype, side) for name, dtype in PEAKS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    rates: dict[str, list[float]] = {name: [] for name in PEAKS}
+    for turn in range(rounds + 1):
+        for name, run in contenders.items():
+            took = timed(partial(run, matrices))
+            seconds[name] += [took] if turn else []
+        for name, (run_product, operations) in products.items():
+            rates[name] += [operations / timed(run_product) / 1e9 for _ in range(5)] if turn else []
+    chosen = {f"{n} × {length}": name for (n, length), name in choices.items()}
+    return WorkTimes(work, seconds, rates, chosen)
+
+
+def chosen_for(shapes: Sequence[Shape]) -> dict[Shape, str]:
+    """Return what ``"auto"`` takes for each shape, measured now."""
+    wanted = dict.fromkeys(shape_of(*shape) for shape in shapes)
+    found = Calibration("this run").measured(wanted, torch.device("cpu"))
+    return {shape_of(one.rows, one.columns): one.fastest for one in found.shapes}
+
+
+def draw(shape: tuple[int, int], seed: int) -> Tensor:
+    """Return a Gaussian matrix, fp32, as momentum is."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def contender(
+    name: str, choices: Mapping[Shape, str] | None = None, workspace: Workspace | None = None
+) -> Contender:
+    """Return what orthogonalizes a list of matrices: torch's function, ours to its bits, or a recipe.
+
+    ``"auto"`` gives each matrix to what ``choices`` say for its shape.
+    """
+    if name == AUTO:
+        return _by_shape(choices or {}, workspace or Workspace())
+    if name == TORCH:
+        return lambda matrices: [
+            _zeropower_via_newtonschulz(matrix, KELLER_JORDAN, DEFAULT_STEPS, DEFAULT_EPS)
+            for matrix in matrices
+        ]
+    if name == STOCK:
+        return lambda matrices: [zeropower_via_newtonschulz(matrix) for matrix in matrices]
+    scratch = workspace or Workspace()
+    return lambda matrices: orthogonalize_all(matrices, RECIPES[name], workspace=scratch)
+
+
+def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
+    contenders = {name: contender(name, None, workspace) for name in set(choices.values())}
+
+    def run(matrices: list[Tensor]) -> list[Tensor]:
+        places: dict[str, list[int]] = {}
+        for place, matrix in enumerate(matrices):
+            places.setdefault(choices[shape_of(*matrix.shape)], []).append(place)
+        results: dict[int, Tensor] = {}
+        for name, its in places.items():
+            found = contenders[name]([matrices[place] for place in its])
+            results.update(zip(its, found, strict=True))
+        return [results[place] for place in range(len(matrices))]
+
+    return run
+
+
+def product(
+    dtype: torch.dtype, side: int, device: torch.device | str = "cpu"
+) -> tuple[Callable[[], object], float]:
+    """Return a plain product of square matrices into memory that is there, repeated, and its operations."""
+    A, B = (draw((side, side), seed).to(device, dtype) for seed in range(2))
+    out, times = torch.empty_like(A), min(100, max(1, (768 // side) ** 3))
+
+    @full_float32()
+    def run() -> None:
+        for _ in range(times):
+            torch.mm(A, B, out=out)
+
+    return run, 2.0 * side**3 * times
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def operations_once(recipe: Recipe, shapes: Sequence[tuple[int, int]]) -> float:
+    """Return the operations of a recipe on these shapes, every symmetric product's elements computed once."""
+    return sum(flops(recipe, *sides, form_of(recipe, *sides), HALF) for sides in shapes)
+
+
+def form_of(recipe: Recipe, rows: int, columns: int) -> Form:
+    """Return the form that a recipe takes for this shape."""
+    return "gram" if recipe.iterates_on_gram(rows, columns, symmetric_share(min(rows, columns))) else "direct"
+
+
+def times_table(found: WorkTimes, command: str, where: str) -> Table:
+    """How long each contender took, how many times as fast as torch's it is, and how near its own floor."""
+    base, *_ = median_and_spread(found.seconds[TORCH])
+    peaks = {name: max(rates) for name, rates in found.rates.items()}
+    rows: list[TableRow] = []
+    for name, seconds in found.seconds.items():
+        middle, low, high = median_and_spread(seconds)
+        floor = None
+        if name in RECIPES:
+            kind = "fp32" if RECIPES[name].dtype is torch.float32 else "bf16"
+            needed = operations_once(RECIPES[name], WORKS[found.work]) / (1e9 * peaks[kind])
+            floor = round(needed / middle, 2)
+        rows.append(
+            {
+                "orthogonalize": name,
+                "ms": round(1e3 * middle, 1),
+                "quarter below": round(1e3 * low, 1),
+                "quarter above": round(1e3 * high, 1),
+                "times torch": round(base / middle, 2),
+                "of its floor": floor,
+            }
+        )
+    note = ", ".join(f"{name} {rate:.0f}" for name, rate in peaks.items())
+    chosen = ", ".join(f"{name} for {shape}" for shape, name in found.chosen.items())
+    return Table(
+        f"{found.work}, {where}",
+        tuple(rows),
+        command,
+        (
+            f"Medians of {len(found.seconds[TORCH])} rounds. Highest rate of a plain product in this "
+            f"run, GFLOP/s: {note}. The floor is what a recipe's own operations take at that rate, symmetric "
+            "products computed once." + (f" Here auto took {chosen}." if chosen else ""),
+        ),
+    )
+
+
+def summary(tables: Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]) -> str:
+    """What docs/evidence.md says of tables, each a title and its rows: how many times as fast as torch's."""
+    lines = [
+        '| what, and on which CPU | default | fastest drop-in | `"auto"` | of its own floor |',
+        "|---|---|---|---|---|",
+    ]
+    for title, rows in tables:
+        by_name = {str(row["orthogonalize"]): row for row in rows}
+        best = max((name for name in by_name if name in DROP_INS), key=lambda name: _ratio(by_name[name]))
+        cells = [_ratio(by_name[STOCK]), f"{_ratio(by_name[best])}, `{best}`", _ratio(by_name[AUTO])]
+        lines.append(" | ".join(["| " + title, *map(str, cells), f"{by_name[best]['of its floor']} |"]))
+    return "\n".join(lines)
+
+
+def _ratio(row: Mapping[str, Cell]) -> float:
+    return float(row["times torch"] or 0.0)

@@ -1,0 +1,191 @@
+"""The Muons of other packages, each asked for ``torch.optim.Muon``'s work as nearly as it allows.
+
+What a package does otherwise stands in its row: a comparison of seconds says something only beside that.
+Nothing is imported until a peer is made. What is not installed, or does not work here, is left out with its
+reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from muon_tutorial.errors import UsageError
+
+SETTINGS: Mapping[str, Any] = {"lr": 1e-4, "weight_decay": 0.1}
+"""What every contender is made with, beside a momentum of 0.95 and Nesterov's."""
+
+MOMENTUM = 0.95
+
+Params = list[torch.nn.Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class StepContender:
+    """A Muon, how it is made, and what it says of its own work.
+
+    ``source`` is the package and its version. ``coefficients`` and ``steps`` are those of its Newton–Schulz,
+    ``batching`` how equal shapes are treated, ``remark`` what else differs. ``compiles``: its first steps
+    compile, and are taken before anything is counted.
+    """
+
+    name: str
+    source: str
+    make: Callable[[Params], Optimizer]
+    coefficients: str
+    steps: int
+    batching: str
+    remark: str = ""
+    compiles: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A package on PyPI, and what makes a contender of it. ``load`` returns the module with its Muon."""
+
+    package: str
+    load: Callable[[], Any]
+    make: Callable[[Any, Params], Optimizer]
+    coefficients: str
+    batching: str
+    remark: str = ""
+    compiles: bool = False
+    steps: int = 5
+
+    def contender(self) -> StepContender:
+        """Import the package.
+
+        Raises:
+            UsageError: it is not installed, or cannot be imported; the message is a line to print.
+        """
+        try:
+            source = f"{self.package} {version(self.package)}"
+            module = self.load()
+        except PackageNotFoundError:
+            raise UsageError(f"{self.package} is not installed: pip install -e '.[peers]'") from None
+        except Exception as error:  # another's import may fail in any way
+            raise UsageError(f"{self.package} cannot be imported here: {first_line(error)}") from error
+        return StepContender(
+            self.package,
+            source,
+            lambda params: self.make(module, params),
+            self.coefficients,
+            self.steps,
+            self.batching,
+            self.remark,
+            self.compiles,
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """An error in a line."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def import_alone(dotted: str) -> ModuleType:
+    """Import one module of a package without running the ``__init__`` of the packages it lies in.
+
+    For a module that imports its siblings alone, relatively. ``timm`` as a whole needs a torchvision that was
+    built for the torch at hand; its optimizer needs neither. It gets another name in ``sys.modules``, so that
+    who imports the package itself gets all of it.
+
+    Raises:
+        ModuleNotFoundError: there is no such package or module.
+    """
+    top, *between, last = dotted.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No package named {top!r}")
+    name, folder = f"_{top}_alone", Path(spec.submodule_search_locations[0])
+    _bare_package(name, folder)
+    for part in between:
+        name, folder = f"{name}.{part}", folder / part
+        _bare_package(name, folder)
+    return importlib.import_module(f"{name}.{last}")
+
+
+def _bare_package(name: str, folder: Path) -> None:
+    if name not in sys.modules:
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+
+
+def _make_keller_jordan(module: Any, params: Params) -> Optimizer:
+    return module.SingleDeviceMuon(params, momentum=MOMENTUM, **SETTINGS)
+
+
+def _make_timm(module: Any, params: Params) -> Optimizer:
+    options = {"ns_coefficients": "original", "ns_steps": 5, "adjust_lr_fn": "original"}
+    return module.Muon(params, momentum=MOMENTUM, nesterov=True, **options, **SETTINGS)
+
+
+def _make_pytorch_optimizer(module: Any, params: Params) -> Optimizer:
+    groups = [{"params": params, "use_muon": True}]
+    return module.Muon(groups, momentum=MOMENTUM, nesterov=True, ns_coeffs="original", ns_steps=5, **SETTINGS)
+
+
+def _make_heavyball(module: Any, params: Params) -> Optimizer:
+    return module.Muon(params, betas=(MOMENTUM, 0.99), nesterov=True, **SETTINGS)
+
+
+KELLER_JORDAN_TEXT = "Keller Jordan"
+
+PEERS: tuple[Peer, ...] = (
+    Peer(
+        "muon-optimizer",
+        lambda: importlib.import_module("muon"),
+        _make_keller_jordan,
+        KELLER_JORDAN_TEXT,
+        "one by one",
+        "Keller Jordan's own code; SingleDeviceMuon; writes to the gradients",
+    ),
+    Peer(
+        "timm",
+        lambda: import_alone("timm.optim.muon"),
+        _make_timm,
+        KELLER_JORDAN_TEXT,
+        "one by one",
+        "asked for ns_coefficients='original'; its default are You Jiacheng's",
+    ),
+    Peer(
+        "pytorch-optimizer",
+        lambda: importlib.import_module("pytorch_optimizer"),
+        _make_pytorch_optimizer,
+        KELLER_JORDAN_TEXT,
+        "stacked by shape",
+        "writes to the gradients",
+    ),
+    Peer(
+        "heavyball",
+        lambda: importlib.import_module("heavyball"),
+        _make_heavyball,
+        "You Jiacheng",
+        "one by one",
+        "its coefficients cannot be chosen; rounds to bf16 at random; compiled by torch.compile as it ships",
+        compiles=True,
+    ),
+)
+
+
+def find_peers(peers: Iterable[Peer] = PEERS) -> tuple[list[StepContender], list[str]]:
+    """Return the peers that can be imported, and a line for each of the others."""
+    found: list[StepContender] = []
+    missing: list[str] = []
+    for peer in peers:
+        try:
+            found.append(peer.contender())
+        except UsageError as error:
+            missing.append(str(error))
+    return found, missing

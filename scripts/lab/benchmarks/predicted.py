@@ -1,0 +1,262 @@
+"""The tables that need no process: formulas against ledgers, Gloo against rings, and thousands of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import torch
+
+from muon_tutorial.engine.collective import Collective, Kind, Label
+from muon_tutorial.evidence import formulas
+from muon_tutorial.evidence.ledger import entry_of
+from muon_tutorial.evidence.predict import predict
+from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.plan.grid import Coordinate, Grid
+from muon_tutorial.plan.layout import Shard
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, round_robin, zero1
+
+KINDS: tuple[Kind, ...] = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "broadcast",
+    "reduce",
+)
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+LAYER_70B = (
+    ("q", (8192, 8192), 0),
+    ("k", (1024, 8192), 0),
+    ("v", (1024, 8192), 0),
+    ("o", (8192, 8192), 1),
+    ("gate", (28672, 8192), 0),
+    ("up", (28672, 8192), 0),
+    ("down", (8192, 28672), 1),
+)
+
+
+def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
+    """What a rank sends of a tensor of S bytes, as a ring and as Gloo: least and most of any rank."""
+    rows = [_gloo_row(kind, parts) for kind in KINDS for parts in sizes]
+    notes = (
+        "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
+        "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
+    )
+    return Table("One collective: ring and Gloo", tuple(rows), command, notes)
+
+
+def _gloo_row(kind: Kind, parts: int) -> TableRow:
+    grid, each = Grid.of(dp=parts), 840 * 1024
+    entries = [entry_of(sample_request(kind, grid.at(rank), each), grid.at(rank)) for rank in grid.ranks]
+    whole = each * parts * 4
+    gloo = [entry.gloo / whole for entry in entries]
+    return {
+        "collective": kind,
+        "ranks": parts,
+        "ring, most": max(entry.ring for entry in entries) / whole,
+        "Gloo, least": min(gloo),
+        "Gloo, most": max(gloo),
+    }
+
+
+def sample_request(
+    kind: Kind, at: Coordinate, each: int, dtype: torch.dtype = torch.float32, device: str = "meta"
+) -> Collective:
+    """A request of a kind over all ranks of dp, ``each`` elements a rank; position 0 is the root."""
+    parts, whole, rooted = at.size("dp"), each * at.size("dp"), at["dp"] == 0
+    sent, received = {
+        "all_reduce": (whole, whole),
+        "reduce_scatter": (whole, each),
+        "all_gather": (each, whole),
+        "all_to_all": (whole, whole),
+        "gather": (each, whole if rooted else 0),
+        "scatter": (whole if rooted else None, each),
+        "reduce": (whole, whole if rooted else 0),
+        "broadcast": (whole if rooted else None, whole),
+    }[kind]
+    send = None if sent is None else torch.zeros(sent, dtype=dtype, device=device)
+    root = 0 if kind in ("gather", "scatter", "broadcast", "reduce") else None
+    splits = (each,) * parts if kind == "all_to_all" else None
+    return Collective(kind, ("dp",), dtype, send, received or 0, Label(kind), root, splits, splits)
+
+
+def strategies_table(command: str, D: int = 4) -> Table:
+    """Every strategy of the table of formulas, as its formula says and as the plan's ledger does."""
+    rows = tuple(_strategy_rows(D))
+    notes = (
+        f"Bytes a rank sends in a step as rings do, {D} ranks, {_count(_even()):,} elements in Muon's "
+        "matrices, no tensor parallelism; the agreement on which gradients exist (8 bytes a parameter) left "
+        "out. The whole step holds what comes before, too: DDP's all_reduce of the gradients for "
+        "`round_robin`, FSDP2's three moves for `owner`, a mean over ranks. The ratios are of whole steps. "
+        "(1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. Over DDP, with "
+        "p = 2, the sign turns round: `zero1, boundary` sends less, as does ZeRO-1 AdamW.",
+    )
+    return Table("The strategies: formula and ledger", rows, command, notes)
+
+
+def _strategy_rows(D: int) -> Iterator[TableRow]:
+    for g, p in ((4, 4), (4, 2), (2, 2)):
+        N = _count(_even())
+        adamw = {
+            "DDP AdamW": formulas.ddp_adamw(D, N, g),
+            "ZeRO-1 AdamW": formulas.zero1_adamw(D, N, g, p),
+            "FSDP2 AdamW": formulas.fsdp2_adamw(D, N, g, p),
+        }
+        for name, formula, due, before, counted in _strategies_of(D, N, g, p, *adamw.values()):
+            whole = float(due + before)
+            yield {
+                "strategy": name,
+                "formula": formula,
+                "g": g,
+                "p": p,
+                "by formula": float(due),
+                "by ledger": counted,
+                "whole step": whole,
+                **{f"over {other}": whole / float(cost) for other, cost in adamw.items()},
+            }
+
+
+def _strategies_of(
+    D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
+) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
+    """Name, formula, what the step sends by it, what was sent before, and the step by the plan's ledger."""
+    nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
+    yield "AdamW, DDP", "2ρNg", ddp, nothing, None
+    yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None
+    yield "AdamW, FSDP2", "ρN(g+2p)", fsdp2, nothing, None
+    every = formulas.zero1_gather_all(D, N, g, p)
+    yield "zero1, gather all", "ρN(g+p+2)", every, nothing, _mean(zero1, D, g, p)
+    straddling = zero + Fraction(_straddling(D, g, p))
+    yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
+    yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
+    shared = formulas.round_robin_updates(D, N)
+    yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
+    owned, sharded = formulas.owner_both_ways(D, N), (("dp", Shard(0)),)
+    yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
+
+
+def _even(g: int = 4, p: int = 4, cuts: tuple = ()) -> list[Matrix]:
+    shapes = ((96, 48), (48, 96), (48, 48), (96, 96), (144, 48))
+    return [
+        Matrix(i, f"m{i}", shape, cuts, dtype=DTYPES[p], grad_dtype=DTYPES[g])
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def _count(matrices: Sequence[Matrix]) -> int:
+    return sum(matrix.numel for matrix in matrices)
+
+
+def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
+    plan = builder(_even(g, p, cuts), Grid.of(dp=D))
+    entries = [entry for rank in range(D) for entry in predict(plan, plan.grid.at(rank)).entries]
+    return sum(entry.ring for entry in entries if entry.phase != "gradient flags") / D
+
+
+def _straddling(D: int, g: int, p: int) -> float:
+    grid = Grid.of(dp=D)
+    plan = zero1(_even(g, p), grid, gather="boundary")
+    received = [formulas.boundary_received(formulas.straddled(plan, grid.at(rank))) for rank in grid.ranks]
+    return sum(received) / D
+
+
+def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
+    """The hidden matrices of a Llama of 70 billion parameters, cut over tp, and over dp as FSDP2 would."""
+    inner = (("dp", Shard(0)),) if cut_over_dp else ()
+    rows = [
+        (f"layers.{layer}.{name}", shape, (("tp", Shard(dim)), *inner))
+        for layer in range(80)
+        for name, shape, dim in LAYER_70B
+    ]
+    return [Matrix(i, *row, dtype=torch.bfloat16) for i, row in enumerate(rows)]
+
+
+def thousands_table(command: str, grid: Grid | None = None) -> Table:
+    """Bytes per rank of a model of 70 billion parameters on 16,384 ranks."""
+    grid = grid or Grid.of(dp=2048, tp=8)
+    N = _count(llama_70b()) // grid.size("tp")
+    adamw = formulas.zero1_adamw(grid.size("dp"), N, 4, 2)
+    rows = [
+        _thousands_row(f"zero1, buckets of {size / 1e9:g} GB", partial(zero1, round_bytes=size), grid, adamw)
+        for size in (25_000_000, 1_000_000_000, 4_000_000_000, 35_000_000_000)
+    ]
+    boundary = partial(zero1, gather="boundary", round_bytes=4_000_000_000)
+    rows.append(_thousands_row("zero1 boundary, buckets of 4 GB", boundary, grid, adamw))
+    rows.append(_thousands_row("owner over FSDP2's shards", owner, grid, adamw, sharded=True))
+    notes = (
+        f"Ring model, {_count(llama_70b()):,} elements in 560 matrices, grid {grid}, fp32 gradients, bf16 "
+        f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. Where a bucket is no longer "
+        "than a few slices, every rank's slice touches every matrix of it, and tensor parallelism gathers "
+        "them all: buckets must grow with the number of ranks. `owner` moves O(N/D), on top of what FSDP2 "
+        "moves; the rank that owns a matrix sends and receives all of it.",
+    )
+    return Table("16,384 ranks, 70 billion parameters", tuple(rows), command, notes)
+
+
+def _thousands_row(
+    name: str, builder: Builder, grid: Grid, adamw: Fraction, sharded: bool = False
+) -> TableRow:
+    start = time.process_time()
+    plan = builder(llama_70b(sharded), grid)
+    ranks = (0, grid.world_size // 2)
+    first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
+    seconds = time.process_time() - start
+    return {
+        "plan": name,
+        "buckets": len(plan.buckets),
+        "GB, rank 0": first / 1e9,
+        "GB, middle rank": middle / 1e9,
+        "over ZeRO-1 AdamW": middle / float(adamw),
+        "CPU seconds": seconds,
+    }
+
+
+def regimes_table(command: str) -> Table:
+    """One model, 64 ranks, other grids: where tensor parallelism and dtypes push the ratio."""
+    rows = [
+        _regime_row(dp, tp, g, p, size)
+        for dp, tp in ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
+        for g, p in ((4, 4), (4, 2), (2, 2))
+        for size in (25_000_000, 1_000_000_000)
+    ]
+    notes = (
+        "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. The "
+        "bound of 1.25 holds in the first rows alone: without tensor parallelism, with g = p = 4. The last "
+        'column is of `gather="all"`.',
+    )
+    return Table("Where the gain vanishes: grids, dtypes, buckets", tuple(rows), command, notes)
+
+
+def _regime_row(dp: int, tp: int, g: int, p: int, size: int) -> TableRow:
+    grid = Grid.of(dp=dp, tp=tp)
+    matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
+    adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
+    whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
+    edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
+    total = sum(whole.values())
+    return {
+        "dp": dp,
+        "tp": tp,
+        "g": g,
+        "p": p,
+        "bucket MB": size // 10**6,
+        "all, over ZeRO-1": total / adamw,
+        "boundary, over ZeRO-1": sum(edges.values()) / adamw,
+        "of it, tp gathers": whole.get("tp gather", 0.0) / total,
+    }
+
+
+def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:
+    """Mean bytes over one rank of each dp position, by phase: tp positions send alike."""
+    found: dict[str, float] = {}
+    for place in range(grid.size("dp")):
+        for entry in predict(plan, grid.at(grid.rank({"dp": place}))).entries:
+            found[entry.phase] = found.get(entry.phase, 0.0) + entry.ring / grid.size("dp")
+    return found

@@ -1,0 +1,118 @@
+"""One published figure, and what this package says of the same: a record, and how the two are compared.
+
+Knows numbers and words; every claim brings a function that computes its figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from muon_tutorial.errors import UsageError
+
+Kind = Literal["counted", "computed", "seconds"]
+"""Our side is exact arithmetic, or a computation on random matrices, or follows from a machine's file."""
+Given = Literal["all", "some"]
+Unit = Literal["×", "%", "ms", "MB", "GiB", ""]
+
+TOLERANCE = 0.25
+_SCALES = {"%": 100.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A figure that somebody published.
+
+    ``published`` is the number, a part of one where ``unit`` is "%"; None where words alone were published,
+    which ``said`` then holds. ``given`` says whether everything that decides the figure was published
+    (shapes; for seconds the hardware too) or only ``some`` of it; ``assumed`` is what was filled in.
+    ``ours`` computes our side. ``why`` says where a difference comes from, and is a function where figures
+    stand in it. A statement that could have come out the other way round lies ``above`` or ``below`` a
+    number.
+
+    Raises:
+        UsageError: the published number does not lie on the side that the claim names.
+    """
+
+    kind: Kind
+    what: str
+    published: float | None
+    unit: Unit
+    source: str
+    link: str
+    given: Given
+    assumed: str
+    ours: Callable[[], float]
+    why: str | Callable[[], str] = ""
+    said: str = ""
+    above: float | None = None
+    below: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.published is not None and self.holds_for(self.published) is False:
+            side = f"below {self.below}" if self.above is None else f"above {self.above}"
+            raise UsageError(f"{self.what}: {self.published} does not lie {side}")
+
+    def holds_for(self, number: float) -> bool | None:
+        """Whether the statement is true of a number; None where nothing could make it false."""
+        if self.above is None:
+            return None if self.below is None else number < self.below
+        return number > self.above
+
+    @property
+    def as_published(self) -> str:
+        """The figure in a few characters."""
+        return self.said or shown(self.published, self.unit)
+
+    @property
+    def reason(self) -> str:
+        """Where a difference comes from, in words."""
+        return self.why if isinstance(self.why, str) else self.why()
+
+
+counted: Callable[..., Claim] = partial(Claim, "counted")
+computed: Callable[..., Claim] = partial(Claim, "computed")
+seconds: Callable[..., Claim] = partial(Claim, "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A claim with our side computed. ``ratio`` is ours over the published, None where there is none."""
+
+    claim: Claim
+    ours: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the published figure."""
+        published = self.claim.published
+        return self.ours / published if published else None
+
+    @property
+    def same_sign(self) -> bool | None:
+        """Whether ours says the same in direction; None where no other was possible."""
+        return self.claim.holds_for(self.ours)
+
+    @property
+    def within(self) -> bool | None:
+        """Whether both agree within a quarter; None where no number was published."""
+        published = self.claim.published
+        return None if published is None else abs(self.ours - published) <= TOLERANCE * published
+
+
+def shown(number: float | None, unit: Unit) -> str:
+    """A number with its unit, in three digits.
+
+    >>> shown(0.0214, "%"), shown(1.2468, "×"), shown(1.00005, "×"), shown(642.0, "MB"), shown(None, "")
+    ('2.14 %', '1.25×', '1.00005×', '642 MB', '–')
+    """
+    if number is None:
+        return "–"
+    scaled = number * _SCALES.get(unit, 1.0)
+    if unit == "×" and 0 < abs(scaled - 1) < 0.005:
+        return f"{scaled:.5f}×"
+    digits = f"{scaled:,.0f}" if abs(scaled) >= 1000 and math.isfinite(scaled) else f"{scaled:.3g}"
+    return f"{digits}{unit}" if unit in ("×", "") else f"{digits} {unit}"

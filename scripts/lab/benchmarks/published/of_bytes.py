@@ -1,0 +1,220 @@
+"""Published figures of bytes, collectives and balance: what the plan alone decides, whatever the hardware."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import accumulate, groupby
+
+import torch
+
+from muon_tutorial.evidence import formulas
+from muon_tutorial.evidence.predict import predict
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Shard
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, replicated, zero1
+from muon_tutorial.timing.model_shape import stage_matrices
+from muon_tutorial.timing.models import find_model
+
+from .claim import Claim, counted
+
+ONE_LIST = 10**15  # bytes that no model has
+DP = 64
+MEGATRON_BUCKET = max(40_000_000, 1_000_000 * DP) * 4  # fp32; Megatron-LM, distributed_data_parallel.py
+FLAGS = "gradient flags"
+BOUNDARY: Builder = partial(zero1, gather="boundary")
+
+
+@cache
+def moonlight() -> tuple[Matrix, ...]:
+    """Moonlight's hidden matrices, experts and all, in one list; parameters and gradients in fp32."""
+    dense, experts = stage_matrices(find_model("moonlight-16b-a3b"), dtype=torch.float32)
+    return tuple(_counted([*dense, *experts]))
+
+
+def in_one(builder: Builder, matrices: Sequence[Matrix], grid: Grid) -> Plan:
+    """A plan whose matrices all travel together: as published, and not what the options are by default."""
+    return builder(matrices, grid, round_bytes=ONE_LIST)
+
+
+def _sent(plan: Plan, rank: int) -> Counter[str]:
+    """Bytes that a rank sends by phase, the agreement on which gradients exist left out."""
+    found = Counter[str]()
+    for row in predict(plan, plan.grid.at(rank)).rows():
+        if row.phase != FLAGS:
+            found[row.phase] += row.ring
+    return found
+
+
+def upper_bound() -> float:
+    """Distributed Muon's bytes over ZeRO-1 AdamW's where whole buckets are gathered."""
+    dense = [matrix for matrix in moonlight() if "experts" not in matrix.name]
+    sent = _sent(in_one(zero1, dense, Grid.of(dp=DP)), 0)
+    return sum(sent.values()) / (sent["gradient reduce_scatter"] + sent["parameter all_gather"])
+
+
+def lower_bound() -> float:
+    """The same where one list is cut, and only matrices that straddle a cut are gathered; mean over ranks."""
+    plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
+    entries = [entry for bucket in plan.buckets for entry in bucket.entries]
+    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # all holders together
+    adamw = formulas.zero1_adamw(DP, sum(matrix.numel for matrix in moonlight()), 4, 4)
+    return 1 + formulas.boundary_received(shared) / DP / float(adamw)
+
+
+def straddling(bucket: int) -> float:
+    """What part of the matrices several ranks hold pieces of, so that they must be gathered.
+
+    ``bucket`` is how many bytes of gradients are cut over dp together.
+    """
+    ends = accumulate(4 * matrix.numel for matrix in moonlight())
+    cut = groupby(zip(ends, moonlight(), strict=True), lambda pair: (pair[0] - 1) // bucket)
+    parts = [_counted([matrix for _, matrix in pairs]) for _, pairs in cut]
+    plans = (in_one(BOUNDARY, part, Grid.of(dp=DP)) for part in parts)
+    entries = [entry for plan in plans for one in plan.buckets for entry in one.entries]
+    return sum(len(entry.workers) > 1 for entry in entries) / len(entries)
+
+
+def _counted(part: Sequence[Matrix]) -> list[Matrix]:
+    return [replace(matrix, index=i) for i, matrix in enumerate(part)]
+
+
+def requests(plan: Plan) -> int:
+    """Collectives of a step, the agreement on which gradients exist left out."""
+    return sum(entry.phase != FLAGS for entry in predict(plan, plan.grid.at(0)).entries)
+
+
+@cache
+def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
+    """19 layers of Qwen3-235B-A22B over 16 ranks, and its experts of one of 8 positions over 2 ranks."""
+    dense, experts = stage_matrices(find_model("qwen3-235b-a22b"), tp=16, ep=8, pp=5)
+    cut = tuple(replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in experts)
+    return tuple(dense), cut
+
+
+def fewer_collectives() -> float:
+    """Collectives of gather-and-repeat over those of one home rank a matrix, both domains in the latter."""
+    dense, experts = megatron_domain()
+    repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
+    homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
+    return repeated / sum(requests(in_one(owner, part, grid)) for part, grid in homes)
+
+
+def step_moves_nothing() -> float:
+    """Bytes that ``layerwise`` moves beside gradients and parameters, over those of gathering everything."""
+    own = [_even(i) for i in range(64)]
+    gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
+    moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
+    beside = sum(size for phase, size in moved.items() if phase.split()[0] not in ("gradient", "parameter"))
+    return beside / gathered
+
+
+def submatrices(D: int) -> list[Matrix]:
+    """What Dion2 orthogonalizes of eight layers of width 5120: a quarter of the rows, sharded D ways.
+
+    The published all_to_alls state the shapes: 640 of 5120 and 2560 of 20480 rows a rank, of two ranks.
+    """
+    shapes = [(1280, 5120)] * 32 + [(5120, 5120)] * 16
+    cuts = (("dp", Shard(0)),) if D > 1 else ()
+    return [
+        Matrix(i, f"m{i}", shape, cuts, dtype=torch.bfloat16, grad_dtype=torch.bfloat16)
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def megabytes_to_an_owner(D: int) -> float:
+    """What a rank exchanges with each other rank, to owners and back."""
+    plan = in_one(owner, submatrices(D), Grid.of(dp=D))
+    return sum(_sent(plan, 0).values()) / (D - 1) / 1e6
+
+
+def saved_by_state(momentum: int) -> float:
+    """GiB that a rank of 8 saves of Qwen2.5-3B's state under ZeRO, against AdamW's 8 bytes a parameter."""
+    hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
+    return (8 - momentum) * hidden / 8 / 2**30
+
+
+def _even(i: int) -> Matrix:
+    return Matrix(i, f"layer {i}", (256, 256))
+
+
+PAPER = ("Liu et al. 2025, section 2.3", "https://arxiv.org/abs/2502.16982")
+BUCKETS = ("Megatron-LM, pull request 1428", "https://github.com/NVIDIA/Megatron-LM/pull/1428")
+HOMES = ("Megatron-LM, issue 6676", "https://github.com/NVIDIA/Megatron-LM/issues/6676")
+OWNED = ("torchtitan, pull request 3719", "https://github.com/pytorch/torchtitan/pull/3719")
+DION = ("Dion, issue 96", "https://github.com/microsoft/dion/issues/96")
+SAVED = (
+    "DeepSpeed's blog on Muon",
+    "https://github.com/deepspeedai/DeepSpeed/blob/master/blogs/muon-optimizer/README.md",
+)
+STATE = (
+    "State explains this much and no more, in fp32 or in bf16. The rest must be something else that is alive "
+    "at the peak, such as what AdamW's step allocates while it runs."
+)
+LISTED = f"Moonlight, experts and all, on dp={DP}; how many ranks there were was not published."
+
+CLAIMS: Sequence[Claim] = (
+    counted(
+        "Moonshot's Distributed Muon over ZeRO-1 AdamW, in bytes: the upper bound",
+        1.25, "×", *PAPER, "all",
+        f"Moonlight's dense matrices on dp={DP}, gradients and parameters in fp32, whole buckets gathered. "
+        "With bf16 parameters the same plan gives 4/3, all in bf16 3/2: the bound is one of fp32.",
+        upper_bound, above=1.0,
+    ),
+    counted(
+        "the same, as it usually is in practice",
+        1.0, "×", *PAPER, "all",
+        f"{LISTED} One list of all parameters, cut over dp; only matrices that straddle a cut are gathered.",
+        lower_bound, said="close to 1×", below=1.125,
+    ),
+    counted(
+        "matrices that need the extra gather where each bucket is cut over dp",
+        1.0, "%", *BUCKETS, "all",
+        f"{LISTED} Buckets as Megatron-LM's default makes them: the larger of 40 million elements and a "
+        "million a rank.",
+        partial(straddling, MEGATRON_BUCKET), said="every one", above=0.5,
+    ),
+    counted(
+        "the same where one list of all parameters is cut over dp",
+        None, "%", *BUCKETS, "some",
+        LISTED,
+        partial(straddling, ONE_LIST), said="very few", below=0.5,
+    ),
+    counted(
+        "collectives of a step, gather and repeat over one home rank a matrix",
+        76 / 4, "×", *HOMES, "all",
+        "Published is 76/276 → 4; we read 76 as gather and repeat, and 276 as the sharded iteration that we "
+        "have not. The production model was not: ours is chosen for its 76 matrices that tensor parallelism "
+        "cuts, 19 layers of Qwen3-235B-A22B, one gather each. With home ranks, one exchange each way for "
+        "these and one for the experts: all in one round, as there. Left out: ours asks once more, which "
+        "gradients exist.",
+        fewer_collectives, said="76 → 4", above=1.0,
+    ),
+    counted(
+        "bytes that the optimizer's step itself moves where matrices are owned, over gathering all of them",
+        0.0, "×", *OWNED, "all",
+        "64 equal matrices on 8 ranks, `layerwise` against `zero1` with whole buckets. Gradients reduced to "
+        "owners and parameters sent from them are not counted, as there: that is forward and backward.",
+        step_moves_nothing, below=1.0,
+    ),
+    counted(
+        "megabytes that a rank exchanges with each other, both ways: Dion2 at a quarter of the rows, 2 ranks",
+        642.0, "MB", *DION, "all",
+        "The published shapes, of eight layers of width 5120; `owner` over the rows that Dion2 selects, all "
+        "in one round, as there.",
+        partial(megabytes_to_an_owner, 2),
+        why="Theirs pads each rank's 16 matrices to 17.",
+    ),
+    *(
+        counted(
+            f"GiB a rank that Muon saves of AdamW's: Qwen2.5-3B, ZeRO-2, 8 A100s, momentum in {dtype}",
+            34.5 - 31.4, "GiB", *SAVED, "some",
+            f"The blog says that all of it is state: {size} bytes a hidden element, for AdamW's 8.",
+            partial(saved_by_state, size), STATE,
+        )
+        for size, dtype in ((4, "fp32"), (2, "bf16"))
+    ),
+)  # fmt: skip

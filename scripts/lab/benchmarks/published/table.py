@@ -1,0 +1,113 @@
+"""All published figures beside the planner's, as one table: for people, and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from muon_tutorial.evidence.tables import Table, TableRow
+
+from . import of_bytes, of_report_001, of_seconds, of_updates, of_work
+from .claim import Claim, Comparison, Kind, shown
+
+CLAIMS: Sequence[Claim] = (
+    *of_bytes.CLAIMS,
+    *of_work.CLAIMS,
+    *of_updates.CLAIMS,
+    *of_seconds.CLAIMS,
+    *of_report_001.CLAIMS,
+)
+SAID = {True: "yes", False: "**no**", None: "–"}
+KINDS: Mapping[Kind, str] = {
+    "counted": "Bytes, collectives, elements and operations: exact arithmetic",
+    "computed": "Updates: computed on random matrices",
+    "seconds": "Seconds: predictions",
+}
+OPENING = (
+    "Figures that others published about distributed Muon, with their sources, and what this package says "
+    "of the same. Ours are computed, never typed in, and no machine's file was changed to fit a row. Bytes, "
+    "collectives and operations are exact arithmetic: agreement shows that we understood what was published, "
+    "and no more. Seconds follow from a machine's file of datasheets and estimates: they are predictions. "
+    "Every number is compared in size. Where shapes or hardware were not published in full, we filled in the "
+    "rest, and the row says *assumed*. The sign is compared where it could have been another."
+)
+
+
+def compare_all(claims: Sequence[Claim] = CLAIMS) -> tuple[Comparison, ...]:
+    """Every claim with our side computed, those of a kind together; some twenty seconds."""
+    return tuple(Comparison(claim, claim.ours()) for kind in KINDS for claim in claims if claim.kind == kind)
+
+
+def tables_of(comparisons: Sequence[Comparison], command: str) -> Iterator[Table]:
+    """A table for each kind, with what was assumed and where differences come from below it."""
+    numbered = list(enumerate(comparisons, 1))
+    for kind, title in KINDS.items():
+        of_kind = [(number, one) for number, one in numbered if one.claim.kind == kind]
+        if of_kind:
+            rows = tuple(_row(number, one) for number, one in of_kind)
+            yield Table(title, rows, command, tuple(_note(number, one) for number, one in of_kind))
+
+
+def _row(number: int, one: Comparison) -> TableRow:
+    claim = one.claim
+    assumed = ", assumed" if one.within is not None and claim.given == "some" else ""
+    return {
+        "row": number,
+        "what": claim.what,
+        "published": claim.as_published,
+        "source": f"[{claim.source}]({claim.link})",
+        "ours": shown(one.ours, claim.unit),
+        "ours over theirs": "–" if one.ratio is None else f"{one.ratio:.2f}",
+        "same sign": SAID[one.same_sign],
+        "within a quarter": SAID[one.within] + assumed,
+    }
+
+
+def _note(number: int, one: Comparison) -> str:
+    why = f" *Where they differ:* {one.claim.reason}" if one.claim.why else ""
+    return f"**{number}.** {one.claim.assumed}{why}"
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """How many agree in size, of each kind, and how many in sign."""
+    counts = []
+    for kind in KINDS:
+        sized = [one for one in comparisons if one.claim.kind == kind and one.within is not None]
+        given = [one.within for one in sized if one.claim.given == "all"]
+        counts.append(
+            f"{kind.capitalize()}: {sum(bool(one.within) for one in sized)} of {len(sized)} rows are within "
+            f"a quarter ({sum(map(bool, given))} of the {len(given)} for which nothing had to be assumed)."
+        )
+    signed = [one for one in comparisons if one.same_sign is not None]
+    same = sum(bool(one.same_sign) for one in signed)
+    return (
+        f"{' '.join(counts)} Of the {len(signed)} rows whose sign could differ, {same} have the same. Every "
+        "row that disagrees says why."
+    )
+
+
+def as_markdown(comparisons: Sequence[Comparison], command: str) -> str:
+    """The whole page."""
+    opening = "Written by `scripts/published.py`; do not edit."
+    heading = "# What was published, and what this package says"
+    tables = "\n".join(table.markdown() for table in tables_of(comparisons, command))
+    return f"{heading}\n\n{opening}\n\n{OPENING}\n\n{summary(comparisons)}\n\n{tables}"
+
+
+def as_data(comparisons: Sequence[Comparison], command: str) -> dict[str, Any]:
+    """The same as plain data."""
+    return {"command": command, "rows": [_as_data(one) for one in comparisons]}
+
+
+def _as_data(one: Comparison) -> dict[str, Any]:
+    claim = one.claim
+    said = ("kind", "what", "published", "as_published", "unit", "source", "link", "given", "above", "below")
+    return {
+        **{name: getattr(claim, name) for name in said},
+        "ours": one.ours,
+        "ratio": one.ratio,
+        "same_sign": one.same_sign,
+        "within": one.within,
+        "assumed": claim.assumed,
+        "why": claim.reason,
+    }

@@ -1,0 +1,328 @@
+"""Seconds and memory of whole optimizer steps: this Muon by every name, ``torch.optim``'s, other packages'.
+
+All step the same parameters with the same gradients, in turns within one process, so that what else the
+machine does falls on all of them alike. Each has a momentum of its own. The first step of each is not timed:
+it is watched, for memory, for the products that it computes, and for how close its update is to torch's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.orthogonalizers.choices import AUTO
+from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
+
+from .newton_schulz_times import PEAKS, product
+from .peers import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
+from .step_work import StepWork, watch
+
+TORCH = "torch.optim.Muon"
+OURS = "this Muon"
+THIS = "this package"
+LAYER = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
+"""The hidden matrices of a layer of GPT-2 small, query, key and value apart. All its twelve are equal."""
+GPT2_LAYERS = 12
+PRODUCTS_A_ROUND = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepSet:
+    """What is stepped: fp32 matrices of these shapes, and gradients whose columns get smaller and smaller.
+
+    A Gaussian matrix is nearly orthogonal already: leaving it alone would look like orthogonalizing it.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def layers(cls, count: int) -> StepSet:
+        """So many layers of GPT-2 small."""
+        return cls(LAYER * count)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices once, in fp32."""
+        return 4 * sum(rows * columns for rows, columns in self.shapes)
+
+    def draw(self, seed: int, scale: float, device: torch.device) -> list[Tensor]:
+        """One Gaussian matrix a shape."""
+        generator = torch.Generator().manual_seed(seed)
+        return [scale * torch.randn(shape, generator=generator).to(device) for shape in self.shapes]
+
+    def parameters(self, device: torch.device) -> Params:
+        """The parameters, as GPT-2 begins."""
+        return [torch.nn.Parameter(matrix) for matrix in self.draw(0, 0.02, device)]
+
+    def gradients(self, device: torch.device) -> list[Tensor]:
+        """Their gradients."""
+        return [
+            matrix / torch.arange(1, matrix.size(1) + 1, device=device)
+            for matrix in self.draw(1, 1e-3, device)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderSteps:
+    """One contender's steps: seconds, one a round, and what its first one did.
+
+    ``cosine`` compares the update of the first layer with torch's, each as one vector.
+    """
+
+    contender: StepContender
+    seconds: Sequence[float]
+    work: StepWork
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """All contenders of one run, torch's first; GFLOP/s of plain products, by dtype; and who was left out."""
+
+    work: StepSet
+    steps: Sequence[ContenderSteps]
+    rates: Mapping[str, Sequence[float]]
+    left_out: Sequence[str]
+
+
+def ways() -> tuple[str, ...]:
+    """The names that ``Muon(orthogonalize=…)`` takes, ``"stock"`` first and ``"auto"`` last."""
+    return (STOCK, *RECIPES, AUTO)
+
+
+def contenders(names: Sequence[str] | None = None) -> tuple[list[StepContender], list[str]]:
+    """Torch's Muon, this one by each name (all of ``ways()`` unless given), and other packages'.
+
+    The second list says, a line each, which packages were left out and why.
+    """
+    theirs = StepContender(
+        TORCH, f"torch {torch.__version__}", _make_torch, KELLER_JORDAN_TEXT, 5, "one by one"
+    )
+    peers, missing = find_peers()
+    return [theirs, *(our_contender(name) for name in names or ways()), *peers], missing
+
+
+def _make_torch(params: Params) -> Optimizer:
+    return torch.optim.Muon(params, **SETTINGS)
+
+
+def our_contender(name: str) -> StepContender:
+    """This package's Muon with a way of orthogonalizing."""
+    recipe = RECIPES.get(name)
+    coefficients, steps, batching, remark = KELLER_JORDAN_TEXT, 5, "one by one", "torch's bits"
+    if name == AUTO:
+        coefficients, batching, remark = "of the recipe it picks", "as that recipe", ""
+    elif recipe is not None:
+        published = recipe.source.split(",")[0].removeprefix("https://github.com/")
+        coefficients = KELLER_JORDAN_TEXT if published.startswith("KellerJordan/Muon") else published
+        steps, batching = len(recipe.coefficients), "stacked by shape"
+        remark = f"{recipe.form}, {recipe.scaling} scaling"
+    return StepContender(
+        f"{OURS}, {name}",
+        THIS,
+        lambda params: Muon(params, orthogonalize=name, **SETTINGS),
+        coefficients,
+        steps,
+        batching,
+        remark,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstStep:
+    """A contender that has taken its first step: what that did, and the update of the first layer."""
+
+    contender: StepContender
+    optimizer: Optimizer
+    work: StepWork
+    update: Sequence[Tensor]
+
+
+def measure_steps(
+    work: StepSet,
+    chosen: Sequence[StepContender],
+    rounds: int,
+    device: torch.device,
+    say: Callable[[str], object] = lambda what: None,
+) -> StepRun:
+    """Time the contenders, the first of which the others' updates are compared with.
+
+    A package whose step fails is left out, with its reason. ``say`` is told what comes next.
+    """
+    params, gradients = work.parameters(device), work.gradients(device)
+    firsts, left_out = first_steps(chosen, params, gradients, device, say)
+    seconds: list[list[float]] = [[] for _ in firsts]
+    rates: dict[str, list[float]] = {name: [] for name in PEAKS}
+    for turn in range(rounds):
+        say(f"round {turn + 1} of {rounds}")
+        for first, its in zip(firsts, seconds, strict=True):
+            given = give(params, gradients)
+            its.append(time_step(first.optimizer, device))
+            del given
+        for name, rate in product_rates(device):
+            rates[name].append(rate)
+    steps = [
+        ContenderSteps(first.contender, its, first.work, cosine(firsts[0].update, first.update))
+        for first, its in zip(firsts, seconds, strict=True)
+    ]
+    return StepRun(work, steps, rates, left_out)
+
+
+def first_steps(
+    chosen: Sequence[StepContender],
+    params: Params,
+    gradients: Sequence[Tensor],
+    device: torch.device,
+    say: Callable[[str], object],
+) -> tuple[list[FirstStep], list[str]]:
+    """Every contender's first step, and a line for each package whose step fails."""
+    firsts: list[FirstStep] = []
+    left_out: list[str] = []
+    for contender in chosen:
+        say(f"first step of {contender.name}")
+        try:
+            firsts.append(first_step(contender, params, gradients, device))
+        except Exception as error:  # another's step may fail in any way
+            if contender.source == THIS:
+                raise
+            left_out.append(f"{contender.name} failed here: {first_line(error)}")
+    return firsts, left_out
+
+
+def first_step(
+    contender: StepContender, params: Params, gradients: Sequence[Tensor], device: torch.device
+) -> FirstStep:
+    """Make an optimizer and take its first step, watched."""
+    made: list[Optimizer] = []
+
+    def begin() -> None:
+        made.append(contender.make(params))
+        made[0].step()
+
+    if contender.compiles or contender.source == THIS:  # what is compiled, measured or tried out but once
+        given = give(params, gradients)
+        begin()
+        made.clear()
+        del given
+    given = give(params, gradients)
+    before = [param.detach().clone() for param in params[: len(LAYER)]]
+    seen = watch(begin, device)
+    update = [
+        -(param.detach() - old) / SETTINGS["lr"] - SETTINGS["weight_decay"] * old
+        for param, old in zip(params, before, strict=False)
+    ]
+    del given
+    return FirstStep(contender, made[0], seen, update)
+
+
+def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Give parameters a copy of their gradients, which some contenders write to; returns the copies."""
+    copies = [gradient.clone() for gradient in gradients]
+    for param, copy in zip(params, copies, strict=True):
+        param.grad = copy
+    return copies
+
+
+def time_step(optimizer: Optimizer, device: torch.device) -> float:
+    """Seconds of one step."""
+    wait_for(device)
+    begun = time.perf_counter()
+    optimizer.step()
+    wait_for(device)
+    return time.perf_counter() - begun
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def product_rates(device: torch.device) -> Iterator[tuple[str, float]]:
+    """GFLOP/s of plain products of 768 × 768, by dtype, several times each."""
+    for name, dtype in PEAKS.items():
+        run, operations = product(dtype, 768, device)
+        for _ in range(PRODUCTS_A_ROUND):
+            wait_for(device)
+            begun = time.perf_counter()
+            run()
+            wait_for(device)
+            yield name, operations / (time.perf_counter() - begun) / 1e9
+
+
+def cosine(these: Sequence[Tensor], those: Sequence[Tensor]) -> float:
+    """The cosine between two lists of matrices, each as one vector."""
+    pairs = [(a.double(), b.double()) for a, b in zip(these, those, strict=True)]
+    across = sum(float((a * b).sum()) for a, b in pairs)
+    sizes = [sum(float((pair[i] ** 2).sum()) for pair in pairs) for i in (0, 1)]
+    return across / (sizes[0] * sizes[1]) ** 0.5
+
+
+# Tables
+
+TIMES_TITLE = "Whole steps of one process"
+WORK_TITLE = "What each of them does"
+
+
+def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Table:
+    """Milliseconds of a step, how many times as fast as torch's, and peak memory. ``missing``: who is not
+    there, a line each."""
+    base = run.steps[0].seconds
+    rows: list[TableRow] = []
+    for one in run.steps:
+        middle, low, high = (1e3 * value for value in median_and_spread(one.seconds))
+        ratio, *_ = median_and_spread([a / b for a, b in zip(base, one.seconds, strict=True)])
+        rows.append(
+            {
+                "contender": one.contender.name,
+                "ms": round(middle, 1),
+                "quarter below": round(low, 1),
+                "quarter above": round(high, 1),
+                "times torch": round(ratio, 2),
+                "peak MB": round(extra_bytes(one.work, run.work) / 1e6, 1),
+            }
+        )
+    peaks = ", ".join(f"{name} {max(rates):,.0f}" for name, rates in run.rates.items())
+    notes = (
+        f"Medians and quartiles of {len(base)} steps, contenders in turns; `times torch` is the median of "
+        "the ratios within each turn. `peak MB` is the most that PyTorch had allocated while the optimizer "
+        "was made and took its first step, beyond parameters, gradients and one momentum; buffers kept for "
+        f"the next step are in it. Highest rate of a plain product in this run, GFLOP/s: {peaks}.",
+        *(f"Left out: {line}." for line in (*missing, *run.left_out)),
+    )
+    return Table(TIMES_TITLE, tuple(rows), command, notes)
+
+
+def extra_bytes(seen: StepWork, work: StepSet) -> int:
+    """The peak beyond parameters and gradients, which were there, and one momentum, which was made."""
+    return seen.peak - work.nbytes
+
+
+def work_table(run: StepRun, command: str) -> Table:
+    """Coefficients, iterations, batching, the products that were seen, and how close to torch's update."""
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "contender": one.contender.name,
+            "from": one.contender.source,
+            "coefficients": one.contender.coefficients,
+            "iterations": one.contender.steps,
+            "equal shapes": one.contender.batching,
+            "products seen, GFLOP": one.work.products,
+            "cosine with torch's update": round(one.cosine, 4),
+            "remark": one.contender.remark or "–",
+        }
+        for one in run.steps
+    )
+    notes = (
+        "All have a momentum of 0.95 (an average, not a sum), Nesterov's, and decoupled decay. Products and "
+        "their dtype are the profiler's, in the first step; those inside compiled code may escape it. The "
+        "cosine compares first updates of the same gradient, over a layer.",
+    )
+    return Table(WORK_TITLE, rows, command, notes)

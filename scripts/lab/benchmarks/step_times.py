@@ -1,0 +1,245 @@
+"""Seconds of a step: what the timed world says beside what real ranks take, on links of several speeds.
+
+The step is the package's own over parameters and gradients of ones, without a model around it. Nothing here
+was used to fit the machine: ``timing/calibrate`` sees single collectives and single operations alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+
+import torch
+import torch.distributed as dist
+
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Shard
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
+from muon_tutorial.timing.machine import Machine
+from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+TITLE = "Seconds of a step, predicted and measured"
+TELLING = 0.10
+"""Two steps whose measured seconds differ by more than this must be told apart."""
+
+BUILDERS: dict[str, Builder] = {
+    **{name: STRATEGIES[name] for name in ("replicated", "round_robin", "zero1", "layerwise", "owner")},
+    "zero1 by boundaries": partial(zero1, gather="boundary"),
+}
+MBIT = 1e6 / 8
+"""Bytes a second of one Mbit/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """One configuration: what is stepped, on which grid, how, and over which link.
+
+    ``mbit`` is what the loopback carries in Mbit/s, all ranks together; None where nothing limits it.
+    ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped.
+    """
+
+    strategy: str
+    axes: tuple[tuple[str, int], ...]
+    round_bytes: int
+    window: int
+    width: int
+    layers: int
+    mbit: int | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of ranks."""
+        return Grid.of(**dict(self.axes))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is walked."""
+        matrices = hidden_matrices(self.width, self.layers, self.grid.size("tp") > 1)
+        return BUILDERS[self.strategy](matrices, self.grid, round_bytes=self.round_bytes)
+
+    @property
+    def link(self) -> str:
+        """The link in words."""
+        return link_text(self.mbit)
+
+
+Measured = tuple[StepCase, float]
+"""A case and its seconds on real ranks."""
+
+
+def link_text(mbit: int | None) -> str:
+    """A link in words."""
+    return "loopback" if mbit is None else f"{mbit:,} Mbit/s"
+
+
+GRIDS = ((("dp", 2),), (("dp", 4),), (("dp", 2), ("tp", 2)), (("dp", 8),))
+SIZES: Mapping[int | None, tuple[int, int]] = {None: (256, 2), 1000: (256, 1), 200: (128, 2), 50: (128, 1)}
+"""Width and layers on each link: slow ones get small models, so that a step stays below some seconds."""
+
+
+def cases(mbit: int | None) -> list[StepCase]:
+    """All configurations of one link: every strategy and grid, small and large buckets, windows 1 and 3."""
+    width, layers = SIZES[mbit]
+    small = 100_000 if mbit else 300_000
+    ways = ((small, 1), (small, 3), (25_000_000, 1))
+    grids = GRIDS if mbit is None else GRIDS[1:3]
+    return [
+        StepCase(strategy, axes, size, window, width, layers, mbit)
+        for axes in grids
+        for strategy in BUILDERS
+        for size, window in ways
+    ]
+
+
+def hidden_matrices(width: int, layers: int, cut: bool) -> list[Matrix]:
+    """A transformer's hidden matrices; where ``cut``, over tp as Megatron cuts them."""
+    rows = [(name, (width, width), 0) for name in "qkv"] + [("o", (width, width), 1)]
+    rows += [("up", (4 * width, width), 0), ("down", (width, 4 * width), 1)]
+    named = [(f"{layer}.{name}", sides, dim) for layer in range(layers) for name, sides, dim in rows]
+    return [
+        Matrix(index, name, sides, (("tp", Shard(dim)),) if cut else ())
+        for index, (name, sides, dim) in enumerate(named)
+    ]
+
+
+def measure_steps(found: Sequence[StepCase], rounds: int, timeout: float = 600.0) -> list[float]:
+    """Seconds of each case's step on real ranks of this machine: the median over rounds of the slowest rank.
+
+    Cases of one grid take turns within a launch, so that all meet the same machine.
+    """
+    seconds: dict[StepCase, float] = {}
+    for axes in dict.fromkeys(case.axes for case in found):
+        same = [case for case in found if case.axes == axes]
+        by_rank = launch(time_steps, same[0].grid.world_size, args=(same, rounds), timeout=timeout)
+        seconds.update(zip(same, map(_median_of_slowest, zip(*by_rank, strict=True)), strict=True))
+    return [seconds[case] for case in found]
+
+
+def _median_of_slowest(by_rank: Sequence[Sequence[float]]) -> float:
+    return statistics.median(map(max, zip(*by_rank, strict=True)))
+
+
+def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> list[list[float]]:
+    """One rank's seconds of each case, by round. All ranks must call."""
+    torch.set_num_threads(1)
+    world = LiveWorld(build_mesh(found[0].grid))
+    steps = [step_over_ones(case.plan, world.at, torch.device("cpu"), case.window) for case in found]
+    seconds: list[list[float]] = [[] for _ in found]
+    with torch.no_grad():
+        for number in range(rounds + 1):
+            for step, its in zip(steps, seconds, strict=True):
+                dist.barrier()
+                begin = time.perf_counter()
+                world.run(step.step())
+                if number:  # the first one warms up
+                    its.append(time.perf_counter() - begin)
+    return seconds
+
+
+def on_link(machine: Machine, mbit: int | None) -> Machine:
+    """The machine with its loopback limited: a bus that all ranks share."""
+    return machine if mbit is None else machine.on_bus(mbit * MBIT)
+
+
+def predict_step(case: StepCase, machine: Machine) -> TimedRun:
+    """What the timed world says of a case: all ranks walked, each with a clock of its own."""
+    grid, plan, meta = case.grid, case.plan, torch.device("meta")
+    walks = [step_over_ones(plan, grid.at(rank), meta, case.window).step() for rank in grid.ranks]
+    return TimedWorld(grid, on_link(machine, case.mbit)).run(walks)
+
+
+NAMES = ("strategy", "grid", "bucket bytes", "window", "link", "width", "layers")
+"""What a table calls the parts of a case."""
+
+
+def named(case: StepCase) -> tuple[str | int, ...]:
+    """A case as the table of steps has it: what ``NAMES`` say, in their order."""
+    grid, link = str(case.grid), case.link
+    return case.strategy, grid, case.round_bytes, case.window, link, case.width, case.layers
+
+
+def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
+    """A row a case, with how far the prediction is off."""
+    rows: list[TableRow] = [
+        {
+            **dict(zip(NAMES, named(case), strict=True)),
+            "measured ms": round(1000 * measured, 2),
+            "predicted ms": round(1000 * predicted, 2),
+            "off by": round(predicted / measured - 1, 4),
+        }
+        for (case, measured), predicted in zip(found, said, strict=True)
+    ]
+    notes = (
+        "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: "
+        "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited "
+        "loopback is a bus of that bandwidth which all ranks share, and which saves up what its token bucket "
+        "holds.",
+    )
+    return Table(TITLE, tuple(rows), command, notes)
+
+
+def windows_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
+    """What a window of three buckets saves of a step's time with a window of one: measured and predicted."""
+    seconds = {case: both for (case, *both) in _with_predictions(found, said)}
+    rows: list[TableRow] = []
+    for case, (measured, predicted) in seconds.items():
+        wide = seconds.get(replace(case, window=3))
+        if case.window == 1 and wide is not None:
+            saved = 100 * (1 - wide[0] / measured), 100 * (1 - wide[1] / predicted)
+            rows.append(
+                {
+                    "strategy": case.strategy,
+                    "grid": str(case.grid),
+                    "link": case.link,
+                    "measured saving %": round(saved[0], 1),
+                    "predicted saving %": round(saved[1], 1),
+                    "apart by points": round(abs(saved[0] - saved[1]), 1),
+                }
+            )
+    return Table("A window of three buckets against one", tuple(rows), command)
+
+
+def _with_predictions(
+    found: Sequence[Measured], said: Sequence[float]
+) -> list[tuple[StepCase, float, float]]:
+    return [(case, seen, its) for (case, seen), its in zip(found, said, strict=True)]
+
+
+def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
+    """How far predictions are off, by link and over all, and how often the faster of two was told right."""
+    rows = []
+    for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
+        chosen = [
+            (seen, its) for case, seen, its in _with_predictions(found, said) if link in ("all", case.link)
+        ]
+        seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
+        rows.append(accuracy(link, seen, its))  # of what the table of all of them holds
+    return Table("How far predicted seconds are off", tuple(rows), command)
+
+
+def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
+    """Median, ninth tenth and largest error, and the share of telling pairs whose order was told right."""
+    errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
+    pairs = [
+        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a tie tells nothing
+        for i, j in combinations(range(len(seen)), 2)
+        if max(seen[i], seen[j]) > (1 + TELLING) * min(seen[i], seen[j])
+    ]
+    return {
+        "link": name,
+        "configurations": len(errors),
+        "median error": round(statistics.median(errors), 4),
+        "nine in ten below": round(errors[min(len(errors) - 1, int(0.9 * len(errors)))], 4),
+        "largest": round(errors[-1], 4),
+        f"pairs that differ by more than {TELLING:.0%}": len(pairs),
+        "told right": round(sum(pairs) / len(pairs), 4) if pairs else None,
+    }

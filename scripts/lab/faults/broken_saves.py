@@ -1,0 +1,245 @@
+"""Saves and loads that are broken off: a rank is struck at a file it touches, or disagrees with the others.
+
+Files are seen by Python's audit events: a strike comes at one that is opened, renamed or removed. Afterwards
+one process looks at what is left on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.errors import TutorialError
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from . import job, saved_job
+from .case import STRUCK, Case, RankRecord, Seen
+from .saved_job import OTHER, Store
+from .strikes import STRIKES, Trigger
+from .tampering import NEW, OLD
+
+HALF = "half loaded"
+"""The file by which a rank says that a refused load has changed something."""
+
+
+def _no_space() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _input_error() -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+AT_A_FILE: Mapping[str, Callable[[], object]] = {
+    "SIGKILL while saving": STRIKES["SIGKILL"],
+    "no space left while saving": _no_space,
+    "stuck while saving": STRIKES["stuck"],
+    "SIGSTOP while saving": STRIKES["SIGSTOP"],
+    "exception while saving": STRIKES["exception"],
+    "SIGKILL while loading": STRIKES["SIGKILL"],
+    "input error while loading": _input_error,
+    "stuck while loading": STRIKES["stuck"],
+}
+TWO_SAVERS = "two savers"
+OTHER_VALUES = "other values on one rank"
+SAVING = (
+    *AT_A_FILE,
+    *("SIGKILL while saving", "SIGKILL while saving"),  # three times as often: at many points
+    "another folder on one rank",
+    OTHER_VALUES,
+    "another model on one rank",
+    TWO_SAVERS,
+)
+FILE_EVENTS = (
+    "open",
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.scandir",
+)
+
+
+class FileEvents:
+    """Strikes when this rank touches a file below a folder for the ``count``-th time."""
+
+    def __init__(self, folder: Path, count: int, strike: Callable[[], object]) -> None:
+        self._folder, self._left, self._strike = str(folder), count, strike
+        self.seen, self.is_on = 0, True
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.is_on or event not in FILE_EVENTS:
+            return
+        if any(isinstance(arg, (str, os.PathLike)) and str(arg).startswith(self._folder) for arg in args):
+            self.seen += 1
+            if self.seen > self._left:
+                self.is_on = False
+                self._strike()
+
+
+def save_or_load(rank: int, case: Case, root: str, usual: Undisturbed) -> RankRecord:
+    """Train, save, train, save, and load again; one rank is struck in the second save, or in the load.
+
+    ``usual``: what the struck rank does undisturbed.
+    """
+    world = LiveWorld(build_mesh(Grid.of(dp=case.dp)))
+    model, both = saved_job.build(case.strategy, world)
+    store = Store(Path(root, "store"))
+    saved_job.train(model, both, world, 0, OLD)
+    store.save(OLD, model, both)
+    saved_job.train(model, both, world, OLD, NEW)
+    is_mine = case.rank == rank
+    if is_mine and "loading" not in case.kind:
+        model, store = _strike_saving(case, root, usual, model, store)
+    store.save(NEW, model, both)
+    if "loading" in case.kind or "another model" in case.kind:
+        model, both = saved_job.build(case.strategy, world)
+        if is_mine and "another model" in case.kind:
+            model.rest.append(torch.nn.Parameter(torch.ones(2)))
+        elif is_mine:
+            _arm(case, root, usual)
+        step = _load_wholly(store, model, both, Path(root).parent / HALF)
+        return RankRecord(rank, equal=saved_job.parameters_equal(model, step))
+    return RankRecord(rank)
+
+
+def _load_wholly(store: Store, model: Any, both: Any, note: Path) -> int:
+    """Load the newest state; leave a note if a refusal has changed anything."""
+    before = saved_job.digest(model, both)
+    try:
+        return store.load(model, both)
+    except Exception:
+        if saved_job.digest(model, both) != before:
+            note.touch()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """How many files a rank touches in a save and in a load, and the seconds of the save."""
+
+    saving: int
+    loading: int
+    seconds: float
+
+
+def count_files(rank: int, root: str) -> Undisturbed:
+    """Save and load undisturbed."""
+    world = LiveWorld(build_mesh(Grid.of(dp=2)))
+    model, both = saved_job.build("zero1 all", world)
+    saved_job.train(model, both, world, 0, OLD)
+    store, events = Store(Path(root, "store")), FileEvents(Path(root), 1 << 30, lambda: None)
+    begun = time.monotonic()
+    store.save(OLD, model, both)
+    seconds, saved, events.seen = time.monotonic() - begun, events.seen, 0
+    store.load(model, both)
+    return Undisturbed(saved, events.seen, seconds)
+
+
+def _strike_saving(case: Case, root: str, usual: Undisturbed, model: Any, store: Store) -> tuple[Any, Store]:
+    if case.kind == "another folder on one rank":
+        return model, Store(Path(root, "elsewhere"))
+    if case.kind == OTHER_VALUES:
+        with torch.no_grad():
+            model.matrices[job.WHOLE].add_(1.0)
+    elif case.kind in AT_A_FILE:
+        _arm(case, root, usual)
+    return model, store
+
+
+def _arm(case: Case, root: str, usual: Undisturbed) -> None:
+    """Strike at a file, or, where it is a kill, at any moment of the time that a save takes."""
+    hit, dice = _Armed(case, root), case.random
+    if case.kind == "SIGKILL while saving" and dice.random() < 0.5:
+        threading.Timer(dice.random() * usual.seconds, hit).start()
+    else:
+        count = usual.loading if "loading" in case.kind else usual.saving
+        FileEvents(Path(root), dice.randrange(max(1, count)), hit)
+
+
+class _Armed(Trigger):
+    """A trigger that is pulled by a file, not by a phase."""
+
+    def __init__(self, case: Case, root: str) -> None:
+        self._strike, self._phase, self._path = AT_A_FILE[case.kind], case.phase, Path(root).parent / STRUCK
+
+    def __call__(self) -> None:
+        self.at(self._phase)
+
+
+def left_on_disk(root: Path) -> Seen:
+    """What one process finds after a broken save: the newest state, and whether saving works again."""
+    begun = time.monotonic()
+    store = Store(root / "store")
+    try:
+        step = _load_newest(store)
+    except Exception as error:
+        return Seen(equal=False, message=f"nothing could be loaded: {type(error).__name__}: {error}")
+    if step is None:
+        return Seen(equal=False, message="what was loaded is neither the old nor the new state")
+    model, both = saved_job.build("", None)
+    saved_job.train(model, both, None, 0, NEW)
+    try:
+        if step != NEW:
+            store.save(NEW, model, both)
+            step = _load_newest(store)
+    except Exception as error:
+        return Seen(retry_refused=f"{type(error).__name__}: {error}")
+    return Seen(equal=step == NEW, seconds=time.monotonic() - begun)
+
+
+def _load_newest(store: Store) -> int | None:
+    """The step of the newest state; None where its tensors are not that step's."""
+    model, both = saved_job.build("", None)
+    model.fill(OTHER)
+    step = store.load(model, both)
+    return step if saved_job.holds(model, both, step) else None
+
+
+def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
+    """One of two savers: trains, waits for the other, saves to the same place; returns a refusal, if any."""
+    world = LiveWorld(build_mesh(Grid.of(dp=2)))
+    model, both = saved_job.build("zero1 all", world)
+    saved_job.train(model, both, world, 0, steps)
+    Path(root, f"{mine}-{rank}").touch()
+    deadline = time.monotonic() + 30
+    while not Path(root, f"{other}-{rank}").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    try:
+        save_checkpoint(Path(root, "both"), model, both, extra={"step": steps})
+    except TutorialError as error:
+        return str(error)
+    return ""
+
+
+def after_two_savers(folder: Path, first: str, second: str) -> Seen:
+    """What one process finds where two jobs saved; what each was told, which is nothing if it was saved."""
+    said = {OLD: first, NEW: second}
+    told = " / ".join(text for text in said.values() if text)
+    model, both = saved_job.build("", None)
+    model.fill(OTHER)
+    try:
+        step = load_checkpoint(folder, model, both)["step"]
+    except Exception as error:
+        lost = [steps for steps, text in said.items() if not text]
+        return Seen(equal=False, message=f"{told} / saved {lost}, and: {type(error).__name__}: {error}")
+    whole = saved_job.holds(model, both, step)
+    lost = [steps for steps, text in said.items() if not text and steps != step]
+    if lost or not whole:
+        what = f"told that step {lost} was saved, and it is gone" if whole else "a mixture was loaded"
+        return Seen(equal=False, message=f"{what} {told}")
+    return Seen(equal=True, message=told)

@@ -1,0 +1,325 @@
+"""Runs cases, each by the starter it names, and has each judged. What shares a launch is decided here.
+
+Data faults that leave the ranks in step share launches by the hundred, tampered checkpoints one process; what
+ends or stops a process gets a launch of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from muon_tutorial.errors import LaunchError, LaunchTimeoutError, TutorialError
+from muon_tutorial.launching.fork_server import warm_server
+from muon_tutorial.launching.launch import launch
+
+from . import broken_saves, starters, strikes, tampering
+from .case import STRUCK, TIMEOUT, Case, Outcome, RankRecord, Seen
+from .data_faults import FAULTS, has_guard
+from .in_rank import BEGUN, play_alone, play_cases, play_locally, read_notes
+from .judge import blame, judge, slowest
+from .processes import children, left_behind, mark, server
+
+Show = Callable[[Outcome], None]
+_ALIKE = 60  # characters by which two ranks' errors are the same
+SESSION = 60  # cases in a launch, at most
+_KILLED = re.compile(r"rank (\d+)(?: of \d+)?:? was killed by (SIG\w+)")
+_OWN_DEATHS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+
+
+class Campaign:
+    """A campaign in progress; ``close`` removes its files. One a process."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="muon-faults-"))
+        self.mark = f"campaign-{os.getpid()}"
+        mark(self.mark)
+        if server() is not None:
+            warm_server().close()  # it was started without the mark; the next launch starts another
+        self._numbers = itertools.count()
+        self._saves: Path | None = None
+        self._usual: list[broken_saves.Undisturbed] = []
+
+    def close(self) -> None:
+        """Remove what the cases left on disk."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, cases: Sequence[Case], show: Show = lambda outcome: None) -> list[Outcome]:
+        """Run cases; returns an outcome each, in their order."""
+        found: dict[int, Outcome] = {}
+
+        def done(outcome: Outcome) -> None:
+            found[outcome.case.number] = outcome
+            show(outcome)
+
+        shared = [case for case in cases if _shares_a_launch(case)]
+        for _, group in itertools.groupby(sorted(shared, key=_grid), _grid):
+            for outcome in self._sessions(list(group)):
+                done(outcome)
+        for case in cases:
+            if case.number not in found:
+                done(self._run_one(case))
+        return [found[case.number] for case in cases]
+
+    def _run_one(self, case: Case) -> Outcome:
+        begun = time.monotonic()
+        if _is_unguarded(case):
+            return Outcome(case, "not guarded", "nothing compares replicas in mid run", 0.0)
+        try:
+            seen = self._play(case)
+        except Exception as error:  # one case must not cost the others their run
+            where = f"the campaign itself, or what it called here, raised {type(error).__name__}: {error}"
+            seen = Seen(message=where, message_type=type(error).__name__, named=False)
+        orphans = (*seen.orphans, *left_behind(self.mark))
+        verdict, detail = judge(case, replace(seen, orphans=orphans))
+        return Outcome(case, verdict, detail, time.monotonic() - begun)
+
+    def _play(self, case: Case) -> Seen:
+        folder = self._new_folder()
+        if case.starter == "LocalWorld":
+            return Seen(records=tuple(play_locally(case)))
+        if case.starter == "torchrun":
+            return starters.under_torchrun(case, folder)
+        if case.starter == "train":
+            return starters.by_command_line(case, folder)
+        if case.starter == "one process":
+            return tampering.tampered(case, self.saves, folder)
+        if case.kind == broken_saves.TWO_SAVERS:
+            return _two_savers(folder)
+        if case.kind in broken_saves.SAVING:
+            return self._save(case, folder)
+        if case.kind in FAULTS:
+            return launched(case, folder, play_alone, case, str(folder))
+        return _struck(case, folder)
+
+    @property
+    def saves(self) -> Path:
+        """Two checkpoints of one job, written by four ranks when they are first asked for."""
+        if self._saves is None:
+            self._saves = self._new_folder()
+            launch(tampering.prepare, 4, args=(str(self._saves),), output="quiet", timeout=10 * TIMEOUT)
+        return self._saves
+
+    def _save(self, case: Case, folder: Path) -> Seen:
+        if not self._usual:
+            where = (str(self._new_folder()),)
+            self._usual = launch(
+                broken_saves.count_files, 2, args=where, output="quiet", timeout=10 * TIMEOUT
+            )
+        root = folder / "job"
+        root.mkdir()
+        seen = launched(case, folder, broken_saves.save_or_load, case, str(root), self._usual[case.rank or 0])
+        disk = broken_saves.left_on_disk(root)
+        half = (folder / broken_saves.HALF).exists()
+        message = seen.message if disk.equal is not False else f"{seen.message} / {disk.message}"
+        records = () if seen.message else seen.records
+        return replace(
+            seen,
+            records=records,
+            message=message,
+            equal=disk.equal,
+            retry_refused=disk.retry_refused,
+            half_loaded=half,
+        )
+
+    def _sessions(self, cases: list[Case]) -> Iterator[Outcome]:
+        """Play data faults of one grid, launch after launch until none is left."""
+        while cases:
+            now, begun, folder = cases[:SESSION], time.monotonic(), str(self._new_folder())
+            error = _error_of(lambda now=now, folder=folder: _session(now, folder))  # type: ignore[misc]
+            notes = read_notes(folder, now[0].world_size)
+            orphans = left_behind(self.mark)
+            played = [case for case in now if case.number in notes] or now[:1]
+            for case in played:
+                last = case is played[-1]
+                seen = _of_notes(case, notes.get(case.number, {}), error if last else None)
+                verdict, detail = judge(case, replace(seen, orphans=orphans if last else ()))
+                seconds = (time.monotonic() - begun) / len(played)
+                yield Outcome(case, verdict, detail, seconds)
+            cases = cases[len(played) :]
+
+    def _new_folder(self) -> Path:
+        folder = self._folder / str(next(self._numbers))
+        folder.mkdir()
+        return folder
+
+
+def warm_up() -> None:
+    """Wait until the server that forks ranks has imported what they need: that is no case's time."""
+    deadline = time.monotonic() + 60
+    while not all(launch(_has_imports, 1, output="quiet")) and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def _has_imports(rank: int) -> bool:
+    return "torch._dynamo" in sys.modules and "torch.distributed.fsdp" in sys.modules
+
+
+def _shares_a_launch(case: Case) -> bool:
+    fault = FAULTS.get(case.kind)
+    own = fault is None or fault.alone or _is_unguarded(case)
+    return case.starter == "launch" and not own
+
+
+def _is_unguarded(case: Case) -> bool:
+    return case.kind in FAULTS and FAULTS[case.kind].needs_guard and not has_guard()
+
+
+def _grid(case: Case) -> tuple[int, int]:
+    return case.dp, case.tp
+
+
+def _session(cases: Sequence[Case], folder: str) -> None:
+    limit = 60.0 + len(cases)
+    args = (list(cases), folder)
+    launch(play_cases, cases[0].world_size, args=args, output="quiet", timeout=TIMEOUT, limit=limit)
+
+
+def _error_of(run: Callable[[], object]) -> BaseException | None:
+    try:
+        run()
+    except Exception as error:
+        return error
+    return None
+
+
+def _of_notes(case: Case, notes: dict[int, Any], error: BaseException | None) -> Seen:
+    """What the ranks noted of a case in a session, and what became of the session if it ended there."""
+    records = tuple(note for note in notes.values() if isinstance(note, RankRecord))
+    begun = [note[1] for note in notes.values() if not isinstance(note, RankRecord) and note[0] == BEGUN]
+    seen = Seen() if error is None else _of_error(case, error)
+    stuck = isinstance(error, LaunchTimeoutError) and len(records) < case.world_size
+    seconds = time.monotonic() - min(begun) if stuck and begun else slowest(records)
+    return replace(seen, records=records, seconds=seconds)
+
+
+def _of_error(case: Case, error: BaseException) -> Seen:
+    """What a launch's error says: its words, the rank it names, and who was killed by a fault of ours."""
+    kind, text = type(error).__name__, str(error)
+    if not isinstance(error, LaunchError):
+        return Seen(message=f"{kind}: {text}", message_type=kind, named=isinstance(error, TutorialError))
+    deaths = [(int(rank), name) for rank, name in _KILLED.findall(text) if name in _OWN_DEATHS]
+    theirs = tuple(f"{n} on rank {r}" for r, n in deaths if not _is_the_strike(case, r, n))
+    blamed = getattr(error, "rank", None)
+    original = getattr(error, "original", None)
+    if isinstance(original, TutorialError) and case.rank is not None:
+        texts = [str(original), *_of_others(original, text)]
+        said = next((each for each in texts if blame(each, case.rank) == "named"), texts[0])
+        if blame(said, case.rank) != "unnamed" or any(
+            each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:]
+        ):
+            blamed = None  # it is judged by its own words: which rank reports it first is chance
+        return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
+    first = text.split("\n")[0]
+    if first.startswith("no rank failed by itself"):
+        blamed = None  # a rank that only waited carries the error
+    # A wrong number, unlike a killed process, is due an error of the package's own.
+    bare = case.kind in FAULTS and " raised " in first and "muon_tutorial.errors." not in first
+    return Seen(message=first, message_type=kind, named=not bare, blamed=blamed, signals=theirs)
+
+
+def _of_others(original: Exception, report: str) -> list[str]:
+    """What other ranks raised of the same class, as a launch's report has it."""
+    name, lines = type(original).__name__, report.partition("The other ranks:")[2].splitlines()
+    return [line.partition(f"{name}: ")[2] for line in lines if f"{name}: " in line]
+
+
+def _is_the_strike(case: Case, rank: int, name: str) -> bool:
+    return case.rank == rank and (case.kind == name or case.kind not in FAULTS)
+
+
+def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Seen:
+    """One launch for one case."""
+    method: Any = "spawn" if case.starter == "spawn" else "fork"
+    try:
+        values = launch(
+            fn,
+            case.world_size,
+            args=args,
+            output="quiet",
+            timeout=TIMEOUT,
+            limit=60.0,
+            method=method,
+        )
+    except Exception as error:
+        return replace(_of_error(case, error), seconds=since_struck(folder))
+    return Seen(records=tuple(values), struck=(folder / STRUCK).exists())
+
+
+def since_struck(folder: Path) -> float:
+    """Seconds since a rank noted that its fault happened; none where it did not."""
+    with contextlib.suppress(OSError, ValueError):
+        return time.monotonic() - float((folder / STRUCK).read_text())
+    return 0.0
+
+
+def _struck(case: Case, folder: Path) -> Seen:
+    """A launch in which one rank is struck, by itself or, while it starts, from outside."""
+    gift = strikes.Gift(case, str(folder))
+    if case.phase != strikes.STARTING:
+        return launched(case, folder, strikes.suffer, case, gift, str(folder))
+    if server() is None:
+        warm_up()
+    over = threading.Event()
+    hitting = threading.Thread(target=_strike_from_outside, args=(case, folder, over))
+    hitting.start()
+    try:
+        return launched(case, folder, strikes.suffer, case, gift, str(folder))
+    finally:
+        over.set()
+        hitting.join()
+
+
+def _strike_from_outside(case: Case, folder: Path, over: threading.Event) -> None:
+    """Send a signal to a rank soon after it was forked, at the latest before it has joined the others."""
+    assert case.rank is not None
+    wait, pid = case.random.random() * 0.03, server()
+    while pid is not None and not over.is_set():
+        ranks = children(pid)
+        if len(ranks) > case.rank:
+            time.sleep(wait)
+            (folder / STRUCK).write_text(str(time.monotonic()))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ranks[case.rank], signal.Signals(strikes.FROM_OUTSIDE[case.kind]))
+            return
+        time.sleep(0.001)
+
+
+def _two_savers(folder: Path) -> Seen:
+    """Two jobs save to one place at once. Who is told that a state was saved must find it there."""
+    said: dict[str, Any] = {}
+
+    def run(mine: str, other: str, steps: int) -> None:
+        args = (str(folder), mine, other, steps)
+        try:
+            told = launch(broken_saves.save_beside, 2, args=args, output="quiet", timeout=4 * TIMEOUT)
+            said[mine] = next(filter(None, told), "")
+        except Exception as error:
+            said[mine] = f"{type(error).__name__}: {error}"
+
+    threads = [
+        threading.Thread(target=run, args=args)
+        for args in (("a", "b", tampering.OLD), ("b", "a", tampering.NEW))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return broken_saves.after_two_savers(folder / "both", said["a"], said["b"])
+
+
+def repeat_line(seed: int, size: int, number: int) -> str:
+    """The command that runs one case again."""
+    return f"python scripts/faults.py --seed {seed} --count {size} --case {number}"

@@ -1,0 +1,359 @@
+"""Faults that leave processes alone: wrong gradients, settings, values and orders, on one rank or on all.
+
+Each changes what a rank builds, or what it holds just before one step. Knows nothing of how that is noticed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.plan.layout import Replicate, Shard
+from muon_tutorial.step.parameter_state import local_part
+
+from . import job
+from .job import Blueprint, Rig, altered
+
+HUGE = 2e38  # finite in float32 and bfloat16; the sum of two is not
+OVERFLOW = "finite gradients whose sum overflows"
+NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
+"""Faults that leave a rank without a gradient: where the step averages, it counts as zero."""
+GUARD = "compare_every"
+"""The keyword by which ``Muon`` is told how often to compare replicas in mid run."""
+
+
+def has_guard() -> bool:
+    """Whether this package's Muon compares replicas in mid run."""
+    return GUARD in inspect.signature(Muon).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class DataFault:
+    """What a faulty rank builds otherwise (``build``), and does before one step (``strike``).
+
+    ``everywhere``: on all ranks. ``ready``: all ranks ready their gradients before it strikes.
+    ``repairable``: after a refusal, gradients given anew make the step go through. ``turns``: how often the
+    faulty rank steps. ``alone``: it may leave the ranks out of step, and gets a launch of its own.
+    ``needs_guard``: only a comparison in mid run can see it. ``fits``: of strategy, dp and tp.
+    """
+
+    build: Callable[[Blueprint, Random], Blueprint] | None = None
+    strike: Callable[[Rig, Random], None] | None = None
+    repair: Callable[[Rig], None] | None = None
+    everywhere: bool = False
+    ready: bool = False
+    repairable: bool = False
+    turns: int = 1
+    alone: bool = False
+    needs_guard: bool = False
+    fits: Callable[[str, int, int], bool] = lambda strategy, dp, tp: dp * tp > 1
+
+
+def pick(dice: Random, rig: Rig) -> int:
+    """One of the matrices of which this rank holds something."""
+    return dice.choice([i for i, param in rig.params.items() if local_part(param.detach()).numel()])
+
+
+def local_grad(param: Tensor) -> Tensor:
+    """This rank's part of a gradient that is there."""
+    assert param.grad is not None
+    return local_part(param.grad)
+
+
+def _gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
+    """Write to a gradient, in place."""
+
+    def strike(rig: Rig, dice: Random) -> None:
+        grad = local_grad(rig.params[pick(dice, rig)])
+        grad.copy_(change(grad))
+
+    return strike
+
+
+def _one_entry(value: float) -> Callable[[Tensor], Tensor]:
+    def change(grad: Tensor) -> Tensor:
+        spoilt = grad.clone()
+        spoilt.view(-1)[grad.numel() // 2] = value
+        return spoilt
+
+    return change
+
+
+def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
+    """Put another tensor behind ``grad.data``, where torch checks neither shape nor dtype."""
+
+    def strike(rig: Rig, dice: Random) -> None:
+        grad = rig.params[pick(dice, rig)].grad
+        assert grad is not None
+        grad.data = change(grad.data)
+
+    return strike
+
+
+def _none(rig: Rig, dice: Random) -> None:
+    rig.params[pick(dice, rig)].grad = None
+
+
+def _all_huge(rig: Rig, dice: Random) -> None:
+    for param in rig.params.values():
+        local_grad(param).fill_(HUGE)
+
+
+SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    "lr": (0.03, 0.0200001),
+    "momentum": (0.9, 0.0),
+    "weight_decay": (0.0, 0.2),
+    "nesterov": (False,),
+    "ns_steps": (4, 6),
+    "eps": (1e-6,),
+    "ns_coefficients": ((3.0, -4.0, 2.0),),
+    "adjust_lr_fn": ("match_rms_adamw",),
+    "orthogonalize": ("minimax",),
+}
+
+
+def _other_setting(plan: Blueprint, dice: Random) -> Blueprint:
+    key = dice.choice(list(SETTINGS))
+    return altered(plan, settings={**plan.settings, key: dice.choice(SETTINGS[key])})
+
+
+def _set_otherwise(rig: Rig, dice: Random) -> None:
+    key = dice.choice(list(SETTINGS))
+    rig.muon.param_groups[0][key] = dice.choice(SETTINGS[key])
+
+
+def _set(key: str, value: float) -> Callable[[Rig, Random], None]:
+    def strike(rig: Rig, dice: Random) -> None:
+        rig.muon.param_groups[0][key] = value
+
+    return strike
+
+
+def _set_back(rig: Rig) -> None:
+    for key in SETTINGS:
+        rig.muon.param_groups[0][key] = rig.blueprint.settings.get(key, rig.muon.defaults[key])
+
+
+def _other_values(plan: Blueprint, dice: Random) -> Blueprint:
+    """Another seed, for a matrix that other ranks hold too."""
+    made = torch.Generator().manual_seed(dice.randrange(1 << 30))
+    other = torch.randn(plan.wholes[job.WHOLE].shape, generator=made)
+    return altered(plan, wholes=_with(plan.wholes, job.WHOLE, other))
+
+
+def _one_ulp(plan: Blueprint, dice: Random) -> Blueprint:
+    """The last bit of one entry."""
+    whole = plan.wholes[job.WHOLE].clone()
+    whole.view(torch.int32).view(-1)[dice.randrange(whole.numel())] ^= 1
+    return altered(plan, wholes=_with(plan.wholes, job.WHOLE, whole))
+
+
+def _with(wholes: tuple[Tensor, ...], index: int, other: Tensor) -> tuple[Tensor, ...]:
+    return (*wholes[:index], other, *wholes[index + 1 :])
+
+
+def _reversed(plan: Blueprint, dice: Random) -> Blueprint:
+    return altered(plan, order=plan.order[::-1])
+
+
+def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
+    first, second = job.TWINS
+    order = list(plan.order)
+    order[first], order[second] = order[second], order[first]
+    return altered(plan, order=tuple(order))
+
+
+def _nameless(plan: Blueprint) -> Blueprint:
+    return altered(plan, has_names=False)
+
+
+def _one_missing(plan: Blueprint, dice: Random) -> Blueprint:
+    return altered(plan, order=plan.order[:-1])
+
+
+def _one_more(plan: Blueprint, dice: Random) -> Blueprint:
+    return altered(
+        plan,
+        wholes=(*plan.wholes, torch.ones(8, 8)),
+        cuts=(*plan.cuts, Replicate()),
+        order=(*plan.order, len(plan.order)),
+    )
+
+
+def _half_precision(plan: Blueprint, dice: Random) -> Blueprint:
+    index = dice.randrange(len(plan.wholes))
+    return altered(plan, wholes=_with(plan.wholes, index, plan.wholes[index].bfloat16()))
+
+
+def _other_strategy(plan: Blueprint, dice: Random) -> Blueprint:
+    return altered(plan, strategy=dice.choice([name for name in job.PLANNED if name != plan.strategy]))
+
+
+def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
+    """One square matrix cut along rows, which all others hold whole."""
+    cuts = (*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :])
+    return altered(plan, cuts=cuts)
+
+
+def _other_window(plan: Blueprint, dice: Random) -> Blueprint:
+    return altered(plan, settings={**plan.settings, "window": 3})
+
+
+def _an_empty_matrix(plan: Blueprint, dice: Random) -> Blueprint:
+    return altered(
+        plan,
+        wholes=(*plan.wholes, torch.zeros(*dice.choice(((5, 0), (0, 5))))),
+        cuts=(*plan.cuts, Replicate()),
+        order=(*plan.order, len(plan.order)),
+    )
+
+
+def _flip_parameter(rig: Rig, dice: Random) -> None:
+    _flip(local_part(rig.params[_replicated(rig)].detach()), dice)
+
+
+def _flip_momentum(rig: Rig, dice: Random) -> None:
+    _flip(local_part(rig.muon.state[rig.params[_replicated(rig)]]["momentum_buffer"]), dice)
+
+
+def _replicated(rig: Rig) -> int:
+    return job.WHOLE if job.WHOLE in rig.params else next(iter(rig.params))
+
+
+def _flip(tensor: Tensor, dice: Random) -> None:
+    """One bit of the mantissa, as a cosmic ray would."""
+    bits = tensor.view(torch.int32).view(-1)
+    bits[dice.randrange(len(bits))] ^= 1 << dice.randrange(10, 23)
+
+
+def _clear(rig: Rig, dice: Random) -> None:
+    rig.muon.zero_grad()
+
+
+def _clip(rig: Rig, dice: Random) -> None:
+    for param in rig.params.values():
+        local_grad(param).mul_(0.5)
+
+
+def _one_more_group(rig: Rig, dice: Random) -> None:
+    rig.muon.add_param_group({"params": [("extra", nn.Parameter(torch.ones(4, 4)))]})
+
+
+def _reload(rig: Rig, dice: Random) -> None:
+    rig.muon.load_state_dict(rig.muon.state_dict())
+
+
+def _freeze(rig: Rig, dice: Random) -> None:
+    param = rig.params[pick(dice, rig)]
+    param.requires_grad_(False)
+    param.grad = None
+
+
+def _planned(strategy: str, dp: int, tp: int) -> bool:
+    return strategy in job.PLANNED and dp * tp > 1
+
+
+def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
+    """Under FSDP2 nothing is held twice; of a user's own functions only the user knows what is."""
+    return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
+
+
+def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
+    """Where ranks keep copies. Under zero1 the one rank that steps an entry hands its error to all of dp."""
+    return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
+
+
+def _copied_over_dp(strategy: str, dp: int, tp: int) -> bool:
+    """Where every piece has a copy that could tell; of pieces that only tp cut, none has."""
+    return _hand_cut(strategy, dp, tp) and dp > 1
+
+
+def _plain(strategy: str, dp: int, tp: int) -> bool:
+    return dp * tp > 1 and strategy in (*job.PLANNED, job.OWN_FUNCTIONS)
+
+
+FAULTS: Mapping[str, DataFault] = {
+    "nothing": DataFault(fits=lambda strategy, dp, tp: True),
+    "NaN in a gradient": DataFault(strike=_gradient(_one_entry(float("nan"))), repairable=True),
+    "infinity in a gradient": DataFault(strike=_gradient(_one_entry(float("-inf"))), repairable=True),
+    OVERFLOW: DataFault(strike=_all_huge, repairable=True, everywhere=True),
+    "gradient None": DataFault(strike=_none, repairable=True),
+    "float64 gradient behind .data": DataFault(
+        strike=_behind_data(Tensor.double), repairable=True, fits=_plain
+    ),
+    "larger gradient behind .data": DataFault(
+        strike=_behind_data(lambda grad: torch.cat([grad.neg(), grad])), repairable=True, fits=_plain
+    ),
+    "smaller gradient behind .data": DataFault(
+        strike=_behind_data(lambda grad: grad[:-1]), repairable=True, fits=_plain
+    ),
+    "transposed gradient behind .data": DataFault(
+        strike=_behind_data(lambda grad: grad.reshape(grad.shape[::-1])), repairable=True, fits=_plain
+    ),
+    "strided gradient": DataFault(
+        strike=_behind_data(lambda grad: grad.t().contiguous().t()), repairable=True, fits=_plain
+    ),
+    "sparse gradient": DataFault(
+        strike=lambda rig, dice: setattr(p := rig.params[pick(dice, rig)], "grad", p.grad.to_sparse()),  # type: ignore[union-attr]
+        repairable=True,
+        fits=_plain,
+    ),
+    "a hyperparameter at construction": DataFault(build=_other_setting),
+    "a hyperparameter in mid run": DataFault(strike=_set_otherwise, repair=_set_back, repairable=True),
+    "lr NaN in mid run": DataFault(strike=_set("lr", float("nan")), repair=_set_back, repairable=True),
+    "lr negative in mid run": DataFault(strike=_set("lr", -0.02), repair=_set_back, repairable=True),
+    "momentum above 1 in mid run": DataFault(strike=_set("momentum", 1.5), repair=_set_back, repairable=True),
+    "lr NaN everywhere": DataFault(
+        strike=_set("lr", float("nan")), repair=_set_back, repairable=True, everywhere=True
+    ),
+    "weight decay negative everywhere": DataFault(
+        strike=_set("weight_decay", -0.5), repair=_set_back, repairable=True, everywhere=True
+    ),
+    "other first values": DataFault(build=_other_values, fits=_hand_cut),
+    "first values off by one bit": DataFault(build=_one_ulp, fits=_hand_cut),
+    "parameters in another order": DataFault(build=_reversed),
+    "equal shapes swapped": DataFault(build=_twins_swapped),
+    "equal shapes swapped, without names": DataFault(build=_twins_swapped, fits=_copied_over_dp),
+    "a parameter missing": DataFault(build=_one_missing, fits=_plain),
+    "a parameter more": DataFault(build=_one_more, fits=_plain),
+    "a parameter in bfloat16": DataFault(build=_half_precision, fits=_plain),
+    "another strategy": DataFault(build=_other_strategy, fits=_planned),
+    "another cut": DataFault(
+        build=_other_cut, fits=lambda strategy, dp, tp: strategy in job.PLANNED and tp > 1
+    ),
+    "another window": DataFault(build=_other_window, fits=_planned, alone=True),
+    "an empty matrix": DataFault(build=_an_empty_matrix, everywhere=True, fits=_plain),
+    "a bit of a parameter flips": DataFault(strike=_flip_parameter, needs_guard=True, fits=_kept_alike),
+    "a bit of momentum flips": DataFault(strike=_flip_momentum, needs_guard=True, fits=_kept_alike),
+    "a parameter group more in mid run": DataFault(strike=_one_more_group, fits=_planned, alone=True),
+    "state loaded in mid run": DataFault(strike=_reload),
+    "a parameter frozen in mid run": DataFault(strike=_freeze),
+    "a step skipped": DataFault(turns=0, alone=True),
+    "a step doubled": DataFault(turns=2, alone=True),
+    "zero_grad after readying": DataFault(strike=_clear, ready=True, alone=True, fits=_planned),
+    "clipping after readying": DataFault(strike=_clip, ready=True, alone=True, fits=_planned),
+}
+"""By name. ``nothing`` is the control: it must always survive."""
+
+COMPARED = {"other first values", "first values off by one bit"}
+"""Faults that are to be found: unless told so, Muon gives all ranks the first one's values, as DDP does."""
+
+NAMELESS = {"equal shapes swapped, without names"}
+"""Faults for which no rank tells names of parameters."""
+
+
+def blueprint_for(kind: str, strategy: str) -> Blueprint:
+    """What the ranks build that are not faulty."""
+    plan = job.blueprint(strategy)
+    if kind in COMPARED:
+        plan = altered(plan, settings={**plan.settings, "initial_values": "compare"})
+    if FAULTS[kind].needs_guard and has_guard():
+        return altered(plan, settings={**plan.settings, GUARD: 1})
+    return _nameless(plan) if kind in NAMELESS else plan

@@ -1,0 +1,280 @@
+"""The small training job that every fault is put into, and its oracle: ``torch.optim.Muon`` in one process.
+
+Gradients are whole numbers of 2⁻⁶, so that averages over 2, 3 or 4 ranks are exact and every strategy must
+give the oracle's bits. Where a strategy averages, dp positions get different ones. ``gram``, which is held to
+a bound in place of bits, is not among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+
+from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial.callbacks.create_configs import create_dtensor_config
+from muon_tutorial.engine.collective import Collective, Label, Walk
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.plan.layout import Placement, Replicate, Shard, shard_box
+from muon_tutorial.plan.matrix import held_box
+from muon_tutorial.plan.strategies import Builder, owner, owner_per_replica, replicated, round_robin, zero1
+from muon_tutorial.step.parameter_state import local_part
+from muon_tutorial.worlds.live import LiveWorld
+from muon_tutorial.worlds.local import LocalMesh
+
+SHAPES = ((8, 12), (12, 8), (4, 12), (12, 4), (8, 8), (8, 12))
+CUTS: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0))
+WHOLE = 4  # the matrix that every rank holds whole, where parameters are plain
+TWINS = (0, 5)  # two of the same shape, cut alike
+STEPS = 4
+FAULT_AT = 1  # the step that is disturbed
+
+PLANNED: Mapping[str, Builder] = {
+    "zero1 all": partial(zero1, gather="all", round_bytes=400),
+    "zero1 boundary": partial(zero1, gather="boundary", round_bytes=400),
+    "owner": partial(owner, round_bytes=400),
+    "owner_per_replica": partial(owner_per_replica, round_bytes=400),
+    "round_robin": partial(round_robin, round_bytes=400),
+    "replicated": partial(replicated, round_bytes=400),
+}
+_STOCK = inspect.signature(torch.optim.Muon).parameters
+FSDP2, OWN_FUNCTIONS = "dtensors over FSDP2", "own functions"
+STRATEGIES = (*PLANNED, FSDP2, OWN_FUNCTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What a rank is told to build; a fault hands one rank another one. ``order`` lists the matrices."""
+
+    strategy: str
+    wholes: tuple[Tensor, ...]
+    cuts: tuple[Placement, ...] = CUTS
+    order: tuple[int, ...] = tuple(range(len(SHAPES)))
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.02})
+    has_names: bool = True
+
+    @property
+    def averages(self) -> bool:
+        """Whether the step averages gradients over dp."""
+        return self.strategy.startswith("zero1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rig:
+    """One rank's model and optimizer. ``params`` are by number of the matrix, whatever their order."""
+
+    blueprint: Blueprint
+    at: Coordinate
+    params: Mapping[int, nn.Parameter]
+    muon: Muon
+    worlds: tuple[LiveWorld | LocalMesh, ...]
+
+    def give(self, step: int) -> None:
+        """Set the gradients of a step."""
+        for index, param in self.params.items():
+            grad = gradient(self.blueprint, self.at, step, index)
+            param.grad = _like(param, _held(param, grad, self.blueprint.cuts[index], self.at), grad)
+
+    def digest(self) -> str:
+        """A hash of everything that a step may change."""
+        state = [
+            value for entry in self.muon.state.values() for value in entry.values() if torch.is_tensor(value)
+        ]
+        found = hashlib.sha256()
+        for tensor in (*self.params.values(), *state):
+            found.update(raw_bytes(local_part(tensor.detach())))
+        return found.hexdigest()
+
+    def equals(self, wholes: Sequence[Tensor]) -> bool:
+        """Whether this rank holds its parts of these matrices, to the bit."""
+        if len(wholes) != len(self.params):
+            return False
+        for index, param in self.params.items():
+            part = _held(param, wholes[index], self.blueprint.cuts[index], self.at)
+            mine = local_part(param.detach())
+            if mine.numel() != part.numel() or raw_bytes(mine) != raw_bytes(part):
+                return False
+        return True
+
+
+def blueprint(strategy: str) -> Blueprint:
+    """What all ranks build where nothing is wrong."""
+    return Blueprint(strategy, first_values())
+
+
+def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
+    """One rank's parameters and optimizer. All ranks must call.
+
+    Raises:
+        TutorialError: what the package says of a blueprint that does not fit.
+    """
+    params = _parameters(plan, world)
+    named = [(f"w{index}", params[index]) for index in plan.order]
+    given = named if plan.has_names else [param for _, param in named]
+    muon = Muon(given, **plan.settings, **distribution(plan.strategy, world))
+    worlds = tuple(mesh.world for mesh in muon._steps() if mesh.world is not None) or (world,)
+    return Rig(plan, world.at, params, muon, worlds)
+
+
+@cache
+def first_values() -> tuple[Tensor, ...]:
+    """The matrices before the first step."""
+    made = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(shape, generator=made) for shape in SHAPES)
+
+
+def gradient(plan: Blueprint, at: Coordinate, step: int, index: int) -> Tensor:
+    """The whole gradient of one matrix as a dp position sees it."""
+    mean, spread = _grains(step, index, tuple(plan.wholes[index].shape))
+    places = at.size("dp")
+    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # adds up to nothing over dp
+    return (mean + off * spread) * 2.0**-6
+
+
+@cache
+def _grains(step: int, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(1000 * step + index)
+    return (
+        torch.randint(-31, 32, shape, generator=made).float(),
+        torch.randint(-8, 9, shape, generator=made).float(),
+    )
+
+
+Given = Callable[[int, int, Tensor], Tensor]
+"""What a step's mean gradient becomes by a fault: of the step, the matrix' number, and the gradient."""
+
+
+def oracle(plan: Blueprint, given: Given | None = None) -> list[Tensor]:
+    """The matrices after all steps of ``torch.optim.Muon`` on the whole of them."""
+    if given is None and plan.wholes is first_values() and plan.settings == {"lr": 0.02}:
+        return list(_usual_oracle())
+    return _stepped(plan.wholes, plan.settings, given or _as_it_is)
+
+
+def _as_it_is(step: int, index: int, grad: Tensor) -> Tensor:
+    return grad
+
+
+@cache
+def _usual_oracle() -> tuple[Tensor, ...]:
+    return tuple(_stepped(first_values(), {"lr": 0.02}, _as_it_is))
+
+
+def _stepped(wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given) -> list[Tensor]:
+    params = [nn.Parameter(whole.clone()) for whole in wholes]
+    # torch's own divides by a side of no length; there is nothing in such a matrix to be held to it.
+    known = {key: value for key, value in settings.items() if key in _STOCK}
+    muon = torch.optim.Muon([param for param in params if param.numel()], **known)
+    for step in range(STEPS):
+        for index, param in enumerate(params):
+            mean = _grains(step, index, tuple(param.shape))[0] * 2.0**-6
+            param.grad = given(step, index, mean) if step == FAULT_AT else mean
+        muon.step()
+    return [param.detach() for param in params]
+
+
+def without_share(rig: Rig, missing: int, at: Coordinate) -> Given:
+    """The mean gradient where the rank at ``at`` gives none for one matrix: its own counts as zero."""
+    whole = gradient(rig.blueprint, at, FAULT_AT, missing)
+    box = shard_box(tuple(whole.shape), rig.blueprint.cuts[missing], at["tp"], at.size("tp"))
+
+    def given(step: int, index: int, grad: Tensor) -> Tensor:
+        if index == missing:
+            grad[box.slices] -= whole[box.slices] / at.size("dp")
+        return grad
+
+    return given
+
+
+def _parameters(plan: Blueprint, world: LiveWorld | LocalMesh) -> dict[int, nn.Parameter]:
+    indices = sorted(plan.order)
+    if plan.strategy != FSDP2:
+        return {i: _cut_by_hand(plan.wholes[i], plan.cuts[i], world.at) for i in indices}
+    assert isinstance(world, LiveWorld)
+    model = nn.ParameterList([_over_tp(plan.wholes[i], plan.cuts[i], world) for i in indices])
+    fully_shard(model, mesh=world.mesh["dp"])
+    return dict(zip(indices, model, strict=True))
+
+
+def _cut_by_hand(whole: Tensor, cut: Placement, at: Coordinate) -> nn.Parameter:
+    part = whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices]
+    param = nn.Parameter(part.clone())
+    param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
+    return param
+
+
+def _over_tp(whole: Tensor, cut: Placement, world: LiveWorld) -> nn.Parameter:
+    placement = TorchShard(cut.dim) if isinstance(cut, Shard) else TorchReplicate()
+    return nn.Parameter(distribute_tensor(whole.clone(), world.mesh["tp"], [placement]))
+
+
+def distribution(strategy: str, world: LiveWorld | LocalMesh) -> dict[str, Any]:
+    """The keywords by which Muon is told how it is distributed."""
+    if strategy == FSDP2:
+        return {"distributed_config": create_dtensor_config()}
+    if strategy == OWN_FUNCTIONS:
+        assert isinstance(world, LiveWorld)
+        return {"distributed_config": own_functions(world)}
+    return {"strategy": PLANNED[strategy], "mesh": world}
+
+
+def own_functions(world: LiveWorld) -> DistributedConfig:
+    """What a user might write for parameters that every rank holds whole: the owners take turns."""
+
+    def assign(params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
+        return {index: index % world.grid.world_size for index in range(len(params))}
+
+    def gather(momentum: Tensor, dst_rank: int, state: dict[str, Any]) -> Tensor | None:
+        return momentum if world.at.rank == dst_rank else None
+
+    def redistribute(update: Tensor | None, src_rank: int, state: dict[str, Any]) -> Tensor:
+        shape = state["local_shape"]
+        send = None if update is None else update.reshape(-1)
+        count, label = shape[0] * shape[1], Label("update from its owner", f"w{state['param_idx']}")
+        request = Collective("broadcast", ("dp",), torch.bfloat16, send, count, label, root=src_rank)
+        return world.run(_ask(request)).view(shape)
+
+    return DistributedConfig(assign, gather, redistribute)
+
+
+def _ask(request: Collective) -> Walk:
+    return (yield request)
+
+
+def _held(param: Tensor, whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
+    """The part of a whole matrix that this rank's ``param`` holds."""
+    if isinstance(param, DTensor):
+        here = LiveWorld(param.device_mesh).at
+        return whole[held_box(tuple(whole.shape), dtensor_cuts("", param), here).slices].contiguous()
+    return whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices].clone()
+
+
+def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
+    if not isinstance(param, DTensor):
+        return part
+    local = part.reshape(local_part(param.detach()).shape)
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """A tensor as it lies in memory: equal bytes are equal bits, NaN or not."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def altered(plan: Blueprint, **fields: Any) -> Blueprint:
+    """The same blueprint with some fields set otherwise."""
+    return replace(plan, **fields)

@@ -1,0 +1,120 @@
+"""A ``train`` that gets signals as schedulers send them, at random times: what it leaves, and how it ends.
+
+python -m scripts.lab.faults.preempted --seed 0 --count 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Literal, get_args
+
+from muon_tutorial.training.checkpoints import Saving
+
+from .case import Case
+from .processes import left_behind, marked
+from .starters import TRAIN, Started, start
+
+Under = Literal["launch", "torchrun"]
+SCRIPT = Path(__file__).resolve().parents[2] / "distributed_muon.py"
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1")
+STARTING, ENDING = 90.0, 5.0
+"""Seconds for the first step to come, and to end in after a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run and its signal, and what was seen: ``steps`` taken and ``saved``, the seconds to its end."""
+
+    under: Under
+    ranks: int
+    sent: str
+    whom: str
+    moment: float
+    code: int | None
+    steps: int
+    saved: int | None
+    seconds: float
+    tracebacks: int
+    orphans: tuple[str, ...]
+    words: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it ended in time, with the signal's code, and left a whole checkpoint, or no step."""
+        number = signal.Signals["SIGTERM" if self.sent == "SIGUSR1" else self.sent]
+        ended = self.code in (128 + number, -number) and self.seconds < ENDING
+        return ended and bool(self.saved or not self.steps) and not (self.tracebacks or self.orphans)
+
+
+def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> Trial:
+    """Start a run, send it a signal at a random moment of its life, and see."""
+    every = dice.choice(([], ["--save-every", "5"]))
+    words = _words(under, ranks, [*every, "--out", "run"])
+    case = Case(0, number, "preempted", "", None, "zero1", ranks, 1, "train", 0)
+    started, run = start(case, folder, words), folder / "here" / "run"
+    starts = dice.random() < 0.25
+    while not (starts or (run / "metrics.jsonl").exists()) and started.process.poll() is None:
+        time.sleep(0.005)
+    moment = dice.uniform(0.0, 8.0 if starts else 3.0)
+    started.wait(moment)
+    sent, whom = dice.choice(SIGNALS), dice.choice(("it", "its group", "every process"))
+    _send(started, sent, whom)
+    if sent == "SIGUSR1":
+        started.wait(dice.uniform(0.0, 1.0))
+        _send(started, "SIGTERM", whom)
+    begun = time.monotonic()
+    in_time = started.wait(STARTING)
+    seconds = time.monotonic() - begun
+    orphans = left_behind(started.mark) if in_time else ("it did not end",)
+    started.end()
+    left_behind(started.mark)
+    steps = (run / "metrics.jsonl").read_bytes().count(b"\n") if (run / "metrics.jsonl").exists() else 0
+    saved, text = Saving(run).whole_step(print), started.words()
+    tracebacks = text.count("Traceback (most recent call last)")
+    code = started.process.returncode
+    return Trial(under, ranks, sent, whom, moment, code, steps, saved, seconds, tracebacks, orphans, text)
+
+
+def _words(under: Under, ranks: int, options: list[str]) -> list[str]:
+    job = [*TRAIN[3:], "--dp", str(ranks), *options]
+    if under == "launch":
+        return [*TRAIN[:3], *job]
+    return ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT), *job]
+
+
+def _send(started: Started, name: str, whom: str) -> None:
+    number = signal.Signals[name]
+    with contextlib.suppress(ProcessLookupError):
+        if whom == "its group":
+            os.killpg(started.process.pid, number)
+        for pid in marked(started.mark) if whom == "every process" else [started.process.pid]:
+            if whom != "its group":
+                os.kill(pid, number)
+
+
+def main() -> int:
+    """Run trials under both starters, on 2 and 4 ranks in turn, and show each; 1 where one ended badly."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    asked = parser.parse_args()
+    seen = []
+    for number in range(asked.count):
+        under, ranks = get_args(Under)[number % 2], (2, 4)[number // 2 % 2]
+        with tempfile.TemporaryDirectory() as folder:
+            seen.append(trial(Random(f"{asked.seed}/{number}"), under, ranks, number, Path(folder)))
+        print(seen[-1] if not seen[-1].is_good else replace(seen[-1], words=""), flush=True)
+    print(f"{sum(each.is_good for each in seen)} of {len(seen)} ended as they should")
+    return int(not all(each.is_good for each in seen))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

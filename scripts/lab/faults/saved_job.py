@@ -1,0 +1,159 @@
+"""A model and both optimizers that are saved and loaded, and what one process has after the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from muon_tutorial import checkpoint
+from muon_tutorial.errors import CheckpointError
+from muon_tutorial.optimizer.muon import Muon
+from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial.step.parameter_state import local_part
+from muon_tutorial.worlds.live import LiveWorld
+
+from . import job
+
+REST = ((7, 3), (6,))  # for AdamW
+OTHER = 7.0  # what a model holds that something is to be loaded into
+
+
+class Model(nn.Module):
+    """Matrices for Muon, and a few parameters for AdamW."""
+
+    def __init__(self, matrices: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList(matrices)
+        self.rest = nn.ParameterList([nn.Parameter(torch.ones(shape)) for shape in REST])
+
+    def fill(self, value: float) -> None:
+        """Overwrite everything."""
+        with torch.no_grad():
+            for param in self.parameters():
+                param.fill_(value)
+
+
+def build(strategy: str, world: LiveWorld | None) -> tuple[Model, MuonWithAdamW]:
+    """A rank's model and optimizers over dp, or those of one process where there is no world."""
+    model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
+    how: dict[str, Any] = {} if world is None else job.distribution(strategy, world)
+    if strategy == job.FSDP2 and world is not None:
+        fully_shard(model, mesh=world.mesh["dp"])
+    muon = Muon([(f"w{i}", param) for i, param in enumerate(model.matrices)], lr=0.02, **how)
+    return model, MuonWithAdamW(muon, torch.optim.AdamW(model.rest.parameters(), lr=0.01))
+
+
+def train(model: Model, both: MuonWithAdamW, world: LiveWorld | None, first: int, last: int) -> None:
+    """Take the steps from ``first`` up to ``last``, with the same gradients on every rank."""
+    for step in range(first, last):
+        for index, param in enumerate(model.parameters()):
+            grad = _gradient(step, index, tuple(param.shape))
+            param.grad = _cut(grad, param)
+        both.step()
+
+
+def _gradient(step: int, index: int, shape: tuple[int, ...]) -> Tensor:
+    made = torch.Generator().manual_seed(5000 + 100 * step + index)
+    return torch.randint(-31, 32, shape, generator=made) * 2.0**-6
+
+
+def _cut(grad: Tensor, param: Tensor) -> Tensor:
+    if not isinstance(param, DTensor):
+        return grad
+    mesh, rank = param.device_mesh, param.device_mesh.get_local_rank()
+    rows = -(-len(grad) // mesh.size())
+    local = grad[rank * rows : (rank + 1) * rows].contiguous()
+    return DTensor.from_local(local, mesh, param.placements, shape=grad.shape, stride=grad.stride())
+
+
+Wholes = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+@cache
+def expected(steps: int) -> Wholes:
+    """Parameters and moments after so many steps of torch's own optimizers in one process."""
+    model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
+    muon = torch.optim.Muon(model.matrices.parameters(), lr=0.02)
+    adamw = torch.optim.AdamW(model.rest.parameters(), lr=0.01)
+    for step in range(steps):
+        for index, param in enumerate(model.parameters()):
+            param.grad = _gradient(step, index, tuple(param.shape))
+        muon.step()
+        adamw.step()
+    state = [muon.state[p]["momentum_buffer"] for p in model.matrices]
+    state += [adamw.state[p][key] for p in model.rest for key in ("exp_avg", "exp_avg_sq")]
+    return tuple(p.detach() for p in model.parameters()), tuple(state)
+
+
+def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
+    """Whether one process' model and optimizers are what they should be after so many steps, to the bit."""
+    muon, adamw = both.muon.state, both.adamw.state
+    state = [muon[p].get("momentum_buffer") for p in model.matrices]
+    state += [adamw[p].get(key) for p in model.rest for key in ("exp_avg", "exp_avg_sq")]
+    found = [*(p.detach() for p in model.parameters()), *state]
+    wanted = [*expected(steps)[0], *expected(steps)[1]]
+    return all(
+        a is not None and job.raw_bytes(a) == job.raw_bytes(b) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def parameters_equal(model: Model, steps: int) -> bool:
+    """Whether this rank's parameters, or its shards of them, are what they should be after so many steps."""
+    wholes = expected(steps)[0]
+    for param, whole in zip(model.parameters(), wholes, strict=True):
+        mine, wanted = local_part(param.detach()), local_part(_cut(whole, param))
+        if job.raw_bytes(mine) != job.raw_bytes(wanted):
+            return False
+    return True
+
+
+def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
+    """Everything that a load may change."""
+    found = [job.raw_bytes(local_part(p.detach())) for p in model.parameters()]
+    for part in (both.muon, both.adamw):
+        for entry in part.state.values():
+            found += [job.raw_bytes(local_part(value)) for value in entry.values() if torch.is_tensor(value)]
+        found += [repr({k: v for k, v in g.items() if k != "params"}).encode() for g in part.param_groups]
+    return found
+
+
+class Store:
+    """Where a job keeps its checkpoints, one a step: a ``CheckpointManager`` where the package has one.
+
+    Else, as a user must without one: a folder a step, and the newest that can be loaded counts.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        manager = getattr(checkpoint, "CheckpointManager", None)
+        self._manager = None if manager is None else manager(root, keep=2)
+
+    def save(self, step: int, model: Model, both: MuonWithAdamW, **more: Any) -> None:
+        """Save the state after ``step`` steps. All ranks must call."""
+        if self._manager is not None:
+            self._manager.save(step, model, both, extra={"step": step}, **more)
+        else:
+            checkpoint.save_checkpoint(self.root / f"step-{step}", model, both, extra={"step": step})
+
+    def load(self, model: Model, both: MuonWithAdamW) -> int:
+        """Load the newest complete state; returns its step. All ranks must call.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if self._manager is not None:
+            return int(self._manager.load(model, both)["step"])
+        steps = sorted((int(path.name[5:]) for path in self.root.glob("step-*")), reverse=True)
+        for step in steps:
+            try:
+                return int(checkpoint.load_checkpoint(self.root / f"step-{step}", model, both)["step"])
+            except CheckpointError as error:
+                last = error
+        raise last if steps else CheckpointError(f"{self.root} holds no checkpoint")

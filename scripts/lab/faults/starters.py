@@ -1,0 +1,289 @@
+"""Faults that go through another starter: ``torchrun`` and the command line, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+from muon_tutorial.launching.signals import SENT
+
+from .case import PATIENCE, STRUCK, TIMEOUT, Case, Seen
+from .processes import MARK, children, left_behind
+
+LIMIT = TIMEOUT + PATIENCE
+STARTING, LATE = 40.0, 4.0
+"""Seconds that a starter may take to be there on a busy machine, and that it is watched over the limit."""
+TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
+AGENT = "the agent is killed"
+_NAMED_BY_A_RANK = re.compile(r"waited in vain for rank (\d+)")
+"""What a rank says before torchrun, which knows only who ended first, and a stopped rank does not."""
+
+_ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
+TRAIN = (
+    *("-m", "muon_tutorial", "train", "--dp", "2", "--tp", "1", "--steps", "100000", "--layers", "1"),
+    *("--width", "32", "--heads", "2", "--context", "16", "--batch", "4", "--timeout", str(TIMEOUT)),
+)
+
+
+@dataclass(slots=True)
+class Started:
+    """A process that was started for a case, and what it has said."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+    folder: Path
+    mark: str
+
+    def words(self) -> str:
+        """What it wrote to its standard error."""
+        return self.said.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+            return True
+        return False
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+def start(case: Case, folder: Path, words: Sequence[str], **how: object) -> Started:
+    """Start Python with these arguments, marked, in a folder of its own."""
+    mark = f"case-{os.getpid()}-{case.seed}-{case.number}"
+    said, here = folder / "stderr", folder / "here"
+    here.mkdir()
+    checkout = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TERM": "dumb"}
+    with open(said, "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            **{  # type: ignore[call-overload]
+                "cwd": here,
+                "env": environ,
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.DEVNULL,
+                "stderr": errors,
+                "start_new_session": True,
+                "preexec_fn": _heed_signals,
+                **how,
+            },
+        )
+    return Started(process, said, folder, mark)
+
+
+def _heed_signals() -> None:
+    """A campaign in a shell's background ignores SIGINT, or SIGHUP, and all that it starts would, too."""
+    for number in SENT:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def under_torchrun(case: Case, folder: Path) -> Seen:
+    """One case of two ranks that torchrun starts."""
+    struck = case if case.kind != AGENT else None
+    told = json.dumps(asdict(case if struck else _undisturbed(case)))
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
+    program = ("-m", "scripts.lab.faults.under_torchrun", told, str(folder))
+    started = start(case, folder, (*run, *program))
+    _wait_until_struck(started)
+    if struck is None:
+        return _without_agent(started)
+    in_time = started.wait(LIMIT + LATE)
+    seconds = time.monotonic() - _struck_at(folder)
+    started.end()
+    orphans = left_behind(started.mark)  # they are only that if it ended by itself
+    words = started.words()
+    found = _NAMED_BY_A_RANK.search(words) or _ROOT_CAUSE.search(words)
+    return Seen(
+        message=_said_under_torchrun(words, found),
+        named=not in_time or started.process.returncode != 0,
+        blamed=int(found[1]) if found else None,
+        seconds=seconds,
+        orphans=orphans if in_time else (),
+    )
+
+
+def _undisturbed(case: Case) -> Case:
+    """The same run with a rank that only stalls, so that the others wait while the agent is killed."""
+    return Case(**{**asdict(case), "kind": "stuck", "phase": "between steps", "rank": 0})
+
+
+def _without_agent(started: Started) -> Seen:
+    """Kill torchrun's agent while its ranks wait for each other: they must end by themselves."""
+    started.end()
+    orphans = left_behind(started.mark)
+    return Seen(orphans=orphans, equal=not orphans)
+
+
+def _wait_until_struck(started: Started) -> None:
+    deadline = time.monotonic() + STARTING
+    while not (started.folder / STRUCK).exists() and time.monotonic() < deadline:
+        if started.wait(0.02):
+            return
+
+
+def _struck_at(folder: Path) -> float:
+    """When the fault happened; now, where it did not."""
+    with contextlib.suppress(OSError, ValueError):
+        return float((folder / STRUCK).read_text())
+    return time.monotonic()
+
+
+def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
+    """The package's own error, if a rank raised one or missed another, and who is blamed."""
+    own = [
+        line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
+    ]
+    blamed = f"rank {found[1]} is named first" if found else "nobody is named"
+    return " / ".join([*own[:1], blamed])
+
+
+def _last_words(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "(nothing)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What happens to a ``train`` that a shell started: how it is started, and what is done to it.
+
+    ``codes`` it may exit with. ``moment``: the longest time (seconds) after which it happens.
+    """
+
+    act: Callable[[Started, Random], None] | None = None
+    codes: tuple[int, ...] = (1,)
+    moment: float = 6.0
+    words: tuple[str, ...] = TRAIN
+
+
+def _send(*numbers: int, to: Callable[[int, int], None] = os.kill) -> Callable[[Started, Random], None]:
+    def act(started: Started, dice: Random) -> None:
+        for number in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                to(started.process.pid, number)
+            time.sleep(0.05)
+
+    return act
+
+
+def _send_to_server(number: int, then: int | None = None) -> Callable[[Started, Random], None]:
+    """To the process that forks the ranks, once it is there."""
+
+    def act(started: Started, dice: Random) -> None:
+        deadline = time.monotonic() + 10
+        while not (found := children(started.process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if then is not None:
+            time.sleep(0.3)
+            os.kill(started.process.pid, then)
+
+    return act
+
+
+def _options(*words: str) -> tuple[str, ...]:
+    return (*TRAIN, *words)
+
+
+_LIMITED = "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({n}, {n})); "
+_RUN = "sys.argv = ['muon_tutorial', *{words!r}]; runpy.run_module('muon_tutorial', run_name='__main__')"
+
+
+_FEW_STEPS = [*TRAIN[2:], "--steps", "2"]
+
+
+def _limited(descriptors: int) -> tuple[str, ...]:
+    return ("-c", _LIMITED.format(n=descriptors) + _RUN.format(words=_FEW_STEPS))
+
+
+_NOWHERE = (
+    "-c",
+    "import os, sys, runpy; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
+    + _RUN.format(words=_FEW_STEPS),
+)
+_CLOSED = (
+    "-c",
+    "import os, sys, runpy; os.close(1); " + _RUN.format(words=_FEW_STEPS),
+)
+
+COMMAND_LINE: Mapping[str, Shell] = {
+    "Ctrl-C": Shell(_send(signal.SIGINT), (130,)),
+    "Ctrl-C in the first two seconds": Shell(_send(signal.SIGINT), (130,), moment=2.0),
+    "Ctrl-C twice": Shell(_send(signal.SIGINT, signal.SIGINT), (130,)),
+    "Ctrl-C to the group": Shell(_send(signal.SIGINT, to=os.killpg), (130,)),
+    "SIGTERM to the group": Shell(_send(signal.SIGTERM, to=os.killpg), (143, -signal.SIGTERM)),
+    "SIGUSR1, then SIGTERM": Shell(
+        _send(signal.SIGUSR1, signal.SIGTERM), (143, -signal.SIGTERM, -signal.SIGUSR1)
+    ),
+    "SIGHUP": Shell(_send(signal.SIGHUP), (129, -signal.SIGHUP)),
+    "SIGTERM": Shell(_send(signal.SIGTERM), (143, -signal.SIGTERM)),
+    "SIGKILL of the launcher": Shell(_send(signal.SIGKILL), (-signal.SIGKILL,)),
+    "SIGKILL of the fork server": Shell(_send_to_server(signal.SIGKILL), (1,)),
+    "SIGSTOP of the fork server, then Ctrl-C": Shell(_send_to_server(signal.SIGSTOP, signal.SIGINT), (130,)),
+    "16 descriptors": Shell(None, (0, 1, 2), words=_limited(16)),
+    "24 descriptors": Shell(None, (0, 1, 2), words=_limited(24)),
+    "a working directory that is gone": Shell(None, (1, 2), words=_NOWHERE),
+    "a timeout that is NaN": Shell(None, (2,), words=_options("--timeout", "nan")),
+    "standard output closed": Shell(None, (0, 1), words=_CLOSED),
+}
+
+
+def _wait_for_imports(started: Started) -> None:
+    """Wait until Python has begun to import the package: what comes before is the interpreter's own."""
+    maps, deadline = Path(f"/proc/{started.process.pid}/maps"), time.monotonic() + STARTING
+    while "/torch/" not in _text(maps) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return "/torch/"  # it has ended already
+
+
+def by_command_line(case: Case, folder: Path) -> Seen:
+    """One ``train`` that something happens to. It must end in one line, with the right code, and in time."""
+    shell, dice = COMMAND_LINE[case.kind], case.random
+    started = start(case, folder, shell.words)
+    if shell.act is not None:
+        _wait_for_imports(started)
+        started.wait(dice.uniform(0.0, shell.moment))
+        shell.act(started, dice)
+    acted = time.monotonic()
+    in_time = started.wait(LIMIT + LATE if shell.act is not None else STARTING)
+    seconds = time.monotonic() - acted
+    code = started.process.poll()
+    started.end()
+    orphans = left_behind(started.mark)
+    words = started.words()
+    if not in_time:
+        return Seen(message=f"{_last_words(words)} (it had to be ended)", seconds=seconds)
+    if code == 0:
+        return Seen(equal=True, orphans=orphans)
+    limit = LIMIT if shell.act is not None else STARTING
+    return Seen(
+        message=words.strip() or f"exit code {code}",
+        message_type=f"exit code {code}",
+        named=code in shell.codes,
+        line_due=True,
+        seconds=seconds,
+        limit=limit,
+        orphans=orphans,
+    )

@@ -1,0 +1,171 @@
+"""Ends, stops and stalls a rank, at a chosen moment of its life: before it joins, in a step, while it saves.
+
+A step is hit at one of its requests, as an observer of the world sees them; a save or a load at one of the
+files it opens, renames or removes, as Python's audit events tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from muon_tutorial.engine.collective import Collective
+from muon_tutorial.plan.grid import Coordinate, Grid
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from . import job
+from .case import STRUCK, TIMEOUT, Case, RankRecord
+from .job import Rig
+
+STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps: others must give up long before
+
+
+class PlantedError(Exception):
+    """What a rank of the campaign raises on purpose."""
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+def _stop_for(seconds: float) -> None:
+    """Stop this process, and have a child of its own wake it: it cannot do so itself."""
+    pid = os.getpid()
+    if os.fork() == 0:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+        os._exit(0)
+    os.kill(pid, signal.SIGSTOP)
+
+
+STRIKES: Mapping[str, Callable[[], object]] = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGABRT": os.abort,
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stopped for a moment": lambda: _stop_for(0.5),
+    "asleep for a moment": lambda: time.sleep(0.5),
+    "stuck": lambda: time.sleep(STALL),
+    "os._exit(0)": lambda: os._exit(0),
+    "os._exit(3)": lambda: os._exit(3),
+    "exception": lambda: _raise(PlantedError("planted")),
+    "MemoryError": lambda: _raise(MemoryError("planted")),
+    "KeyboardInterrupt in a rank": lambda: _raise(KeyboardInterrupt("planted")),
+    "sys.exit(0)": lambda: sys.exit(0),
+    "sys.exit(3)": lambda: sys.exit(3),
+    "every descriptor closed": lambda: os.closerange(3, 1024),
+}
+
+STARTING = "starting up"
+FROM_OUTSIDE: Mapping[str, int] = {
+    "SIGKILL": signal.SIGKILL,
+    "SIGTERM": signal.SIGTERM,
+    "SIGSEGV": signal.SIGSEGV,
+    "SIGABRT": signal.SIGABRT,
+    "SIGSTOP": signal.SIGSTOP,
+}
+"""What the campaign sends to a rank that has not yet joined the others."""
+
+IN_A_STEP = ("first request of a step", "in the middle of a step", "last request of a step")
+PHASES = (
+    "arguments arrive",
+    "before the mesh",
+    "before construction",
+    *IN_A_STEP,
+    "between steps",
+    "returning",
+)
+
+
+def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
+    """One rank of a run in which one is struck. ``gift`` strikes as it arrives, where that is the phase."""
+    hit = Trigger(case, rank, folder)
+    hit.at("before the mesh")
+    world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
+    hit.at("before construction")
+    rig = job.build(job.blueprint(case.strategy), world)
+    requests = Requests(hit, case, rig)
+    for step in range(job.STEPS):
+        rig.give(step)
+        requests.begin(step)
+        rig.muon.step()
+        if step == job.FAULT_AT:
+            hit.at("between steps")
+    equal = rig.equals(job.oracle(rig.blueprint))
+    record = RankRecord(rank, equal=equal)
+    return Parting(record, hit) if case.phase == "returning" else record
+
+
+class Trigger:
+    """Strikes when its phase comes, on its rank, once; and writes down when."""
+
+    def __init__(self, case: Case, rank: int, folder: str) -> None:
+        self._strike = STRIKES[case.kind] if case.rank == rank else None
+        self._phase, self._path = case.phase, Path(folder, STRUCK)
+
+    def at(self, phase: str) -> None:
+        """Say that a phase is reached."""
+        if phase == self._phase and self._strike is not None:
+            strike, self._strike = self._strike, None
+            self._path.write_text(str(time.monotonic()), encoding="utf-8")
+            strike()
+
+
+class Requests:
+    """Counts the requests of an undisturbed step, and strikes at the first, middle or last of a later one."""
+
+    def __init__(self, hit: Trigger, case: Case, rig: Rig) -> None:
+        self._hit, self._step, self._seen, self._count = hit, -1, 0, 0
+        for world in rig.worlds:
+            if isinstance(world, LiveWorld):
+                world.observers.append(self._observe)
+
+    def begin(self, step: int) -> None:
+        """Say that a step begins."""
+        if step == job.FAULT_AT:
+            self._count = self._seen
+        self._step, self._seen = step, 0
+
+    def _observe(self, request: Collective, at: Coordinate) -> None:
+        if self._step == job.FAULT_AT:
+            places = (0, self._count // 2, self._count - 1)
+            for phase, place in zip(IN_A_STEP, places, strict=True):
+                if self._seen == place:
+                    self._hit.at(phase)
+        self._seen += 1
+
+
+class Gift:
+    """An argument that strikes its rank as it is unpickled there."""
+
+    def __init__(self, case: Case, folder: str) -> None:
+        self.case, self.folder = case, folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unwrap, (self.case, self.folder)
+
+
+def _unwrap(case: Case, folder: str) -> Gift:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        Trigger(case, dist.get_rank(), folder).at("arguments arrive")
+    return Gift(case, folder)
+
+
+class Parting:
+    """A returned value that strikes its rank as it is pickled there."""
+
+    def __init__(self, record: RankRecord, hit: Trigger) -> None:
+        self.record, self._hit = record, hit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._hit.at("returning")
+        return RankRecord, (self.record.rank, "", "", True, None, self.record.equal)

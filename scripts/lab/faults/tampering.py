@@ -1,0 +1,210 @@
+"""Checkpoints that were written to, by accident or on purpose, before one process loads them.
+
+Knows nothing of a checkpoint's format but that it is a folder of files; ``forging`` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.errors import TutorialError
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from . import forging, saved_job
+from .case import Case, Seen
+from .forging import SENTINEL, Evil, files
+from .saved_job import OTHER
+
+OLD, NEW = 1, 2  # steps after which a job saves
+
+
+def prepare(rank: int, root: str) -> None:
+    """Save two states of a job, after ``OLD`` and after ``NEW`` steps, from four ranks."""
+    world = LiveWorld(build_mesh(Grid.of(dp=4)))
+    model, both = saved_job.build("zero1 all", world)
+    for first, last in ((0, OLD), (OLD, NEW)):
+        saved_job.train(model, both, world, first, last)
+        save_checkpoint(Path(root, f"saved-{last}"), model, both, extra={"step": last})
+
+
+def _a_file(folder: Path, dice: Random) -> Path:
+    """One of them, the larger the likelier."""
+    found = files(folder)
+    return dice.choices(found, [path.stat().st_size + 1 for path in found])[0]
+
+
+def _flip_a_bit(folder: Path, other: Path, dice: Random) -> None:
+    path = _a_file(folder, dice)
+    data = bytearray(path.read_bytes())
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    path.write_bytes(data)
+
+
+def _truncate(folder: Path, other: Path, dice: Random) -> None:
+    path = dice.choice(files(folder))
+    os.truncate(path, dice.randrange(path.stat().st_size))
+
+
+def _append(folder: Path, other: Path, dice: Random) -> None:
+    with open(dice.choice(files(folder)), "ab") as file:
+        file.write(dice.randbytes(dice.randint(1, 5000)))
+
+
+def _zero_a_block(folder: Path, other: Path, dice: Random) -> None:
+    """As a file system does that lost a block."""
+    path = _a_file(folder, dice)
+    data = bytearray(path.read_bytes())
+    start = dice.randrange(0, len(data), 512)
+    data[start : start + 512] = bytes(len(data[start : start + 512]))
+    path.write_bytes(data)
+
+
+def _remove(folder: Path, other: Path, dice: Random) -> None:
+    dice.choice(files(folder)).unlink()
+
+
+def _take_from_the_other(folder: Path, other: Path, dice: Random) -> None:
+    """One file of a newer save, copied over this one's of the same name."""
+    path = dice.choice(files(folder))
+    newer = other / path.relative_to(folder)
+    shutil.copy(newer if newer.exists() else dice.choice(files(other)), path)
+
+
+def _exchange(folder: Path, other: Path, dice: Random) -> None:
+    """Two files of one save change names."""
+    one, two = dice.sample(files(folder), 2)
+    aside = one.with_name(one.name + ".aside")
+    one.rename(aside)
+    two.rename(one)
+    aside.rename(two)
+
+
+TAMPERINGS: Mapping[str, Callable[[Path, Path, Random], None] | None] = {
+    "a bit flips in a file": _flip_a_bit,
+    "a file is cut off": _truncate,
+    "bytes are appended to a file": _append,
+    "a block of a file is zeroed": _zero_a_block,
+    "a file is missing": _remove,
+    "a file comes from a newer save": _take_from_the_other,
+    "two files change names": _exchange,
+    "a pickle in place of a file": forging.pickle_in_place,
+    "a pickle in the metadata": forging.pickle_in_metadata,
+    "a pickle in a tensor": forging.pickle_in_a_tensor,
+    "a pickle in extra": None,
+    "files named outside the folder": forging.climb_out,
+    "the disk is full while saving": None,
+}
+"""What happens to a checkpoint of four ranks before one process loads it. Those without a function are done
+while it is saved."""
+
+
+def tampered(case: Case, saves: Path, folder: Path) -> Seen:
+    """Tamper with a copy of a checkpoint in ``folder``, load it, and see what came of it."""
+    begun = time.monotonic()
+    victim, other = folder / "checkpoint", saves / f"saved-{NEW}"
+    if case.kind == "a pickle in extra":
+        return _loaded(case, victim, _crafted_extra(victim), begun)
+    if case.kind == "the disk is full while saving":
+        return _full_disk(case, victim, begun)
+    shutil.copytree(saves / f"saved-{OLD}", victim)
+    tamper = TAMPERINGS[case.kind]
+    assert tamper is not None
+    tamper(victim, other, case.random)
+    return _loaded(case, victim, "", begun)
+
+
+def _crafted_extra(folder: Path) -> str:
+    """Save with an object in ``extra`` that acts as it is unpickled; returns the refusal, if there is one."""
+    model, both = saved_job.build("", None)
+    saved_job.train(model, both, None, 0, OLD)
+    try:
+        save_checkpoint(folder, model, both, extra={"step": OLD, "x": Evil(folder)})
+    except TutorialError as error:
+        return str(error)
+    return ""
+
+
+def _loaded(case: Case, folder: Path, refusal: str, begun: float) -> Seen:
+    """Load, and compare with before where it was refused, with the oracle where it was not."""
+    sentinel = folder.parent / SENTINEL
+    if refusal:
+        return Seen(message=refusal, message_type="CheckpointError", executed=sentinel.exists())
+    model, both = saved_job.build("", None)
+    model.fill(OTHER)
+    before = saved_job.digest(model, both)
+    try:
+        with _logged() as logged:
+            load_checkpoint(folder, model, both)
+    except Exception as error:
+        moved = saved_job.digest(model, both) != before
+        seen = _said(error, begun, executed=sentinel.exists(), half_loaded=moved)
+        return replace(seen, message="\n".join([seen.message, *logged]), line_due=True)
+    return Seen(
+        equal=saved_job.holds(model, both, OLD),
+        executed=sentinel.exists(),
+        seconds=time.monotonic() - begun,
+    )
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Catch the tracebacks that a library logs: on a terminal a user would see them."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.setFormatter(logging.Formatter())
+    handler.emit = lambda record: found.append(handler.format(record))  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield found
+    finally:
+        root.removeHandler(handler)
+
+
+def _said(error: Exception, begun: float, **more: Any) -> Seen:
+    named, kind = isinstance(error, TutorialError), type(error).__name__
+    said = str(error) or repr(error)
+    return Seen(message=said, message_type=kind, named=named, seconds=time.monotonic() - begun, **more)
+
+
+def _full_disk(case: Case, folder: Path, begun: float) -> Seen:
+    """No file may grow beyond a limit: what a full disk looks like to who writes."""
+    model, both = saved_job.build("", None)
+    saved_job.train(model, both, None, 0, OLD)
+    seen = Seen(seconds=0.0)
+    try:
+        with _files_end_at(case.random.randrange(1, 2000)):
+            save_checkpoint(folder, model, both, extra={"step": OLD})
+    except Exception as error:
+        seen = _said(error, begun)
+    try:
+        if seen.message:
+            save_checkpoint(folder, model, both, extra={"step": OLD})
+    except Exception as error:
+        return Seen(message=seen.message, named=seen.named, retry_refused=f"{type(error).__name__}: {error}")
+    loaded = _loaded(case, folder, "", begun)
+    if loaded.message or not loaded.equal:
+        return loaded
+    return seen if seen.message else loaded
+
+
+@contextmanager
+def _files_end_at(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

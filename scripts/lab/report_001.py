@@ -1,0 +1,302 @@
+"""A published reproduction report, checked from its own traces.
+
+The report ("Reproducing and Validating Distributed Muon") published what few do: its traces
+(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``). That is
+why its headline numbers can be followed to the event. Each figure here stands as published, as reproduced,
+and beside a comparison of like with like. Lesson 13's ``published_traces`` keeps what was read from four of
+the traces, so that none is needed:
+
+    python -m scripts.lab.report_001             the table, from the packaged figures
+    python -m scripts.lab.report_001 FOLDER      the same, read from the traces in FOLDER
+    python -m scripts.lab.report_001 FOLDER --write FILE      and keep what was read
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from muon_tutorial.errors import TraceError
+from muon_tutorial.evidence.traces.profiler_trace import (
+    NameSum,
+    Trace,
+    TraceEvent,
+    covered,
+    read_trace,
+    span,
+    sum_collectives,
+    sums_by_name,
+)
+from muon_tutorial.evidence.traces.time_intervals import measure
+from muon_tutorial.learn.cheaper.published_traces import (
+    MB,
+    SOURCE,
+    Ratio,
+    StepSizes,
+    TraceSummary,
+    compare_bytes,
+    packaged_summaries,
+    step_sizes,
+)
+
+WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over
+FILES = {
+    "adamw": "trace_adamw_FULLSTEP_rank0.json",
+    "adamw_async": "trace_adamw_FULLSTEP_async_rank0.json",
+    "muon": "trace_muon_FULLSTEP_dp2_tp2_rank0.json",
+    "muon_async": "trace_muon_FULLSTEP_dp2_tp2_async_rank0.json",
+}
+NOTES = (
+    f"Traces: {SOURCE}. Rank 0 of four RTX A4000, five steps, one run each: differences of some per cent "
+    "are noise. The two runs do not do the same work: AdamW is unsharded DDP that all-reduces the whole "
+    "model in fp32; Muon starts from gradients that are already averaged and sharded, and ends before any "
+    "parameter is gathered. A communication kernel spins until its peers arrive, so its time is transfer and "
+    "waiting; one rank's trace cannot tell them apart. The report's multi-node table is the communication "
+    "column times 3."
+)
+MS = 1e6  # nanoseconds
+BYTES = {"Float": 4, "BFloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFigure:
+    """A published figure, the same reproduced by the published method, and what stands beside it."""
+
+    claim: str
+    published: str
+    reproduced: Ratio
+    beside: tuple[Ratio, ...]
+
+
+def summarize(trace: Trace) -> TraceSummary:
+    """Read what the figures need from one trace.
+
+    Raises:
+        TraceError: the trace lacks an annotation that the report's traces have.
+    """
+    launch = _only(trace.of("cpu annotation"), "Muon_Step", "AdamW_Step")
+    begin, end = span(trace.executed)
+    return TraceSummary(
+        file=trace.source.removesuffix(".gz"),
+        devices=int(trace.job.get("world_size", 0)),
+        device=trace.devices[0] if trace.devices else "",
+        nccl=str(trace.job.get("nccl_version", "")),
+        steps=launch.count,
+        gpu_span=end - begin,
+        busy=measure(covered(trace.executed)),
+        computing=measure(trace.compute),
+        communicating=measure(covered(trace.collectives)),
+        full_step=_only(trace.of("cpu annotation"), "Muon_Full_Training_Step", "AdamW_Full_Training_Step"),
+        launch=launch,
+        optimizer=_only(trace.of("gpu annotation"), "Optimizer.step#Muon.step", "Optimizer.step#AdamW.step"),
+        matched=sums_by_name(trace.events, WORDS),
+        collectives=sum_collectives(trace),
+    )
+
+
+def _only(events: Sequence[TraceEvent], *names: str) -> NameSum:
+    found = [row for row in sums_by_name(events, names) if row.name in names]
+    if len(found) != 1:
+        raise TraceError(f"expected annotations of one name among {', '.join(names)}; found {len(found)}")
+    return found[0]
+
+
+def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
+    """The four traces of a folder, gzipped or not.
+
+    Raises:
+        TraceError: one is missing or is not such a trace.
+    """
+    return {key: summarize(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
+
+
+def _there(folder: Path, name: str) -> Path:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), folder / name)
+
+
+def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None:
+    """Keep what was read, with its source, as JSON."""
+    data = {
+        "source": SOURCE,
+        "units": "nanoseconds, elements",
+        "words": WORDS,
+        "traces": {key: asdict(entry) for key, entry in summaries.items()},
+    }
+    target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
+    """The published figures, reproduced, each with what stands beside it.
+
+    ``summaries`` as ``read_summaries`` gives them; the packaged ones unless given.
+
+    >>> for figure in check_report():
+    ...     print(f"{figure.published:8}{figure.reproduced.shown:8}{figure.reproduced.how}")
+    0.57×   0.57×   139.53 / 245.84 ms
+    43%     43%     1 - 139.53 / 245.84
+    1.1%    1.1%    4.29 / 388.86 ms
+    15%     15%     388.86 / 338.51 ms
+    2.1×    2.1×    294.09 / 139.53 ms
+    50%     50%     72.74 / 145.48 MB
+    """
+    summaries = packaged_summaries() if summaries is None else summaries
+    adamw, muon = summaries["adamw"], summaries["muon"]
+    sizes = step_sizes(adamw, muon)
+    return (
+        _communication(adamw, muon),
+        _saved(adamw, muon, sizes),
+        _overhead(adamw, muon),
+        _slower(adamw, muon),
+        _async(summaries),
+        _state(adamw, muon, sizes),
+    )
+
+
+def _communication(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
+    counted = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
+    return PublishedFigure(
+        "communication of Muon (DP2×TP2) against AdamW: a sum over names, in time",
+        "0.57×",
+        _times("every event whose name matches, summed", muon.sum_over_names, adamw.sum_over_names, 2),
+        (
+            Ratio("events summed for each collective", counted, "Muon and AdamW"),
+            _times("each collective once: kernels alone, waiting included", muon.kernels, adamw.kernels, 3),
+            *compare_bytes(adamw, muon),
+        ),
+    )
+
+
+def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
+    names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
+    more = float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1)
+    return PublishedFigure(
+        "communication that Muon saves",
+        "43%",
+        Ratio(
+            "the same sums",
+            f"{1 - names:.0%}",
+            f"1 - {muon.sum_over_names / MS:.2f} / {adamw.sum_over_names / MS:.2f}",
+        ),
+        (
+            Ratio("kernels alone", f"{1 - kernels:.1%}", "1 - the kernels' ratio"),
+            Ratio("like for like, bytes", f"{-more:.0%}", "nothing is saved: 1.70× is 70% more"),
+        ),
+    )
+
+
+def _overhead(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
+    bare = muon.optimizer.total - muon.kernels
+    return PublishedFigure(
+        "the optimizer's share of the step: its launch on the CPU",
+        "1.1%",
+        _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
+        (
+            _share("the step on the GPU, of the GPU's span", muon.optimizer.total, muon.gpu_span, 0),
+            _share("the same without its communication", bare, muon.gpu_span, 0),
+            _share("AdamW's, communication apart, likewise", adamw.optimizer.total, adamw.gpu_span, 1),
+            _share(
+                "AdamW's with its communication, likewise",
+                adamw.optimizer.total + adamw.kernels,
+                adamw.gpu_span,
+                0,
+            ),
+        ),
+    )
+
+
+def _slower(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
+    ratio = muon.full_step.total / adamw.full_step.total
+    how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
+    return PublishedFigure(
+        "Muon's step is slower",
+        "15%",
+        Ratio("the CPU's annotation of five steps", f"{ratio - 1:.0%}", how),
+        (
+            _times("the GPU's span", muon.gpu_span, adamw.gpu_span, 2),
+            _times("time in which the GPU did anything: AdamW's idles more", muon.busy, adamw.busy, 2),
+            _times("time in which anything but communication ran", muon.computing, adamw.computing, 2),
+        ),
+    )
+
+
+def _async(summaries: Mapping[str, TraceSummary]) -> PublishedFigure:
+    adamw, muon = summaries["adamw"], summaries["muon"]
+    adamw_async, muon_async = summaries["adamw_async"], summaries["muon_async"]
+    return PublishedFigure(
+        'Muon with async_op=True is "slower": summed event time',
+        "2.1×",
+        _times("every event whose name matches, summed", muon_async.sum_over_names, muon.sum_over_names, 1),
+        (
+            _times("kernels alone, which spin while they wait", muon_async.kernels, muon.kernels, 2),
+            _times("time in which any of them ran", muon_async.communicating, muon.communicating, 2),
+            _times("the GPU's span: faster, in one run each", muon_async.gpu_span, muon.gpu_span, 3),
+            _times("AdamW by the sum over names", adamw_async.sum_over_names, adamw.sum_over_names, 2),
+            _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
+        ),
+    )
+
+
+def _state(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
+    slices, straddling = muon.collectives
+    kept = sizes.shard / sizes.ranks * 4
+    buffers = slices.received * BYTES[slices.dtype] + straddling.received * BYTES[straddling.dtype]
+    return PublishedFigure(
+        "optimizer state of Muon against AdamW, in fp32",
+        "50%",
+        _held("one momentum against two moments, an element", sizes.whole * 4, sizes.whole * 8),
+        (
+            _held("ZeRO-1 both, DP2×TP2, a rank", kept, 2 * kept),
+            _held("the same while Muon's gather buffers live", kept + buffers, 2 * kept),
+        ),
+    )
+
+
+def _times(what: str, one: float, other: float, digits: int) -> Ratio:
+    return Ratio(what, f"{one / other:.{digits}f}×", f"{one / MS:.2f} / {other / MS:.2f} ms")
+
+
+def _share(what: str, part: float, whole: float, digits: int) -> Ratio:
+    return Ratio(what, f"{part / whole:.{digits}%}", f"{part / MS:.2f} / {whole / MS:.2f} ms")
+
+
+def _held(what: str, one: float, other: float) -> Ratio:
+    return Ratio(what, f"{one / other:.0%}", f"{one / MB:.2f} / {other / MB:.2f} MB")
+
+
+def as_markdown(figures: Sequence[PublishedFigure]) -> str:
+    """The figures as one table: a row for each as published and reproduced, and one for each that stands
+    beside it."""
+    lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
+    for figure in figures:
+        found = figure.reproduced
+        lines.append(f"| **{figure.claim}** | **{figure.published}** | **{found.shown}** | {found.how} |")
+        lines += [f"| {ratio.what} | | {ratio.shown} | {ratio.how} |" for ratio in figure.beside]
+    return "\n".join([*lines, "", NOTES])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, and return the exit code; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.lab.report_001")
+    parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
+    parser.add_argument("--write", type=Path, help="also keep what was read from them, as JSON")
+    chosen = parser.parse_args(arguments)
+    try:
+        summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()
+        if chosen.write:
+            write_summaries(summaries, chosen.write)
+    except TraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {chosen.write} cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
+    print(as_markdown(check_report(summaries)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

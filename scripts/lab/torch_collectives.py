@@ -1,0 +1,176 @@
+"""Counts the collectives that any PyTorch program asks for, seen from outside: a ledger of what is not ours.
+
+DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor issue their collectives through the dispatcher, where a
+``TorchDispatchMode`` sees each with its tensors and its group. Knows those operators and sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from muon_tutorial.engine.collective import Collective, Kind, Label
+from muon_tutorial.errors import RequestError
+from muon_tutorial.evidence.ledger import Ledger, entry_of
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
+
+
+@dataclass(eq=False)
+class TorchCollectives(TorchDispatchMode):
+    """Keeps in order what happens while it is entered: ``with TorchCollectives(at) as asked: step()``.
+
+    ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Threads other than
+    the one that entered are not seen. ``phase`` is what requests are filed under. What a live world is asked
+    for is one request, however it goes.
+    """
+
+    at: Coordinate
+    phase: str = "step"
+    requests: list[Collective] = field(default_factory=list)
+    _is_worlds: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __enter__(self) -> TorchCollectives:
+        EVERYWHERE.append(self._see)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        EVERYWHERE.remove(self._see)
+        super().__exit__(*error)
+
+    def _see(self, request: Collective, at: Coordinate) -> Follow:
+        """Take down what a world is asked for, and leave out what it asks of the backend for that."""
+        send = None if request.send is None else request.send.new_empty(request.send.shape, device="meta")
+        self.requests.append(replace(request, send=send, label=Label(self.phase, request.kind)))
+        self._is_worlds = True
+
+        def follow(moment: Moment) -> None:
+            self._is_worlds = self._is_worlds and moment != "issued"
+
+        return follow
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was seen, in bytes."""
+        return Ledger([entry_of(request, self.at) for request in self.requests])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # let DTensor turn it into what its ranks do, and see that
+        if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
+            if func._opname not in _READ:
+                raise RequestError(f"{func} moves data, and TorchCollectives does not know how to count it")
+            self.requests += _READ[func._opname](self, *args)
+        return func(*args, **(kwargs or {}))
+
+    def ask(
+        self, kind: Kind, group: Any, tensor: Tensor, receive: int, root: int | None = None, **splits: Any
+    ) -> Collective:
+        """The request that an operator makes, with sizes and no data."""
+        found = _process_group(group)
+        sends = root is None or root == found.rank()
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta") if sends else None
+        axes = self._axes(found)
+        return Collective(kind, axes, tensor.dtype, flat, receive, Label(self.phase, kind), root, **splits)
+
+    def _axes(self, group: dist.ProcessGroup) -> tuple[str, ...]:
+        ranks, axes = tuple(dist.get_process_group_ranks(group)), self.at.grid.axes
+        spans = [span for n in range(1, len(axes) + 1) for span in combinations(axes, n)]
+        return next(span for span in spans if self.at.group(*span) == ranks)
+
+
+_NAMESPACES = ("c10d", "_c10d_functional")
+_QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
+
+
+def _process_group(group: Any) -> dist.ProcessGroup:
+    return _resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)  # type: ignore[arg-type]
+
+
+def _all_to_all(
+    log: TorchCollectives, group: Any, mine: Tensor, receive: int, sends: list[int], receives: list[int]
+) -> list[Collective]:
+    """Splits count rows; none mean equal parts."""
+    parts = _process_group(group).size()
+    row = mine.numel() // max(1, sum(sends))
+    elements = tuple(n * row for n in sends) if sends else (mine.numel() // parts,) * parts
+    coming = tuple(n * row for n in receives) if receives else (receive // parts,) * parts
+    return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
+
+
+def _message(
+    log: TorchCollectives, tensors: Sequence[Tensor], group: Any, to: int | None, source: int | None
+) -> list[Collective]:
+    """A message to or from one rank: an exchange in which nobody else gives or gets anything."""
+    places = range(_process_group(group).size())
+    asked = []
+    for each in tensors:
+        sends, receives = (tuple(each.numel() * (place == peer) for place in places) for peer in (to, source))
+        mine = each.new_empty(sum(sends), device="meta")
+        asked.append(log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives))
+    return asked
+
+
+def _lists(
+    log: TorchCollectives, outs: Sequence[Tensor], tensors: Sequence[Tensor], group: Any
+) -> list[Collective]:
+    """An all_to_all of a tensor for each rank."""
+    sends, receives = (tuple(each.numel() for each in row) for row in (tensors, outs))
+    mine = tensors[0].new_empty(sum(sends), device="meta")
+    return [log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives)]
+
+
+def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: int) -> list[Collective]:
+    """All ranks send, and one receives."""
+    receives = _process_group(group).rank() == root
+    asked = [log.ask("reduce", group, each, each.numel() if receives else 0) for each in tensors]
+    return [replace(request, root=root) for request in asked]
+
+
+# What each operator asks for, read from its arguments. The functional ones end in their group's name.
+_READ: dict[str, Callable[..., list[Collective]]] = {
+    "allreduce_": lambda log, tensors, group, *_: [
+        log.ask("all_reduce", group, each, each.numel()) for each in tensors
+    ],
+    "all_reduce": lambda log, mine, _, group: [log.ask("all_reduce", group, mine, mine.numel())],
+    "all_reduce_": lambda log, mine, _, group: [log.ask("all_reduce", group, mine, mine.numel())],
+    "_allgather_base_": lambda log, out, mine, group, *_: [log.ask("all_gather", group, mine, out.numel())],
+    "all_gather_into_tensor": lambda log, mine, size, group: [
+        log.ask("all_gather", group, mine, mine.numel() * size)
+    ],
+    "allgather_": lambda log, outs, mine, group, *_: [
+        log.ask("all_gather", group, each, each.numel() * len(outs[0])) for each in mine
+    ],
+    "_reduce_scatter_base_": lambda log, out, whole, group, *_: [
+        log.ask("reduce_scatter", group, whole, out.numel())
+    ],
+    "reduce_scatter_tensor": lambda log, whole, _, size, group: [
+        log.ask("reduce_scatter", group, whole, whole.numel() // size)
+    ],
+    "broadcast_": lambda log, tensors, group, root, *_: [
+        log.ask("broadcast", group, each, each.numel(), root) for each in tensors
+    ],
+    "reduce_": lambda log, tensors, group, _, root, *__: _reduce(log, tensors, group, root),
+    "send": lambda log, tensors, group, to, *_: _message(log, tensors, group, to, None),
+    "recv_": lambda log, tensors, group, source, *_: _message(log, tensors, group, None, source),
+    "alltoall_": lambda log, outs, tensors, group, *_: _lists(log, outs, tensors, group),
+    "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
+        log, group, mine, out.numel(), sends, receives
+    ),
+    "all_to_all_single": lambda log, mine, receives, sends, group: _all_to_all(
+        log, group, mine, sum(receives) * (mine.numel() // max(1, mine.shape[0])), sends, receives
+    ),
+}

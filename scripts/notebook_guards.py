@@ -1,0 +1,182 @@
+"""What a notebook runner lets pass, caught: failed children, hidden widget errors, ranks that never ran.
+
+papermill stays green when ``!python …`` exits 3, when a subprocess crashed unchecked, when a widget
+callback raised (the error lands in widget metadata alone) and when it is given a parameter that does not
+exist. ``watch`` runs inside the kernel and leaves evidence in outputs; ``find_problems`` reads them.
+It works however the notebook is executed.
+
+Tags that allow what is meant: ``raises-exception`` (an error), ``stderr`` (text on it), ``child-may-fail``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+EVIDENCE = "application/vnd.muon-tutorial.evidence+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+_CALLS_LAUNCH = re.compile(r"(?<![\w.])launch\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, and in which cell (its id, or "notebook")."""
+
+    cell: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.what}"
+
+
+@dataclass(slots=True)
+class Watch:
+    """The children and launches that a kernel starts, reported cell by cell."""
+
+    shell: Any
+    children: list[subprocess.Popen | BaseProcess] = field(default_factory=list)
+
+    def show(self, **evidence: object) -> None:
+        """Leave evidence among the outputs of the cell that runs now."""
+        self.shell.display_pub.publish({EVIDENCE: evidence})
+
+    def count_ranks(self, launch: Callable[..., list]) -> Callable[..., list]:
+        """The same ``launch``, leaving evidence of the ranks that returned a value."""
+
+        @functools.wraps(launch)
+        def watched(*args: Any, **kwargs: Any) -> list:
+            values = launch(*args, **kwargs)
+            self.show(kind="ranks", returned=len(values))
+            return values
+
+        return watched
+
+    def remember(self, method: Callable[..., None]) -> Callable[..., None]:
+        """The same method of a child's class, noting the child it was called on."""
+
+        @functools.wraps(method)
+        def noting(child: Any, *args: Any, **kwargs: Any) -> None:
+            method(child, *args, **kwargs)
+            self.children.append(child)
+
+        return noting
+
+    def after_cell(self, result: object = None) -> None:
+        """Report each child that has ended badly since the last cell."""
+        shell_code = self.shell.user_ns.pop("_exit_code", 0)
+        if shell_code:
+            self.show(kind="child", command="a shell command", exit=shell_code)
+        running = []
+        for child in self.children:
+            if isinstance(child, subprocess.Popen):
+                code, named = child.poll(), child.args
+            else:
+                code, named = child.exitcode, child.name
+            if code is None:
+                running.append(child)
+            elif code:
+                self.show(kind="child", command=str(named), exit=code)
+        self.children = running
+
+
+def watch(shell: Any) -> Watch:
+    """Watch this kernel from now on. To be run in a cell of its own, before the notebook's first."""
+    seen = Watch(shell)
+    original = importlib.import_module("muon_tutorial.launching.launch").launch
+    watched = seen.count_ranks(original)
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "muon_tutorial" and vars(module).get("launch") is original:
+            vars(module)["launch"] = watched
+    subprocess.Popen.__init__ = seen.remember(subprocess.Popen.__init__)  # type: ignore[method-assign]
+    BaseProcess.start = seen.remember(BaseProcess.start)  # type: ignore[method-assign]
+    shell.events.register("post_run_cell", seen.after_cell)
+    return seen
+
+
+def find_problems(notebook: Mapping[str, Any]) -> list[Problem]:
+    """Everything that is wrong with an executed notebook, though its runner may have been content."""
+    in_cells = [problem for cell in notebook["cells"] for problem in _cell_problems(cell)]
+    return [*in_cells, *widget_errors(notebook)]
+
+
+def undeclared_parameters(notebook: Mapping[str, Any], given: Iterable[str]) -> list[Problem]:
+    """Parameters that would be ``given`` but that the notebook's ``parameters`` cell does not declare."""
+    declared = declared_parameters(notebook)
+    known = ", ".join(declared) or "none"
+    return [
+        Problem("notebook", f"no parameter {name!r}; declared: {known}")
+        for name in given
+        if name not in declared
+    ]
+
+
+def declared_parameters(notebook: Mapping[str, Any]) -> list[str]:
+    """The annotated assignments of the cell tagged ``parameters``, in order."""
+    cells = [cell for cell in notebook["cells"] if "parameters" in _tags(cell)]
+    lines = [line for cell in cells for line in ast.parse(_text(cell["source"])).body]
+    return [
+        line.target.id
+        for line in lines
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    ]
+
+
+def widget_errors(notebook: Mapping[str, Any]) -> list[Problem]:
+    """Errors that widget callbacks left in the widget state, where no runner looks."""
+    state = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    return [
+        Problem("widget state", error) for model in state.values() for error in _model_errors(model["state"])
+    ]
+
+
+def _model_errors(state: Mapping[str, Any]) -> Iterator[str]:
+    from muon_tutorial.learn.widgets.shell import (
+        ERROR_MARK,  # not above: a watched kernel is to import no widgets
+    )
+
+    yield from (_error_text(out) for out in state.get("outputs", ()) if out["output_type"] == "error")
+    if ERROR_MARK in str(state.get("value", "")):
+        yield re.sub(r"<[^>]*>", " ", state["value"]).strip()
+
+
+def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
+    if cell["cell_type"] != "code":
+        return []
+    tags, outputs, said = _tags(cell), cell["outputs"], []
+    evidence = [out["data"][EVIDENCE] for out in outputs if EVIDENCE in out.get("data", ())]
+    failed = [item for item in evidence if item["kind"] == "child"]
+    if "raises-exception" not in tags:
+        said += [_error_text(out) for out in outputs if out["output_type"] == "error"]
+    if "stderr" not in tags:
+        said += [f"stderr: {_text(out['text'])}" for out in outputs if out.get("name") == "stderr"]
+    if "child-may-fail" not in tags:
+        said += [f"{item['command']} ended with exit code {item['exit']}" for item in failed]
+    if wants_ranks(cell) and not any(item["kind"] == "ranks" and item["returned"] for item in evidence):
+        said.append("was to run real ranks, and none ran")
+    return [Problem(cell["id"], what) for what in said]
+
+
+def wants_ranks(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell is to start real ranks: it is tagged ``ranks``, or it calls ``launch``."""
+    calls = _CALLS_LAUNCH.search(_text(cell["source"])) is not None
+    return "ranks" in _tags(cell) or (calls and "raises-exception" not in _tags(cell))
+
+
+def _tags(cell: Mapping[str, Any]) -> list[str]:
+    return cell.get("metadata", {}).get("tags", [])
+
+
+def _text(source: str | list[str]) -> str:
+    return source if isinstance(source, str) else "".join(source)
+
+
+def _error_text(output: Mapping[str, Any]) -> str:
+    return f"{output['ename']}: {output['evalue']}"

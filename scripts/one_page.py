@@ -1,0 +1,200 @@
+"""Distributed Muon on one page: ZeRO-1 over dp, tensor parallelism over tp, seven phases, torch alone.
+
+    torchrun --nproc-per-node 4 scripts/one_page.py --dp 2 --tp 2
+
+The ranks stand in a grid of dp × tp. Each phase of ``step()`` takes a tensor from one layout to the next, and
+the comment above it says which, in the notation of the JAX scaling book:
+
+    W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
+    W[I, J_tp]    tp cuts the columns: each tp rank has its own run of them, and dp ranks have copies
+    w[B]          a small letter is a flat buffer: one tp rank's pieces of all matrices, one after the other
+    w[a:b]        a range of the buffer: one matrix's piece
+    w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
+    g[B]{U_dp}    unreduced: each dp rank has a summand, and the sum over dp is still to be taken
+    X[I, J]@dp=k  owned: the ranks at place k of dp have it, and the others do not
+
+Phases 5 and 6 undo 3 and 2. Phase 7 leads back to the layout that phase 1 left, from w[B_dp] to w[B]. The sum
+itself cannot be undone, but nothing needs the summands again: what every rank needs is the new weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import cross_entropy, rms_norm
+
+
+@dataclass
+class Matrix:
+    """A matrix's line in the plan (Moonshot's ``dist_meta``), the same on every rank."""
+
+    shape: tuple[int, int]  # (I, J), of the whole matrix
+    tp_dim: int  # which of the two tp cuts: 0 for rows, 1 for columns
+    lengths: list[int]  # how many rows or columns each tp rank has of it
+    slot: slice  # a:b, its range of the buffer: as long as the largest piece, so the same on all tp ranks
+
+    def piece(self, flat: Tensor, tp_rank: int) -> Tensor:
+        """A tp rank's piece, which lies at the front of its slot: w[a:b] seen as W[I_tp, J] or W[I, J_tp]."""
+        shape = list(self.shape)
+        shape[self.tp_dim] = self.lengths[tp_rank]
+        return flat[: math.prod(shape)].view(shape)
+
+
+class DistributedMuon:
+    """torch.optim.Muon for matrices that tp has cut, with momentum and work divided over dp.
+
+    ``params``: for each matrix this rank's piece (fp32), the whole matrix's shape, and the dimension tp cuts.
+    Leave their gradients in place (no ``zero_grad``): they live in this object's buffer, and it clears them.
+    """
+
+    def __init__(self, params: list[tuple], mesh: DeviceMesh, lr=0.02, momentum=0.95, weight_decay=0.1):
+        self.lr, self.mu, self.weight_decay = lr, momentum, weight_decay
+        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # column, row
+        self.dp, self.tp = self.dp_group.size(), self.tp_group.size()
+
+        # The plan: one list of all matrices, laid one after the other in a buffer that dp cuts into slices.
+        self.matrices, end = [], 0
+        for _, shape, tp_dim in params:
+            most, across = math.ceil(shape[tp_dim] / self.tp), shape[1 - tp_dim]
+            lengths = [max(0, min(most, shape[tp_dim] - most * place)) for place in range(self.tp)]
+            self.matrices.append(Matrix(shape, tp_dim, lengths, slice(end, end + most * across)))
+            end += most * across
+        size = math.ceil(end / self.dp)  # B/dp, the elements of a slice; the last one ends with padding
+        self.slice = slice(self.dp_group.rank() * size, (self.dp_group.rank() + 1) * size)
+
+        self.weights = params[0][0].new_zeros(self.dp * size)  # w[B]
+        self.grads = torch.zeros_like(self.weights)  # g[B]{U_dp}
+        self.momentum = self.weights.new_zeros(size)  # m[B_dp]: the memory that ZeRO-1 saves
+        for (param, *_), matrix in zip(params, self.matrices, strict=True):  # which become views
+            param.data = self.own_piece(matrix, self.weights).copy_(param.data)
+            param.grad = self.own_piece(matrix, self.grads)
+
+    def own_piece(self, matrix: Matrix, buffer: Tensor) -> Tensor:
+        """This rank's piece of a matrix, as a view of a whole buffer; parameters and gradients are such."""
+        return matrix.piece(buffer[matrix.slot], self.tp_group.rank())
+
+    def gather_over_dp(self, own: Tensor) -> Tensor:
+        """From each dp rank's slice to the whole buffer: x[B_dp] → x[B]."""
+        whole = own.new_empty(self.dp * len(own))  # [B]
+        dist.all_gather(list(whole.chunk(self.dp)), own, group=self.dp_group)
+        return whole
+
+    def gather_over_tp(self, matrix: Matrix, buffer: Tensor) -> Tensor:
+        """From each tp rank's piece to the whole matrix: X[I, J_tp] → X[I, J]."""
+        own = buffer[matrix.slot]  # [b - a], with its padding: equally long on all tp ranks
+        received = own.new_empty(self.tp, len(own))  # [tp, b - a]
+        dist.all_gather(list(received), own, group=self.tp_group)
+        return torch.cat([matrix.piece(flat, rank) for rank, flat in enumerate(received)], matrix.tp_dim)
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Take one step, together with all other ranks; return this rank's averaged gradient, g[B_dp]."""
+        # Phase 1, reduce-scatter over dp: g[B]{U_dp} → g[B_dp]. Each rank gets the sum of its slice.
+        grad = torch.empty_like(self.momentum)  # [B/dp]
+        dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)
+        grad /= self.dp
+
+        # Momentum, then Nesterov: m[B_dp], x[B_dp]. Both go element by element, so a slice suffices.
+        self.momentum.lerp_(grad, 1 - self.mu)
+        x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz rounds to bf16 anyway: send half
+
+        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets its tp piece of every matrix, no longer cut.
+        x = self.gather_over_dp(x)  # all, as published; only matrices that slices share would need it
+
+        for matrix in self.matrices:
+            # A matrix is worked on at place k of dp if slice k holds any of it: at one place, or at each of
+            # those whose slices meet inside it. All tp ranks at k have the same slice, so they agree.
+            if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
+                continue
+
+            # Phase 3, gather over tp: X[I, J_tp] → X[I, J]@dp=k, or from X[I_tp, J] where tp cuts rows.
+            X = self.gather_over_tp(matrix, x)
+
+            # Phase 4, Newton–Schulz: X[I, J]@dp=k → Y[I, J]@dp=k. It needs the whole matrix; nothing is sent.
+            Y = newton_schulz(X)
+
+            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
+            self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
+
+        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, y has overwritten all of x.
+        y = x[self.slice]  # [B/dp]
+
+        # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.
+        w = self.weights[self.slice].clone()  # [B/dp]
+        for matrix in self.matrices:
+            a, b = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
+            lr = self.lr * math.sqrt(max(1, matrix.shape[0] / matrix.shape[1]))
+            w[a:b].mul_(1 - self.lr * self.weight_decay).add_(y[a:b], alpha=-lr)  # empty if not in the slice
+
+        # Phase 7, gather over dp (answers 1): w[B_dp] → w[B]. Parameters are views of it, so they have moved.
+        self.weights.copy_(self.gather_over_dp(w))
+        self.grads.zero_()
+        return grad
+
+
+def newton_schulz(G: Tensor) -> Tensor:
+    """Bring all singular values of G[I, J], in bf16, near 1, and leave its directions as they are."""
+    X = G.T if G.size(0) > G.size(1) else G  # [s, l] with s ≤ l
+    X = X / X.norm().clamp(min=1e-7)
+    for _ in range(5):
+        A = X @ X.T  # [s, s]
+        B = torch.addmm(A, A, A, beta=-4.7750, alpha=2.0315)  # [s, s]
+        X = torch.addmm(X, B, X, beta=3.4445)  # [s, l]
+    return X.T if G.size(0) > G.size(1) else X
+
+
+def train(dp: int, tp: int, steps: int) -> None:
+    """A tensor-parallel block learns to guess this file's next byte, and torch.optim.Muon steps beside it."""
+    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    torch.set_default_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    mesh = init_device_mesh(device.type, (dp, tp), mesh_dim_names=("dp", "tp"))
+    dp_rank, tp_rank, tp_group = mesh.get_local_rank("dp"), mesh.get_local_rank("tp"), mesh.get_group("tp")
+
+    torch.manual_seed(0)  # every rank makes the same whole matrices, and cuts its own pieces out of them
+    text = torch.tensor(list(Path(__file__).read_bytes()))
+    letters, readout = torch.randn(256, 12), torch.randn(256, 96) / 10  # these two are not trained
+    shapes, cuts = [(250, 96), (250, 96), (96, 250)], [0, 0, 1]  # gate[H_tp, D], up[H_tp, D], down[D, H_tp]
+    wholes = [nn.Parameter(torch.randn(shape) / shape[1] ** 0.5) for shape in shapes]
+    pieces = [w.detach().chunk(tp, cut)[tp_rank].clone() for w, cut in zip(wholes, cuts, strict=True)]
+    gate, up, down = params = [nn.Parameter(piece) for piece in pieces]
+    ours = DistributedMuon(list(zip(params, shapes, cuts, strict=True)), mesh, lr=0.02)
+    stock = torch.optim.Muon(wholes, lr=0.02)
+
+    for step in range(1, steps + 1):
+        torch.manual_seed(step * dp + dp_rank)  # each dp rank reads bytes of its own; its tp ranks share them
+        first = torch.randint(len(text) - 8, (128,))  # [batch]
+        x = letters[text[first[:, None] + torch.arange(8)]].flatten(1)  # [batch, D]: 8 bytes, 12 numbers each
+        summand = ((x @ gate.T).relu() * (x @ up.T)) @ down.T  # [batch, H_tp] @ [H_tp, D]: [batch, D]{U_tp}
+        dist.all_reduce(total := summand.detach().clone(), group=tp_group)  # [batch, D]{U_tp} → [batch, D]
+        loss = cross_entropy(rms_norm(total.requires_grad_(), (96,)) @ readout.T, text[first + 8])
+        loss.backward()
+        summand.backward(total.grad)  # a summand has the gradient of its sum
+
+        # Both step by the same full gradients, those that phase 1 averaged over dp. One process with all the
+        # data might add them up in another order, and then its gradients would differ in their last bits.
+        average = ours.gather_over_dp(ours.step())  # g[B_dp] → g[B]
+        for whole, matrix in zip(wholes, ours.matrices, strict=True):
+            whole.grad = ours.gather_over_tp(matrix, average)  # G[I, J_tp] → G[I, J]
+        stock.step()
+        found = [ours.gather_over_tp(matrix, ours.weights) for matrix in ours.matrices]  # W[I, J]
+        assert all(map(torch.equal, found, wholes)), f"rank {dist.get_rank()} differs from torch.optim.Muon"
+        if dist.get_rank() == 0 and step % 10 == 0:
+            print(f"step {step}: loss {loss:.3f}; all weights equal those of torch.optim.Muon, bit by bit")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Distributed Muon on one page. Start it with torchrun.")
+    for name, default in (("--dp", 2), ("--tp", 2), ("--steps", 40)):
+        parser.add_argument(name, type=int, default=default)
+    train(**vars(parser.parse_args()))

@@ -1,0 +1,50 @@
+"""Measure whether owners work at the same time, with sleep in place of Newton–Schulz.
+
+    python scripts/rounds.py
+
+writes results/rounds.md and rounds.json: seconds of a step on 2, 4, 8 and 16 real ranks over the best that
+whole matrices allow, and the most bytes that a rank held, measured and predicted. It takes five minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from scripts.files import made  # noqa: E402
+from scripts.lab.benchmarks import rounds  # noqa: E402
+from scripts.result_files import command_line, machine_facts, result_parser, say, write_results  # noqa: E402
+
+OPENING = (
+    "Written by `scripts/rounds.py`; do not edit. A strategy shares the work of Newton–Schulz only if owners "
+    "work at the same time. Here they sleep in its place, so that any machine shows it."
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and write."""
+    parser = result_parser(__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of ranks")
+    parser.add_argument("--strategies", nargs="+", choices=rounds.BUILDERS, default=list(rounds.BUILDERS))
+    asked = parser.parse_args(arguments)
+    if min(asked.ranks) < 2:
+        parser.error(f"--ranks are at least 2; got {min(asked.ranks)}")
+    command, steps = command_line("rounds.py", arguments), []
+    out = made(asked.out)
+    for case in rounds.cases(asked.ranks):
+        say(f"{case.name} on {case.ranks} ranks")
+        steps += rounds.run_case(case, asked.strategies)
+    table = rounds.sleep_table(steps, command)
+    write_results(out, "Rounds", OPENING, machine_facts(command), [table], "rounds.md", "rounds.json")
+    print(table.markdown())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""Which rows of a weight a model uses together, found out by watching it: nothing here knows a layout.
+
+Attention multiplies queries by keys and weights by values, a gated layer multiplies gate by up. Each operand
+of such a product is made from some rows of a fused weight and from none of the others, which its derivative
+tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+PRODUCTS = {
+    "mul",
+    "mul_",
+    "rmul",
+    "matmul",
+    "rmatmul",
+    "bmm",
+    "baddbmm",
+    "einsum",
+    "scaled_dot_product_attention",
+}
+ACTIVATIONS = {"silu", "gelu", "sigmoid", "tanh", "softplus", "relu"}
+
+
+class Operands(TorchFunctionMode):
+    """Keeps what is multiplied by something else that the model computed, and what activations are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").strip("_")
+        if name in PRODUCTS | ACTIVATIONS:
+            given = [
+                one for it in (*args, *kwargs.values()) for one in (it if isinstance(it, tuple) else (it,))
+            ]
+            made = [it for it in given if isinstance(it, Tensor) and it.grad_fn is not None]
+            if len(made) > (name in PRODUCTS):
+                self.found += [it for it in made if all(it is not other for other in self.found)]
+        if name == "relu":  # a row that it lets nothing of through would seem to be used otherwise
+            return nn.functional.softplus(args[0])
+        return func(*args, **kwargs)
+
+
+def lines_used_together(
+    model: nn.Module,
+    params: Sequence[Tensor],
+    dims: Sequence[int],
+    inputs: dict[str, Tensor],
+    by_head: bool = False,
+) -> list[list[set[frozenset[int]]]]:
+    """Of each parameter, and each matrix of a stack: its lines, in sets that reach the same operands.
+
+    ``by_head`` takes an operand [batch, heads, tokens, …] for as many as it has heads. Lines that reach none,
+    as those of an expert that no token chose, are left out.
+    """
+    with Operands() as seen:
+        model(**inputs)
+    reached: list[list[Tensor]] = [[] for _ in params]
+    torch.manual_seed(1)
+    heads = [one for it in seen.found for one in (it.unbind(1) if by_head and it.ndim == 4 else (it,))]
+    for operand in heads:
+        grads = torch.autograd.grad(
+            operand, params, torch.randn_like(operand), retain_graph=True, allow_unused=True
+        )
+        for its, param, dim, grad in zip(reached, params, dims, grads, strict=True):
+            grad = torch.zeros_like(param) if grad is None else grad
+            its.append((grad != 0).any(-1 if dim == -2 else -2).reshape(-1, param.shape[dim]))
+    return [[_alike(stack) for stack in torch.stack(its, -1)] for its in reached]
+
+
+def _alike(lines: Tensor) -> set[frozenset[int]]:
+    """Lines, [lines, operands], in sets of those that are equal."""
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for index, reaches in enumerate(lines.tolist()):
+        if any(reaches):
+            alike.setdefault(tuple(reaches), []).append(index)
+    return {frozenset(its) for its in alike.values()}

@@ -1,0 +1,233 @@
+"""The parts of fused weights are those that the models themselves use, in architectures of every kind.
+
+No layout is written down here: a tiny model runs forward, and what its attention and its gated layers
+multiply says which rows belong together (``operands``). What is not fused must turn out to be one matrix.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from muon_tutorial import Grid, LocalWorld, Muon, split_parameters
+from muon_tutorial.optimizer.parameter_split import Verdict
+from muon_tutorial.optimizer.split_parameters import Heads
+from muon_tutorial.plan.layout import Box
+from muon_tutorial.plan.matrix import part_boxes
+from scripts import parts
+
+from .operands import lines_used_together
+
+transformers: Any = pytest.importorskip(
+    "transformers", minversion="5", reason="needs transformers 5: its names"
+)
+
+TINY: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 48),
+    **dict.fromkeys(("n_positions", "max_position_embeddings", "max_seq_len"), 64),
+    "vocab_size": 96,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "use_cache": False,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "n_group"), 2),
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "state_size": 8,
+    "ssm_state_size": 8,
+    "mamba_d_state": 8,
+    "n_groups": 2,
+    "mamba_n_groups": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "mamba_d_ssm": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    name: {}
+    for name in (
+        *("apertus", "arcee", "bart", "bert", "bitnet", "bloom", "clip_text_model", "clip_vision_model"),
+        *("codegen", "cohere", "cohere2", "deberta", "deepseek_v2", "deepseek_v3", "dots1", "electra"),
+        *("ernie4_5", "ernie4_5_moe", "exaone4", "falcon_mamba", "flex_olmo", "gemma", "gemma2"),
+        *("gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox_japanese"),
+        *("gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "helium"),
+        *("hunyuan_v1_moe", "jamba", "jetmoe", "llama", "llama4_text", "mamba"),
+        *("minimax", "mistral", "mixtral", "modernbert", "modernbert-decoder", "moonshine", "mpt"),
+        *("nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "openai-gpt", "opt", "persimmon"),
+        *("phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss"),
+        *("siglip_vision_model", "smollm3", "stablelm", "starcoder2", "t5", "vit"),
+    )
+} | {
+    "bamba": {"mamba_expand": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8},
+    "whisper": {"num_mel_bins": 8, "max_source_positions": 16},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+}
+"""Types of models, and what their configs need besides ``TINY``."""
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, sizes) for name, sizes in MODELS.items()},
+    "falcon, new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, one key": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "falcon, head by head": ("falcon", {"new_decoder_architecture": False, "multi_query": False}),
+    "gpt_bigcode, head by head": ("gpt_bigcode", {"multi_query": False}),
+    "phi3, as many keys": ("phi3", {"num_key_value_heads": 4}),
+}
+
+
+def build(name: str, **sizes: Any) -> nn.Module:
+    """A tiny model with weights, none of which keeps an activation from passing anything on."""
+    kind = transformers.CONFIG_MAPPING[name]
+    known = kind()
+    fits = {key: value for key, value in TINY.items() if hasattr(known, key)}
+    if hasattr(known, "qk_rope_head_dim"):  # latent attention has as many keys as queries
+        fits = {**fits, "num_key_value_heads": 4, "head_dim": TINY["qk_rope_head_dim"]}
+    if name == "falcon":
+        del fits["head_dim"]  # derived
+    config = kind(**{**fits, **sizes})
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").double().eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    torch.manual_seed(0)
+    for param in model.parameters():
+        nn.init.normal_(param.detach(), std=0.1) if param.ndim > 1 else param.detach().uniform_(0.1, 0.5)
+    return model
+
+
+def inputs_of(model: Any) -> dict[str, Tensor]:
+    made = torch.Generator().manual_seed(0)
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=made).double()}
+    if model.main_input_name == "input_values":
+        return {
+            "input_values": torch.randn(1, 4000, generator=made).double(),
+            "decoder_input_ids": torch.arange(4, 10)[None],
+        }
+    if model.main_input_name == "input_features":
+        ids = torch.arange(4, 10)[None]
+        return {
+            "input_features": torch.randn(1, 8, 32, generator=made).double(),
+            "decoder_input_ids": ids,
+        }
+    ids = torch.randint(3, 96, (2, 16), generator=made)
+    both = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    return {"input_ids": ids, **both}
+
+
+def own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
+    """The lines of each part, for each matrix of a stack."""
+    shape = tuple(verdict.param.shape)
+    lines = torch.arange(shape[_dim(verdict)])
+    lines = lines[None, :] if verdict.transposed else lines[:, None]
+    numbers = lines.expand(shape)
+    stacks: dict[tuple[int, ...], set[frozenset[int]]] = {}
+    places = part_boxes(shape, verdict.parts, verdict.transposed)
+    for box, runs in places or [(Box((0,) * len(shape), shape), None)]:
+        index: list[Any] = list(box.slices)
+        if runs is not None:
+            index[runs.dim] = [box.offset[runs.dim] + runs.line(i) for i in range(box.shape[runs.dim])]
+        part = frozenset(numbers[tuple(index)].flatten().tolist())
+        stacks.setdefault(box.offset[:-2], set()).add(part)
+    return [stacks[lead] for lead in sorted(stacks)]
+
+
+def _dim(verdict: Verdict) -> int:
+    return -1 if verdict.transposed else -2
+
+
+def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
+    """The weights whose parts are others than the model uses: both, by name."""
+    kind, sizes = VARIANTS[name]
+    model = build(kind, **sizes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="By their names")  # nothing is left to the user
+        split = split_parameters(model, experts="muon", heads=heads)
+    hidden = [it for it in split.verdicts if it.who == "Muon"]
+    params, dims = [it.param for it in hidden], [_dim(it) for it in hidden]
+    used = lines_used_together(model, params, dims, inputs_of(model), by_head=heads == "apart")
+    return {
+        it.name: (its, mine)
+        for it, stack in zip(hidden, used, strict=True)
+        for its, mine in zip(stack, own_parts(it), strict=True)
+        if its and its != mine
+    }
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parts_are_those_that_the_model_uses(name: str) -> None:
+    assert wrong_parts(name) == {}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gpt_neox", "falcon, new", "deepseek_v3"])
+def test_heads_apart_are_the_models_heads(name: str) -> None:
+    assert wrong_parts(name, heads="apart") == {}
+    assert wrong_parts(name, heads="together") == {}
+
+
+def test_a_layout_that_is_not_the_models_is_seen() -> None:
+    model = build("gpt_neox")
+    halves = {"*.query_key_value.weight": (32, 32, 32)}
+    hidden = [it for it in split_parameters(model, parts=halves).verdicts if it.parts]
+    used = lines_used_together(model, [it.param for it in hidden], [-2] * len(hidden), inputs_of(model))
+    assert all(stack != own_parts(it) for it, stack in zip(hidden, used, strict=True))
+
+
+def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
+    """A model with weights and gradients, the same at every call: its hidden matrices, and their groups."""
+    kind, sizes = VARIANTS[name]
+    model: Any = build(kind, **sizes).float()
+    for place, param in enumerate(model.parameters()):
+        param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(place))
+    split = split_parameters(model, experts="muon")
+    return split.hidden_params, split.hidden
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "owner"])
+@pytest.mark.parametrize("name", ["gpt_neox", "falcon, new", "deepseek_v3", "gpt_oss", "qwen3_next"])
+def test_models_of_every_kind_of_parts_step_alone_as_over_ranks(name: str, strategy: str) -> None:
+    """To the same bits: two ranks have the same gradient, and its average is no other."""
+    (before, _), (alone, groups) = learned(name), learned(name)
+    Muon(groups, lr=0.02).step()
+    assert not any(map(torch.equal, before, alone))
+    world = LocalWorld(Grid.of(dp=2))
+    ranks = [learned(name) for _ in range(2)]
+    muons = [Muon(its, lr=0.02, strategy=strategy, mesh=world.mesh(i)) for i, (_, its) in enumerate(ranks)]
+    world.run([muon.program() for muon in muons])
+    for params, _ in ranks:
+        assert all(map(torch.equal, params, alone))
+
+
+def test_the_page_shows_todays_table_and_picture() -> None:
+    from .parts_table import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.hosts.parts_table"
+    assert parts.PICTURE.read_text(encoding="utf-8") == parts.draw(), "run python scripts/parts.py"

@@ -1,0 +1,53 @@
+"""Every contender's bytes are known before they are sent, and the kernel agrees to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from muon_tutorial.evidence import formulas
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.training.gpt import GPTShape
+from scripts.lab.benchmarks.contender_costs import ContenderCost, read_contenders
+from scripts.lab.benchmarks.contenders import CONTENDERS, Workload
+from scripts.lab.kernel_counters import tcp_sent
+
+WORK = Workload(GPTShape(layers=1, width=32, heads=4, context=8), batch=4)
+ELEMENTS = 32 * 32 * 12 + 2 * 32 + 2 * 256 * 32 + 32
+MATRICES = 32 * 32 * 12
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def costs() -> dict[str, list[ContenderCost]]:
+    """What each of four ranks read, by contender."""
+    with pytest.MonkeyPatch.context() as patch:  # the checks of DETAIL send bytes of their own
+        patch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+        by_rank = launch(read_contenders, 4, args=(list(CONTENDERS), WORK, 1), timeout=60)
+    return {name: [ranks[i] for ranks in by_rank] for i, name in enumerate(CONTENDERS)}
+
+
+@pytest.mark.skipif(tcp_sent() is None, reason="only Linux counts a socket's bytes")
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_what_was_asked_for_is_what_the_kernel_sent(costs: dict[str, list[ContenderCost]], name: str) -> None:
+    for cost in costs[name]:
+        assert cost.bytes.tcp == cost.bytes.wire.tcp
+
+
+def finish_and_learn(cost: ContenderCost) -> int:
+    return cost.bytes.learn.ring + cost.bytes.finish.ring
+
+
+def test_ddp_and_fsdp2_send_what_their_formulas_say(costs: dict[str, list[ContenderCost]]) -> None:
+    ddp, fsdp2 = costs["AdamW, DDP, DP=4"], costs["AdamW, FSDP2, DP=4"]
+    assert [finish_and_learn(cost) for cost in ddp] == [formulas.ddp_adamw(4, ELEMENTS, 4)] * 4
+    outside = 2 * 256 * 32 + 32  # embedding, head and last norm stay gathered between forward and backward
+    due = formulas.fsdp2_adamw(4, ELEMENTS, 4, 4) - formulas.rho(4) * outside * 4
+    assert [finish_and_learn(cost) for cost in fsdp2] == [due] * 4
+
+
+def test_muon_keeps_half_of_adamws_state_for_each_matrix(costs: dict[str, list[ContenderCost]]) -> None:
+    adamw = costs["AdamW, DDP, DP=4"][0].memory.matrix_state
+    assert adamw == 8 * MATRICES
+    assert costs["torch.optim.Muon, DDP, DP=4"][0].memory.matrix_state * 2 == adamw
+    sliced = [cost.memory.matrix_state for cost in costs["Muon zero1, DP=4"]]
+    assert sum(sliced) * 2 == adamw

@@ -1,0 +1,180 @@
+"""What others published beside the planner's: the committed table is what the planner says today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muon_tutorial.errors import UsageError
+from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
+from muon_tutorial.timing.commands import find_machine
+from scripts.lab.benchmarks.published.claim import Comparison, counted
+from scripts.lab.benchmarks.published.devices import A100_PEAK, MI250_DIE, REACHED, RTX_A4000, machine_of
+from scripts.lab.benchmarks.published.of_bytes import straddling
+from scripts.lab.benchmarks.published.of_updates import gaussian, orthogonalized
+from scripts.lab.benchmarks.published.table import CLAIMS, as_data, as_markdown, compare_all, summary
+from scripts.published import COMMAND, main
+
+RESULTS = Path(__file__).resolve().parents[3] / "results"
+ASKED_FOR = (
+    "arxiv.org/abs/2502.16982",
+    "Megatron-LM/pull/1428",
+    "Megatron-LM/issues/6676",
+    "torchtitan/pull/3719",
+    "torchtitan/issues/3353",
+    "discuss.huggingface.co",
+    "DeepSpeed/issues/8437",
+    "Megatron-LM/pull/6688",
+    "torchtitan/pull/4781",
+    "blogs/muon-optimizer",
+    "X-Square-Robot/dmuon",
+    "marin/issues/6493",
+    "Primus/pull/729",
+    "pytorch/pull/184370",
+)
+
+
+@pytest.fixture(scope="module")
+def compared() -> tuple[Comparison, ...]:
+    return compare_all()
+
+
+def kept() -> dict[str, Any]:
+    return json.loads((RESULTS / "published.json").read_text(encoding="utf-8"))
+
+
+def test_the_committed_figures_are_the_planners_of_today(compared: tuple[Comparison, ...]) -> None:
+    now, then = as_data(compared, COMMAND), kept()
+    for row, old in zip(now["rows"], then["rows"], strict=True):
+        for number in ("ours", "ratio"):
+            mine, its = row.pop(number), old.pop(number)
+            assert mine == (its if its is None else pytest.approx(its, rel=1e-6)), row["what"]
+    assert now == then
+
+
+def test_the_committed_page_is_made_from_them(compared: tuple[Comparison, ...]) -> None:
+    page = (RESULTS / "published.md").read_text(encoding="utf-8")
+    assert page == as_markdown(compared, COMMAND)
+    assert summary(compared) in page
+
+
+def test_the_threads_that_were_asked_for_are_there_with_links() -> None:
+    links = [claim.link for claim in CLAIMS]
+    assert len(CLAIMS) >= 8
+    assert all(link.startswith("https://") for link in links)
+    for wanted in ASKED_FOR:
+        assert any(wanted in link for link in links), wanted
+
+
+def test_every_claim_says_what_was_assumed_and_what_it_measures_once() -> None:
+    assert all(claim.assumed and claim.what for claim in CLAIMS)
+    own = [claim.what for claim in CLAIMS if not claim.what.startswith("the same")]
+    assert len(set(own)) == len(own)
+
+
+def test_whoever_disagrees_says_why(compared: tuple[Comparison, ...]) -> None:
+    apart = [one.claim for one in compared if one.within is False or one.same_sign is False]
+    assert apart
+    assert [claim.what for claim in apart if not claim.why] == []
+
+
+def test_only_what_the_reports_own_traces_contradict_has_another_sign(
+    compared: tuple[Comparison, ...],
+) -> None:
+    others = [one.claim for one in compared if one.same_sign is False]
+    assert {claim.published for claim in others} == {0.57, 2.1}
+    assert {claim.source for claim in others} == {"a report that reproduced it"}
+
+
+def test_every_sign_could_have_been_another() -> None:
+    # No figure here is negative: none lies below 0, and none above infinity.
+    signed = [claim for claim in CLAIMS if claim.above is not None or claim.below is not None]
+    assert signed
+    for claim in signed:
+        assert {claim.holds_for(number) for number in (0.0, 1e9)} == {True, False}, claim.what
+        assert claim.above is None or claim.below is None, claim.what
+
+
+def test_twelve_predictions_of_seconds_are_within_a_quarter(compared: tuple[Comparison, ...]) -> None:
+    predicted = [one for one in compared if one.claim.kind == "seconds"]
+    assert len(predicted) >= 20
+    assert sum(one.within is True for one in predicted) >= 12
+
+
+A_CLAIM = counted("bytes", 2.0, "×", "a paper", "https://x", "all", "nothing", lambda: 2.0, above=1.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "same_sign", "within"),
+    [(2.0, True, True), (2.5, True, True), (2.51, True, False), (1.49, True, False), (0.9, False, False)],
+)
+def test_sign_and_size_are_told_apart(ours: float, same_sign: bool, within: bool) -> None:
+    one = Comparison(A_CLAIM, ours)
+    assert (one.same_sign, one.within, one.ratio) == (same_sign, within, ours / 2)
+    assert Comparison(replace(A_CLAIM, above=None), ours).same_sign is None
+
+
+def test_words_without_a_number_are_compared_by_their_sign_alone() -> None:
+    few = replace(A_CLAIM, published=None, said="few", above=None, below=1.0)
+    one = Comparison(few, 0.1)
+    assert (few.as_published, one.ratio, one.within, one.same_sign) == ("few", None, None, True)
+    assert Comparison(few, 1.1).same_sign is False
+
+
+def test_kinds_are_counted_apart_and_assumptions_beside_them() -> None:
+    rows = [
+        Comparison(A_CLAIM, 2.0),
+        Comparison(replace(A_CLAIM, kind="seconds"), 3.0),
+        Comparison(replace(A_CLAIM, kind="seconds", given="some"), 2.1),
+        Comparison(replace(A_CLAIM, kind="seconds", above=None), 2.1),
+    ]
+    said = summary(rows)
+    assert "Counted: 1 of 1 rows are within a quarter (1 of the 1 for which nothing" in said
+    assert "Seconds: 2 of 3 rows are within a quarter (1 of the 2 for which nothing" in said
+    assert "Of the 3 rows whose sign could differ, 3 have the same." in said
+    assert as_markdown(rows, "x").count("| yes, assumed |") == 1
+
+
+def test_a_claim_whose_number_lies_elsewhere_than_it_says_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"bytes: 2\.0 does not lie below 1\.0"):
+        replace(A_CLAIM, above=None, below=1.0)
+
+
+def test_the_larger_the_buckets_the_fewer_matrices_straddle() -> None:
+    parts = [straddling(size) for size in (10**8, 10**10, 10**12)]
+    assert parts == sorted(parts, reverse=True)
+    assert parts[0] > 0.9 > 0.1 > parts[-1] > 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(48, 32), (32, 48)])
+def test_updates_are_the_stock_iterations_in_float64(rows: int, columns: int) -> None:
+    G = gaussian(rows, columns)
+    stock = zeropower_via_newtonschulz(G).double()
+    assert float((orthogonalized(G) - stock).norm() / stock.norm()) < 0.02  # bf16 rounds to 1 in 256
+    halves = torch.cat([orthogonalized(half) for half in G.chunk(2)])
+    assert torch.equal(orthogonalized(G, 2), halves)
+
+
+@pytest.mark.parametrize("sheet", [RTX_A4000, MI250_DIE])
+def test_a_device_is_the_a100_scaled_by_its_datasheet(sheet: Any) -> None:
+    made, a100 = machine_of(sheet), find_machine("a100-infiniband")
+    rate: Callable[[Any, int], float] = lambda machine, i: machine.gemm["bfloat16"][i][1]  # noqa: E731
+    for i in range(len(a100.gemm["bfloat16"])):
+        assert rate(made, i) / rate(a100, i) == pytest.approx(sheet.peak / A100_PEAK)
+    assert made.inside.bandwidth == pytest.approx(REACHED * sheet.link)
+    assert made.sources["gemm"] == sheet.source
+    assert made.between is None
+
+
+def test_the_script_refuses_a_folder_that_is_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("here")
+    assert main(["--out", str(tmp_path / "out")]) == 2
+    assert "cannot write to" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""What ranks do in the campaign's own tests: every way to end badly, done on purpose. Free of pytest."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muon_tutorial.step import momentum
+from scripts.lab.faults import in_rank
+from scripts.lab.faults.case import STRUCK, Case, RankRecord
+
+
+def healthy(rank: int, case: Case, folder: str) -> RankRecord:
+    """The case as it is."""
+    return in_rank.play_alone(rank, case, folder)
+
+
+def a_broken_package(rank: int, case: Case, folder: str) -> RankRecord:
+    """One rank takes half as much again of every gradient: nothing is raised, and the numbers are wrong."""
+    right = momentum.momentum_update
+
+    def wrong(buffer: torch.Tensor, grad: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return right(buffer, grad * 1.5, *rest)
+
+    if rank == case.rank:
+        vars(momentum)["momentum_update"] = wrong
+    return in_rank.play_alone(rank, case, folder)
+
+
+def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:
+    """One rank leaves a process behind that no longer belongs to it."""
+    if rank == case.rank and os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
+    return RankRecord(rank, equal=True)
+
+
+def the_wrong_name(rank: int, case: Case, folder: str) -> None:
+    """Another rank than the guilty one ends first."""
+    if rank != case.rank:
+        os._exit(3)
+    time.sleep(30)
+
+
+def an_abort(rank: int, case: Case, folder: str) -> None:
+    """Another rank than the guilty one is ended by SIGABRT."""
+    if rank != case.rank:
+        os.abort()
+    time.sleep(30)
+
+
+def a_hang(rank: int, case: Case, folder: str) -> RankRecord:
+    """The fault happens, and everybody goes on after twice the time they have."""
+    if rank == case.rank:
+        Path(folder, STRUCK).write_text(str(time.monotonic()))
+    time.sleep(0.4)
+    return RankRecord(rank, equal=True)
+
+
+def a_bare_error(rank: int, case: Case, folder: str) -> RankRecord:
+    """All ranks meet an error of torch's own."""
+    return RankRecord(rank, "index out of range", "IndexError", named=False)

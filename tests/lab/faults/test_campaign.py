@@ -1,0 +1,142 @@
+"""A sample of the campaign: what is drawn, and that some kinds end as they should; all of it, exhaustive."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts import faults
+from scripts.lab.faults import broken_saves, report, starters, strikes, tampering
+from scripts.lab.faults.campaign import Campaign, repeat_line
+from scripts.lab.faults.case import GOOD, Case, Outcome
+from scripts.lab.faults.data_faults import FAULTS
+from scripts.lab.faults.draw import SHARES, draw
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign reads /proc")
+
+
+def test_equal_seeds_draw_equal_cases_and_others_others() -> None:
+    assert draw(3, 200) == draw(3, 200)
+    assert draw(3, 200) != draw(4, 200)
+    assert [case.number for case in draw(3, 200)] == list(range(200))
+
+
+def test_every_kind_is_in_a_whole_campaign() -> None:
+    kinds = {case.kind for case in draw(0, 600)}
+    assert kinds >= {*FAULTS, *strikes.STRIKES, *tampering.TAMPERINGS, *broken_saves.SAVING}
+    assert kinds >= {*starters.COMMAND_LINE, *starters.TORCHRUN}
+    assert {case.starter for case in draw(0, 600)} >= {"launch", "spawn", "torchrun", "train", "LocalWorld"}
+
+
+def test_every_family_is_in_a_small_campaign_of_the_size_that_was_asked_for() -> None:
+    assert len(draw(0, 40)) == 40
+    assert len({(case.starter, case.phase) for case in draw(0, 40)}) >= len(SHARES)
+
+
+def test_kinds_are_chosen_by_words_of_their_names() -> None:
+    assert {case.kind for case in draw(0, 100, "NaN in a gradient")} == {"NaN in a gradient"}
+
+
+@pytest.fixture(scope="module")
+def campaign() -> Iterator[Campaign]:
+    made = Campaign()
+    yield made
+    made.close()
+
+
+def outcomes_of(campaign: Campaign, cases: list[Case]) -> list[str]:
+    """How those ended that ended badly."""
+    numbered = [replace(case, number=number) for number, case in enumerate(cases)]
+    return [f"{o.verdict}: {o.case}: {o.detail}" for o in campaign.run(numbered) if not o.is_good]
+
+
+def a_case(kind: str, strategy: str = "zero1 all", rank: int | None = 1, **more: object) -> Case:
+    case = Case(9, 0, kind, "a step", rank, strategy, 2, 1, "launch", 11)
+    return replace(case, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.live
+def test_data_faults_end_as_they_should(campaign: Campaign) -> None:
+    cases = [a_case("nothing", strategy, None) for strategy in ("zero1 boundary", "owner", "own functions")]
+    cases += [a_case("gradient None"), a_case("strided gradient", "round_robin")]
+    cases += [a_case(kind, "owner") for kind in ("a parameter missing", "parameters in another order")]
+    cases += [a_case("another strategy"), a_case("a parameter in bfloat16", "replicated")]
+    assert outcomes_of(campaign, cases) == []
+
+
+@pytest.mark.live
+def test_local_worlds_end_as_they_should(campaign: Campaign) -> None:
+    cases = [a_case(kind, starter="LocalWorld") for kind in ("nothing", "a parameter more", "gradient None")]
+    assert outcomes_of(campaign, cases) == []
+
+
+@pytest.mark.live
+def test_ranks_that_end_are_named(campaign: Campaign) -> None:
+    kinds = {"SIGKILL": strikes.STARTING, "exception": strikes.IN_A_STEP[1], "os._exit(0)": "between steps"}
+    cases = [a_case(kind, "owner", phase=phase) for kind, phase in kinds.items()]
+    assert outcomes_of(campaign, cases) == []
+
+
+@pytest.mark.live
+def test_a_checkpoint_without_a_file_is_refused(campaign: Campaign) -> None:
+    cases = [a_case("a file is missing", rank=None, starter="one process", dice=dice) for dice in range(3)]
+    assert outcomes_of(campaign, cases) == []
+
+
+def test_the_report_counts_and_says_how_to_repeat() -> None:
+    good = Outcome(a_case("nothing"), "survived", "equal to the oracle", 0.1)
+    bad = Outcome(a_case("NaN in a gradient", number=7), "hang", "9 s", 9.0)
+    page = report.as_markdown([good, bad], {"command": "python scripts/faults.py"}, 50)
+    assert "| NaN in a gradient | 1 |  |  | 1 |" in page
+    assert repeat_line(9, 50, 7) in page
+    data = report.as_data([good, bad], {})
+    assert data["totals"]["hang"] == data["totals"]["survived"] == len(data["bad"]) == 1
+    assert json.loads(json.dumps(data)) == data
+
+
+def test_the_script_lists_without_running() -> None:
+    words = [sys.executable, "scripts/faults.py", "--list", "--count", "20", "--seed", "1", "2"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 40
+    assert done.stdout.splitlines()[0] == f"1.0    {draw(1, 20)[0]}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.live
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_whole_campaign_finds_no_hole(campaign: Campaign, seed: int) -> None:
+    outcomes = campaign.run(draw(seed, 600))
+    assert [f"{o.verdict}: {o.case}: {o.detail}" for o in outcomes if o.verdict not in GOOD] == []
+    assert report.share_named(outcomes) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--only", "nosuchkind"], "no case matches"),
+        (["--case", "99"], "no case matches"),
+        (["--case", "0", "--lines", "/nonexistent/x"], "No such file or directory: '/nonexistent/x'"),
+        (["--out", "{}/file"], "it is a file"),
+    ],
+)
+def test_a_campaign_that_cannot_be_is_refused_at_once(
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr(faults, "run", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        faults.main(["--count", "2", *(option.format(tmp_path) for option in options)])
+    assert says in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,123 @@
+"""The published report's figures: to the printed digit from the packaged numbers, and from the traces where
+they are."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from muon_tutorial.errors import TraceError
+from muon_tutorial.learn.cheaper.published_traces import TraceSummary, packaged_summaries, step_sizes
+from scripts.lab.report_001 import as_markdown, check_report, main, read_summaries, write_summaries
+
+VARIABLE = "MUON_TUTORIAL_TRACES"  # a folder with the report's four traces, gzipped or not
+MB = 1e6
+
+
+@pytest.fixture(params=["packaged", "traces"])
+def summaries(request: pytest.FixtureRequest) -> dict[str, TraceSummary]:
+    """What was read from the traces: kept in the package, and read again where the traces are."""
+    return packaged_summaries() if request.param == "packaged" else read_summaries(_traces())
+
+
+def _traces() -> Path:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        pytest.skip(f"the report's traces are not here; set {VARIABLE} to a folder that holds them")
+    return Path(folder)
+
+
+def test_published_figures_are_reproduced_to_the_printed_digit(summaries: dict[str, TraceSummary]) -> None:
+    figures = check_report(summaries)
+    assert [figure.published for figure in figures] == ["0.57×", "43%", "1.1%", "15%", "2.1×", "50%"]
+    assert [figure.reproduced.shown for figure in figures] == [figure.published for figure in figures]
+
+
+def test_what_stands_beside_them(summaries: dict[str, TraceSummary]) -> None:
+    beside = {ratio.what: ratio.shown for figure in check_report(summaries) for ratio in figure.beside}
+    assert list(beside.values()) == [
+        "4.0 and 4.4 times", "0.594×", "0.24×", "1.25×", "1.70×",
+        "40.6%", "-70%",
+        "61%", "44%", "5.2%", "37%",
+        "1.12×", "1.42×", "1.99×",
+        "2.12×", "1.74×", "0.900×", "1.54×", "0.987×",
+        "50%", "190%",
+    ]  # fmt: skip
+
+
+def test_the_sum_over_names_is_the_published_one_row_by_row(summaries: dict[str, TraceSummary]) -> None:
+    def rows(key: str) -> list[float]:
+        return [round(row.total / 1e6, 2) for row in summaries[key].matched]
+
+    assert rows("muon") == [68.73, 42.76, 26.86, 0.37, 0.36, 0.23, 0.22]
+    assert rows("adamw") == [115.78, 115.78, 11.5, 1.35, 0.89, 0.54]
+    assert round(summaries["muon"].optimizer.total / 1e6, 2) == 248.45
+    assert round(summaries["muon"].gpu_span / 1e6, 1) == 407.0
+    assert round(summaries["muon_async"].gpu_span / 1e6, 1) == 366.3
+
+
+def test_bytes_follow_from_the_sizes_in_the_traces(summaries: dict[str, TraceSummary]) -> None:
+    sizes = step_sizes(summaries["adamw"], summaries["muon"])
+    assert (sizes.world, sizes.whole, sizes.shard, sizes.ranks) == (4, 18_184_496, 9_325_720, 2)
+    assert round(float(sizes.all_reduced()) / MB, 1) == 109.1
+    assert round(float(sizes.momentum_gather()) / MB, 2) == 9.33
+    assert round(float(sizes.tp_gather()) / MB, 2) == 16.78
+    assert round(float(sizes.zero1_adamw()) / MB, 1) == 37.3
+    assert round(float(sizes.zero1_muon()) / MB, 1) == 46.6
+
+
+def test_sync_and_async_runs_asked_for_the_same_collectives(summaries: dict[str, TraceSummary]) -> None:
+    def asked(key: str) -> set[tuple[str, int, str, int, int, int]]:
+        rows = summaries[key].collectives
+        return {(row.kind, row.group, row.dtype, row.sent, row.received, row.count) for row in rows}
+
+    assert asked("muon") == asked("muon_async")
+    assert asked("adamw") == asked("adamw_async")
+    assert not asked("adamw") & asked("muon")
+
+
+def test_the_package_holds_what_the_traces_say() -> None:
+    assert packaged_summaries() == read_summaries(_traces())
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    target = tmp_path / "report_001.json"
+    write_summaries(packaged_summaries(), target)
+    kept = files("muon_tutorial.learn.cheaper").joinpath("report_001.json")
+    assert target.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_the_command_prints_a_table_with_a_row_for_every_ratio(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = check_report()
+    monkeypatch.setattr(sys, "argv", ["report_001"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("scripts.lab.report_001", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed == as_markdown(figures) + "\n"
+    assert printed.count("\n| ") == sum(1 + len(figure.beside) for figure in figures)
+
+
+def test_a_folder_without_the_traces_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="trace_adamw_FULLSTEP_rank0"):
+        read_summaries(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["/nonexistent"], "/nonexistent"), (["--write", "/nonexistent/x"], "/nonexistent/x cannot be written")],
+)
+def test_what_the_command_cannot_read_or_write_is_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err

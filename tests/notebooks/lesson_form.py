@@ -1,0 +1,267 @@
+"""The form of a lesson whose first screen is a question and a picture, and which gives no answer away.
+
+A lesson asks for this form by tagging its set-up cell ``hero``. Then its first cell is the title and the
+question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A stub
+tagged ``predict`` asks for predictions; what answers them is said in cells tagged ``answer``, whose outputs
+are folded. The lesson declares, for each predicted name, patterns of what would answer it. A pattern that no
+cell tagged ``answer`` says is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
+
+It counts, too. Prose is what a reader sees of Markdown outside folds. Its words stand between spaces and hold
+a letter or a digit; headings, headers of exercises, fenced code, the targets of links and the bars of tables
+are left out. Code is the lines of code cells that are not hidden, but for blank ones and comments. What a
+reader writes is the lines of the solutions that do not stand in their stubs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from typing import Any
+
+from scripts.notebook_guards import Problem
+
+Answers = Mapping[str, Sequence[str]]
+"""For each predicted name, patterns (regular expressions) of what would give its answer away."""
+
+HEADER = re.compile(
+    r"^\*(Easy|Medium|Hard) · (\d+) minutes? · (required|optional)( · par \d+ [^*]+)?\*$", re.MULTILINE
+)
+WORDS = 60
+"""The most words of a question on the first screen."""
+FOLD = '<details class="answer">'
+"""How a page begins to fold the outputs of a cell tagged ``answer``."""
+_INLINE = {"span", "code", "a", "b", "i", "em", "strong", "sub", "sup"}
+_FOLDED = re.compile(r"<details.*?</details>", re.DOTALL)
+_NOT_PROSE = re.compile(r"^#+ [^\n]*$|^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+
+class _Seen(HTMLParser):
+    """The words of a page that a reader sees or is read: texts and alt texts, but for what is folded."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.folds = self.unseen = 0
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.words += [] if tag in _INLINE else [" "]
+        self.folds += tag == "details"
+        self.unseen += tag in ("style", "title")
+        if tag == "img" and not self.folds:
+            self.words.append(f"{dict(attrs).get('alt') or ''} ")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.folds -= tag == "details"
+        self.unseen -= tag in ("style", "title")
+
+    def handle_data(self, data: str) -> None:
+        if not (self.folds or self.unseen):
+            self.words.append(data)
+
+
+def seen(page: str) -> str:
+    """The words of HTML that a reader sees before opening any fold, alt texts among them.
+
+    >>> seen('<p>a <img alt="b"></p><details><summary>c</summary>d</details>')
+    ' a  b   '
+    """
+    return "".join(_Seen(page).words)
+
+
+def is_hidden(cell: Mapping[str, Any], what: str) -> bool:
+    """Whether a notebook opens with this cell's ``source`` or ``outputs`` hidden."""
+    return bool(cell["metadata"].get("jupyter", {}).get(f"{what}_hidden"))
+
+
+def has(cell: Mapping[str, Any], *tags: str) -> bool:
+    """Whether a cell has all of these tags."""
+    return set(tags) <= set(cell["metadata"].get("tags", ()))
+
+
+def shown(cell: Mapping[str, Any]) -> str:
+    """What a reader sees of a cell in a notebook that is opened and not run."""
+    if cell["cell_type"] == "markdown":
+        return _FOLDED.sub("", cell["source"])
+    source = "" if is_hidden(cell, "source") else cell["source"]
+    outputs = [] if is_hidden(cell, "outputs") else cell["outputs"]
+    return "\n".join([source, *(seen(_page(output)) for output in outputs)])
+
+
+def _page(output: Mapping[str, Any]) -> str:
+    """What is displayed of an output: its HTML, or its text where there is none."""
+    data = output.get("data", {})
+    return data.get("text/html") or _escaped(data.get("text/plain") or output.get("text", ""))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def predicted_names(cell: Mapping[str, Any]) -> list[str]:
+    """The names that a stub leaves open."""
+    return [
+        node.id
+        for line in ast.walk(ast.parse(cell["source"]))
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant) and line.value.value is ...
+        for node in line.targets
+        if isinstance(node, ast.Name)
+    ]
+
+
+def spoilers(notebook: Mapping[str, Any], answers: Answers, page: str | None = None) -> list[Problem]:
+    """Where a notebook that is opened unrun, or its page, answers a prediction before it is asked to.
+
+    A pattern that no later cell tagged ``answer`` says is a problem, too, and so is a prediction without one.
+    """
+    cells = notebook["cells"]
+    places = [place for place, cell in enumerate(cells) if has(cell, "predict")]
+    open_names = [(place, name) for place in places for name in predicted_names(cells[place])]
+    known = {name for _, name in open_names}
+    found = [
+        Problem("notebook", f"no stub tagged predict asks for {name!r}")
+        for name in answers
+        if name not in known
+    ]
+    for place, name in open_names:
+        if not answers.get(name):
+            found.append(Problem(cells[place]["id"], f"it is not declared what would answer {name!r}"))
+        for pattern in answers.get(name, ()):
+            found += _spoilers_of(cells, place, pattern, page)
+    return found
+
+
+def _spoilers_of(cells: Sequence[Any], asked: int, pattern: str, page: str | None) -> Iterator[Problem]:
+    revealing = [cell for cell in cells[asked + 1 :] if has(cell, "answer")]
+    reveal = next((cell for cell in revealing if re.search(pattern, _all_said(cell))), None)
+    if reveal is None:
+        yield Problem(cells[asked]["id"], f"no cell tagged answer says {pattern!r}: the declaration is empty")
+    elif page is not None and page.count(FOLD) != sum(has(cell, "answer") for cell in cells):
+        yield Problem("page", f"folds {page.count(FOLD)} answers, not those of all cells tagged answer")
+    elif page is not None:
+        number = [cell["id"] for cell in cells if has(cell, "answer")].index(reveal["id"]) + 1
+        before = FOLD.join(page.split(FOLD)[:number])
+        if hit := re.search(pattern, seen(before)):
+            yield Problem("page", f"says {hit[0]!r} before its fold")
+    else:
+        for cell in cells[: cells.index(reveal) + 1]:
+            if hit := re.search(pattern, shown(cell)):
+                yield Problem(
+                    cell["id"], f"says {hit[0]!r}, which answers a prediction, before it is asked to"
+                )
+
+
+def _all_said(cell: Mapping[str, Any]) -> str:
+    """All that an output holds, in folds too."""
+    pages = (_page(output) for output in cell["outputs"])
+    return " ".join(seen(re.sub(r"</?details[^>]*>", "", page)) for page in pages)
+
+
+def form_problems(notebook: Mapping[str, Any], title: str, links: str) -> list[Problem]:
+    """How a lesson's first screen, folds or headers are not of this form."""
+    first, hero, logistics, *others = notebook["cells"]
+    heading, _, question = first["source"].partition("\n\n")
+    wrong = {
+        f"does not begin with {title!r}": heading != f"# {title}",
+        "the first cell is not the title and a question": "?" not in first["source"] or not question.strip(),
+        "the question takes more than two sentences": len(re.findall(r"[.?!](?=\s|$)", question)) > 2,
+        f"the question takes more than {WORDS} words": len(question.split()) > WORDS,
+        "the second cell is not set-up and picture, hidden": not has(hero, "setup", "hero")
+        or not is_hidden(hero, "source"),
+        "the second cell shows no picture": not any("<img " in _page(out) for out in hero.get("outputs", ())),
+        "the third cell does not fold the logistics": links not in logistics["source"]
+        or bool(_FOLDED.sub("", logistics["source"]).strip()),
+        "parameters and imports are not hidden": not all(is_hidden(cell, "source") for cell in others[:2]),
+    }
+    screen = [Problem("first screen", what) for what, is_so in wrong.items() if is_so]
+    return [*screen, *_without_header(notebook), *_not_folded(notebook)]
+
+
+def _without_header(notebook: Mapping[str, Any]) -> Iterator[Problem]:
+    """Stubs whose prose does not end in a header: how hard, how long, whether required, and par."""
+    prose = ""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and not has(cell, "solution"):
+            prose = cell["source"]
+        if has(cell, "stub"):
+            if not HEADER.fullmatch(prose.strip().rpartition("\n\n")[2].strip()):
+                yield Problem(cell["id"], "has no header, such as *Easy · 3 minutes · required*")
+            prose = ""
+
+
+def _not_folded(notebook: Mapping[str, Any]) -> list[Problem]:
+    cells = [cell for cell in notebook["cells"] if has(cell, "answer")]
+    what = "is tagged answer, and its outputs are not folded"
+    return [Problem(cell["id"], what) for cell in cells if not is_hidden(cell, "outputs")]
+
+
+@dataclass(frozen=True, slots=True)
+class PosedExercise:
+    """A stub and its solution, as source, and what the stub's header calls it (empty without a header)."""
+
+    difficulty: str
+    stub: str
+    solution: str
+
+    @property
+    def written(self) -> list[str]:
+        """The lines that a reader writes: those of the solution that do not stand in the stub."""
+        given = Counter(line.strip() for line in code_lines_of(self.stub))
+        return [*(Counter(line.strip() for line in code_lines_of(self.solution)) - given).elements()]
+
+
+def exercises(notebook: Mapping[str, Any]) -> list[PosedExercise]:
+    """The exercises of a lesson, in order; the first stub goes with the first solution, and so on."""
+    posed, prose = [], ""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and not has(cell, "solution"):
+            prose = cell["source"]
+        if has(cell, "stub"):
+            headers = HEADER.findall(prose)
+            posed.append((headers[-1][0] if headers else "", cell["source"]))
+            prose = ""
+    folded = [cell["source"] for cell in notebook["cells"] if has(cell, "solution")]
+    solutions = ["\n".join(re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)) for text in folded]
+    return [PosedExercise(*each, solution) for each, solution in zip(posed, solutions, strict=True)]
+
+
+def code_lines_of(source: str) -> list[str]:
+    """The lines of code in a source: neither blank nor a comment."""
+    return [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def visible_code_lines(notebook: Mapping[str, Any]) -> int:
+    """How many lines of code a reader sees."""
+    cells = [
+        cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
+    ]
+    return sum(len(code_lines_of(cell["source"])) for cell in cells)
+
+
+def visible_words(notebook: Mapping[str, Any]) -> int:
+    """How many words of prose a reader sees."""
+    return sum(
+        len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
+    )
+
+
+def prose_words(text: str) -> list[str]:
+    """The words of Markdown outside folds.
+
+    >>> prose_words("# A title\\n\\n- See [the *grid*](06.ipynb) below.\\n\\n| a | 1 × 2 |\\n|---|---|")
+    ['See', 'the', '*grid*', 'below.', 'a', '1', '2']
+    """
+    shown = _NOT_PROSE.sub("", HEADER.sub("", _FOLDED.sub("", text)))
+    words = _LINK.sub(r"\1", shown).replace("|", " ").split()
+    return [word for word in words if any(map(str.isalnum, word))]
+
+
+def required_minutes(notebook: Mapping[str, Any]) -> int:
+    """The minutes of all required exercises together."""
+    text = "\n\n".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    return sum(int(minutes) for _, minutes, kind, _ in HEADER.findall(text) if kind == "required")

@@ -1,0 +1,113 @@
+"""``scripts/one_page.py``: short, of torch alone, and bit by bit ``zero1`` and ``torch.optim.Muon``."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from muon_tutorial import Grid, LiveWorld, build_mesh, launch
+from muon_tutorial.plan.layout import Shard
+from scripts.one_page import DistributedMuon
+
+from .oracle import UNEVEN, Case, Stock, assert_own_parts, give_gradients, one_rank, own_params
+
+PAGE = Path(__file__).resolve().parents[1] / "scripts" / "one_page.py"
+GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((4, 1), (2, 2), (1, 4))]
+LONG = Case(  # the first takes more than two of four slices, the second fits into one, and the last are uncut
+    shapes=((64, 33), (5, 9), (9, 64), (3, 1), (1, 3)),
+    cuts=(Shard(1), Shard(0), Shard(1), Shard(0), Shard(1)),
+)
+
+
+def local_gradients(case: Case, step: int, position: int) -> list[Tensor]:
+    """What one dp position adds to the sum; of so few bits that sums are exact in any order."""
+    made = torch.Generator().manual_seed(97 * step + position)
+    return [torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in case.shapes]
+
+
+def averages(case: Case, dp: int) -> list[list[Tensor]]:
+    """The full gradients of each step."""
+    each = [[local_gradients(case, step, place) for place in range(dp)] for step in range(case.steps)]
+    return [[torch.stack(its).sum(0) / dp for its in zip(*places, strict=True)] for places in each]
+
+
+def on_one_rank(rank: int, case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
+    """Step the page's weights and the package's by the same local gradients.
+
+    Returns both, and the last gradients that the page averaged.
+    """
+    world = LiveWorld(build_mesh(grid))
+    theirs, zero1 = one_rank(case, "zero1", world)
+    mine = own_params(case, world.at)
+    cut_along = [cut.dim for cut in case.cuts if isinstance(cut, Shard)]
+    page = DistributedMuon(list(zip(mine, case.shapes, cut_along, strict=True)), world.mesh)
+    for step in range(case.steps):
+        grads = local_gradients(case, step, world.at["dp"])
+        give_gradients(theirs, grads, case, world.at)
+        for param, its in zip(mine, theirs, strict=True):
+            assert param.grad is not None
+            assert its.grad is not None
+            param.grad += its.grad
+        zero1.step()
+        average = page.gather_over_dp(page.step())
+    averaged = [page.own_piece(matrix, average) for matrix in page.matrices]  # Newton–Schulz forgets a scale
+    assert page.momentum.numel() * grid.size("dp") == page.weights.numel()
+    return [param.detach() for param in mine], [param.detach() for param in theirs], averaged
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("case", [UNEVEN, LONG], ids=["uneven", "long"])
+def test_every_rank_has_the_bits_of_zero1_and_of_one_process(case: Case, grid: Grid) -> None:
+    found = launch(partial(on_one_rank, case=case, grid=grid), grid.world_size)
+    stock = Stock(case)
+    full = averages(case, grid.size("dp"))
+    stock.steps(full)
+    wholes = [param.detach() for param in stock.params]
+    assert_own_parts([mine for mine, _, _ in found], wholes, case, grid)
+    assert_own_parts([theirs for _, theirs, _ in found], wholes, case, grid)
+    assert_own_parts([averaged for _, _, averaged in found], full[-1], case, grid)
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_under_torchrun_it_trains_and_finds_torchs_own_weights(grid: Grid) -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    options = ["--dp", str(grid.size("dp")), "--tp", str(grid.size("tp"))]
+    run = subprocess.run(
+        [*start, str(PAGE), *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning"},
+    )
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert all(line.endswith("all weights equal those of torch.optim.Muon, bit by bit") for line in lines)
+    losses = [float(line.split("loss ")[1].split(";")[0]) for line in lines]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] < 5.5  # log 256 = 5.55 is what guessing costs
+
+
+def test_it_is_one_page_of_torch_alone() -> None:
+    text = PAGE.read_text()
+    assert len(text.splitlines()) <= 200
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert {name.split(".")[0] for name in names} <= {"torch", *sys.stdlib_module_names}
+
+
+def test_its_phases_stand_in_order_with_a_layout_beside_each() -> None:
+    said = [line.strip() for line in PAGE.read_text().splitlines() if line.strip().startswith("# Phase ")]
+    assert [line[8] for line in said] == list("1234567")
+    assert all(" → " in line for line in said)

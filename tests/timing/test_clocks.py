@@ -1,0 +1,99 @@
+"""The clocks of all ranks: one walk of each kind says what TimedWorld says that walks every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from muon_tutorial import Grid, Matrix, Shard
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
+from muon_tutorial.timing import planner
+from muon_tutorial.timing.clocks import run_clocks
+from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.planner import GATHER_ALL, SHARDED, STRATEGIES
+from muon_tutorial.timing.rank_walks import RankWalks
+from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+
+H100 = find_machine("h100-infiniband")
+SHAPES = ((512, 512), (256, 512), (512, 2048), (2048, 512), (128, 128))
+GRIDS = ({"dp": 3, "tp": 2}, {"dp": 8}, {"dp": 2, "dp_shard": 4})
+ONE_MATRIX, SOME = 1_000_000, 6_000_000
+
+
+def matrices(sizes: dict[str, int], layers: int = 2) -> list[Matrix]:
+    """A layer's shapes, cut as the grid cuts them."""
+    found = []
+    for i, shape in enumerate(SHAPES * layers):
+        cuts = [("tp", Shard(i % 2))] if sizes.get("tp", 1) > 1 else []
+        cuts += [("dp_shard", Shard(0))] if sizes.get("dp_shard", 1) > 1 else []
+        found.append(Matrix(i, f"layers.{i // 5}.m{i}", shape, tuple(cuts), dtype=torch.bfloat16))
+    return found
+
+
+def walk_all(plan: Plan, window: int) -> TimedRun:
+    steps = [
+        step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window) for rank in plan.grid.ranks
+    ]
+    return TimedWorld(plan.grid, H100).run([step.step() for step in steps])
+
+
+def cases() -> list[tuple[dict[str, int], str]]:
+    return [
+        (sizes, name)
+        for sizes in GRIDS
+        for name in ({**SHARDED, **GATHER_ALL} if "dp_shard" in sizes else STRATEGIES)
+        if name != "gram" or "tp" in sizes
+    ]
+
+
+@pytest.mark.parametrize(("sizes", "name"), cases(), ids=str)
+@pytest.mark.parametrize("limit", [ONE_MATRIX, SOME], ids=["one matrix", "some"])
+def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name: str, limit: int) -> None:
+    builder = {**STRATEGIES, **SHARDED, **GATHER_ALL}[name]
+    plan = builder(matrices(sizes), Grid.of(**sizes), round_bytes=limit)
+    walks = RankWalks(H100, beside=7)
+    for window in (1, 2):
+        ran, found = walk_all(plan, window), planner.estimate_plan(name, plan, walks, window)
+        mine = found.seconds if plan.expects == "local" else found.own
+        # Two rounds of zero1 meet in chains of messages, which clocks take one collective after the other.
+        among_others = 0.25 if name.startswith("zero1") else 0.025
+        assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
+        busiest = planner.busiest(plan).rank
+        assert found.product == pytest.approx(ran.total("product", busiest), rel=1e-6)
+
+
+def test_a_round_costs_what_its_slowest_rank_takes() -> None:
+    """Owners of one matrix after the other wait for each other; in one round they work at once."""
+    given = [Matrix(i, f"m{i}", (2048, 2048), dtype=torch.bfloat16) for i in range(4)]
+    plan, walks = owner(given, Grid.of(dp=4)), RankWalks(H100, 3)
+    apart, at_once = (planner.estimate_plan("owner", it, walks, 1) for it in (one_by_one(plan), plan))
+    assert apart.product == pytest.approx(at_once.product)
+    assert 3 * apart.product <= apart.others <= 3 * (apart.product + apart.copy)
+    assert at_once.others < 0.05 * at_once.product
+    assert apart.own > 2.5 * at_once.own
+
+
+def test_what_a_step_takes_is_the_sum_of_its_parts() -> None:
+    for name, builder in STRATEGIES.items():
+        sizes = {"dp": 4, "tp": 2}
+        one = planner.estimate(name, builder, matrices(sizes), Grid.of(**sizes), H100, round_bytes=SOME)
+        assert one.own == pytest.approx(one.product + one.copy + one.others + one.exposed)
+        assert one.seconds == pytest.approx(one.own + one.reduction)
+        assert min(one.product, one.copy, one.others, one.exposed, one.reduction) >= 0
+        assert one.seconds_at(1.0) == pytest.approx(one.seconds)
+
+
+def test_few_ranks_are_walked_for_thousands() -> None:
+    plan = layerwise(matrices({}, layers=4), Grid.of(dp=2048), round_bytes=SOME)
+    rounds = RankWalks(H100, 7).rounds(plan)
+    assert sum(map(len, rounds)) == len(plan.buckets) > 4
+    for one in (bucket for its in rounds for bucket in its):
+        assert one.kinds.shape == (2048,)
+        assert len(one.traces) <= 6
+        owners = np.flatnonzero(one.kinds != np.bincount(one.kinds).argmax())
+        assert len(owners) < 20
+    clocks = run_clocks(rounds, ("dp",), (2048,))
+    assert clocks.now.shape == (2048,)
+    assert clocks.seconds == clocks.now.max()
