@@ -44,6 +44,8 @@ def documented() -> list[str]:
 
 def pages() -> dict[str, str]:
     """Each page's text, by its path below the reference's folder."""
+    for name in muon_tutorial.__all__:  # pdoc looks at what has been imported already
+        getattr(muon_tutorial, name)
     modules = {name: Module.from_name(name) for name in documented()}
     for module in modules.values():
         link_table(module)

@@ -44,12 +44,15 @@ def server() -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, in the order in which they were started."""
-    found: set[int] = set()
+    """The children of a process: those of a thread in the order in which it started them.
+
+    Their numbers are no order: they begin again from the lowest one.
+    """
+    found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found |= {int(child) for child in task.read_text().split()}
-    return sorted(found)
+            found += [int(child) for child in task.read_text().split()]
+    return found
 
 
 def _has(pid: int, wanted: bytes) -> bool:
