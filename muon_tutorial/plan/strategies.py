@@ -135,9 +135,9 @@ def round_robin(
     """Matrix ``i`` is orthogonalized at dp position ``i % dp``; everyone applies everything.
 
     Args:
-        back: how the answers are shared: ``"all_reduce"`` of a buffer that is zero where the rank does not
-            own (as published), or ``"all_gather"``, at half the bytes; a broadcast from each owner, where a
-            round does not fit into ``round_bytes``.
+        back: how owners share what they computed: by an ``"all_reduce"`` of a buffer that is zero where the
+            rank does not own (as published), or by an ``"all_gather"``, at half the bytes. Where a round is
+            larger than ``round_bytes``, each owner broadcasts its own.
         round_bytes, tp_gather: as in ``zero1``.
 
     Raises:
@@ -146,13 +146,17 @@ def round_robin(
     if back not in ("all_reduce", "all_gather"):
         raise StrategyError(f'round_robin knows back="all_reduce" and back="all_gather"; got {back!r}')
 
-    make = _summed if back == "all_reduce" else _collected
-
     def rounds(run: Sequence[Matrix]) -> Rounds:
         owners = [matrix.index % grid.size("dp") for matrix in run]
+
+        def bucket(its: Sequence[int]) -> Bucket:
+            places = _pick(owners, its)
+            make = _summed if back == "all_reduce" and len(set(places)) > 1 else _collected
+            return make(_pick(run, its), grid, places)
+
         costs = [newton_schulz_cost(matrix.sides) for matrix in run]
         jobs = _jobs(costs, [range(place, place + 1) for place in owners], _weights(run, grid))
-        return _in_rounds(jobs, round_bytes, lambda its: make(_pick(run, its), grid, _pick(owners, its)))
+        return _in_rounds(jobs, round_bytes, bucket)
 
     return _plan("round_robin", matrices, grid, "averaged", rounds, tp_gather=tp_gather)
 

@@ -40,9 +40,9 @@ BUILDERS: Mapping[str, Any] = {
 }
 PATIENCE = 120.0
 NAP = 0.1
-EQUAL = ((384, 384),) * 16
-UNEQUAL = tuple((384, 96 * (1 + i % 4)) for i in range(16))
-EXPERTS = (*((256, 128),) * 48, *((256, 512),) * 16)
+EQUAL = ((128, 128),) * 16
+UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
+EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 ONE, ALL = 1, None  # an owner's matrices in a round: one, whatever its size; or what the default takes
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
