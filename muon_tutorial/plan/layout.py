@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -177,6 +177,9 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
     return tuple(Box((row, *box.offset), (1, *box.shape)) for box in inner)
 
 
+_Uneven: TypeAlias = tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class HopPieces:
     """The pieces into which one end of a hop cuts its tensor, as one rank sees them.
@@ -190,7 +193,7 @@ class HopPieces:
     shape: tuple[int, ...]
     size: int
     parts: int
-    uneven: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...] = ()
+    uneven: _Uneven = ()
 
 
 @dataclass(frozen=True)  # without slots: the pieces are worked out once and stay with the hop
@@ -257,12 +260,10 @@ class Hop:
         equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
         if equal and cut.dim == 0:  # without a list of all: a plan may have thousands of ranks
             return HopPieces(mine.slices, mine.shape, mine.numel, parts)
-        lengths = cut.lengths(self.shape[cut.dim], parts)
         if len(self.shape) == 1:
-            starts = accumulate(lengths, initial=0)
-            runs = zip(starts, lengths, strict=False)
-            flat = (((slice(a, a + n),), (n,)) if n else _EMPTY for a, n in runs)
-            return HopPieces(mine.slices, mine.shape, max(lengths), parts, tuple(flat))
+            longest, flat = self._runs(cut, parts)
+            return HopPieces(mine.slices, mine.shape, longest, parts, flat)
+        lengths = cut.lengths(self.shape[cut.dim], parts)
         before, after = self.shape[: cut.dim], self.shape[cut.dim + 1 :]
         boxes = [
             Box((*(0 for _ in before), start, *(0 for _ in after)), (*before, length, *after))
@@ -270,6 +271,19 @@ class Hop:
         ]
         uneven = tuple((box.slices, box.shape) for box in boxes)
         return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
+
+    def _runs(self, cut: Shard, parts: int) -> tuple[int, _Uneven]:
+        """The longest of a flat buffer's pieces, and all of them: the same list for every rank."""
+        if parts not in self._known_runs:
+            lengths = cut.lengths(self.shape[0], parts)
+            runs = zip(accumulate(lengths, initial=0), lengths, strict=False)
+            flat = tuple(((slice(a, a + n),), (n,)) if n else _EMPTY for a, n in runs)
+            self._known_runs[parts] = max(lengths), flat
+        return self._known_runs[parts]
+
+    @cached_property
+    def _known_runs(self) -> dict[int, tuple[int, _Uneven]]:
+        return {}
 
 
 _EMPTY = (slice(0, 0),), (0,)

@@ -571,9 +571,9 @@ def _cut_list(runs: Sequence[Interval], length: int, grid: Grid, whole: bool) ->
         return SlicedBuffer("dp", dp * length)
     if first == last:
         return SlicedBuffer("dp", size, owner=first)
-    slices = [(place * length, (place + 1) * length) for place in range(dp)]
-    held = (sum(max(0, min(b, d) - max(a, c)) for a, b in runs) for c, d in slices)
-    return SlicedBuffer("dp", size, tuple(held))
+    slices = [(place * length, (place + 1) * length) for place in range(first, last + 1)]
+    held = [sum(max(0, min(b, d) - max(a, c)) for a, b in runs) for c, d in slices]
+    return SlicedBuffer("dp", size, (*[0] * first, *held, *[0] * (dp - 1 - last)))
 
 
 def _sliced(
