@@ -1,9 +1,9 @@
-"""The essay that plays, *Four processes, one matrix*: one HTML file, recorded from the package as it is written.
+"""The essay that plays, *Four processes, one matrix*: one HTML file, recorded from the package.
 
     python scripts/essay.py [--out FOLDER]     written to dist/pages/essay.html
 
-The file asks for nothing from elsewhere. Its script and style are those of ``scripts/essay_page/``, its data those
-of ``scripts/essay_recorder.py``. Without script, each scene shows a still picture of the course.
+The file asks for nothing from elsewhere. Its script and style come from ``scripts/essay_page/``, its data
+from ``scripts/essay_recorder.py``. Without script, each scene shows a still picture of the course.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the essay shows, recorded from the package as plain data.
 
-All of it comes from runs and predictions of the package: a step of a small GPT in the stepping world, on every
-grid of ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient cut and orthogonalized in
-pieces; the planner's word on a large model; and steps that were recorded on real processes. The page looks
-numbers up, and computes none of Muon itself.
+It comes from runs and predictions of the package: a step of a small GPT in the stepping world, on each of
+the ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient, orthogonalized whole
+and in pieces; what the planner says of a large model; and steps that were recorded on real processes. The page
+looks numbers up, and computes none of Muon itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from muon_tutorial import Grid, Plan
-from muon_tutorial.learn.bill.costs import bill_of, plans_of
+from muon_tutorial.learn.bill.costs import bill_of, small_matrices
 from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
 from muon_tutorial.learn.first_muon import saboteur
 from muon_tutorial.learn.first_muon.on_ranks import SHAPES
@@ -65,7 +65,7 @@ def record() -> dict[str, Any]:
 def grid_data(dp: int, tp: int) -> dict[str, Any]:
     """The step on one grid: who holds what under each strategy, the seven phases, and where entries lie."""
     run, plan = record_here(dp, tp, SEED), plan_of(dp, tp)
-    plans = plans_of(dp, tp)
+    plans = {name: planner.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
     return {
         "weights": {name: boxes(weight_holdings(plan, index)) for index, name in enumerate(MATRICES)},
         "strategies": {name: strategy_data(name, each) for name, each in plans.items()},
@@ -93,7 +93,7 @@ def boxes(held: Sequence[RankBoxes]) -> list[list[list[int]]]:
 
 
 def film_data(run: Recording, matrix: str) -> dict[str, Any]:
-    """By moment and rank: the boxes held, with the rank that brought each, and a letter for the bytes in them."""
+    """By moment and rank: the boxes held, with who brought each, and a letter for the bytes held."""
     known: dict[str, str] = {"": ""}
     letters = [
         [known.setdefault(diary.contents[matrix][moment], _letter(len(known))) for diary in run.diaries]
@@ -101,7 +101,7 @@ def film_data(run: Recording, matrix: str) -> dict[str, Any]:
     ]
     tiles = [[diary.tiles[matrix][moment] for diary in run.diaries] for moment in range(len(MOMENTS))]
     return {
-        "tiles": [[[list(tile) for tile in held] for held in moment] for moment in tiles],
+        "tiles": tiles,
         "letters": letters,
     }
 
@@ -143,7 +143,7 @@ def bucket_data(plan: Plan) -> dict[str, Any]:
 
 
 def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, int]]:
-    """What a rank keeps, in the order of its slice: matrix, row, first column, entries, offset in the slice."""
+    """What a rank keeps, in the order of its slice: matrix, row, first column, entries, offset."""
     [bucket] = plan.buckets
     for held in bucket.stored_shards(at):
         offset = held.in_buffer[0]
@@ -156,7 +156,7 @@ def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, in
 
 
 def network_data(dp: int, tp: int) -> dict[str, Any]:
-    """Every state that a step can be in, by what has been answered; what is ready there, and where that leads.
+    """Every state that a step can be in, what is ready there, and where that leads.
 
     A state is told by how many collectives each group has had: ranks know nothing else of the order.
     """
@@ -213,7 +213,7 @@ def saboteur_data() -> dict[str, Any]:
 
 
 def alone_data() -> dict[str, Any]:
-    """Shards orthogonalized alone: greys of 4 × 4 entries each, and how far from the whole matrix's update."""
+    """Shards orthogonalized alone: a shade for 4 × 4 entries, and how far it is from the right update."""
     found = {}
     for matrix in cuts.matrices():
         for cut in cuts.DIMS:
@@ -242,17 +242,16 @@ def scale_data() -> dict[str, Any]:
         for ranks in RANKS:
             grid = Grid.of(dp=ranks // MODEL_TP, tp=MODEL_TP)
             each = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine)
+            counted = {"sent": each.sent, "work": each.newton_schulz, "runs": each.runs}
             held = {"held": each.held, "momentum": each.momentum, "memory": each.memory}
             times = {"seconds": each.seconds, "compute": each.product + each.copy, "waiting": each.waiting}
-            found[name].append(
-                {"sent": each.sent, "work": each.newton_schulz, "runs": each.runs, **held, **times}
-            )
+            found[name].append({"sent": each.sent, **counted, **held, **times})
     about = {"model": MODEL, "tp": MODEL_TP, "machine": machine.name, "matrices": len(matrices)}
     return {**about, "ranks": RANKS, "strategies": found}
 
 
 def timeline_data() -> dict[str, Any]:
-    """Steps recorded on real processes, on two links, beside what the timed world says of each. Microseconds."""
+    """Steps recorded on real processes, on two links, beside what is predicted for each. Microseconds."""
     recording, steps = recorded(), {}
     predicted = predict_recorded(recording)
     for step in recording.steps:

@@ -6,12 +6,11 @@ const grid = () => data.grids[`${state.dp}x${state.tp}`];
 const shape = () => data.shapes[state.matrix];
 const shapeWords = name => `${name}, ${data.shapes[name].join(" × ")}`;
 const MOMENTS = numbers(0, data.phases.length);
-const ALL_STRATEGIES = Object.keys(data.grids["2x2"].strategies);
-const scaleOf = name => name.replace(", ", " ") in data.scale.strategies ? name.replace(", ", " ") : "";
+const STRATEGIES = Object.keys(data.grids["2x2"].strategies);
 
 choose("dp", "2", data.dp.map(String));
 choose("tp", "2", data.tp.map(String));
-choose("strategy", "zero1", [...new Set([...ALL_STRATEGIES, ...Object.keys(data.scale.strategies)])]);
+choose("strategy", "zero1", STRATEGIES);
 choose("matrix", "o", MATRICES);
 choose("moment", "0", MOMENTS);
 choose("row", "17", value => Number.isInteger(+value) && +value >= 0);
@@ -46,24 +45,25 @@ function gridControls(scene, holder, dps = data.dp, tps = data.tp) {
 
 scene("who", ["dp", "tp", "matrix", "strategy"], (it, holder) => {
   gridControls(it, holder);
-  radios(it, holder, "strategy", "strategy", ALL_STRATEGIES.map(name => [name, name]));
+  radios(it, holder, "strategy", "strategy", STRATEGIES.map(name => [name, name]));
 }, function (stage, width) {
-  const dp = +state.dp, tp = +state.tp, name = state.strategy in grid().strategies ? state.strategy : "zero1";
+  const dp = +state.dp, tp = +state.tp, name = state.strategy;
   const held = grid().strategies[name].matrices[state.matrix], weights = grid().weights[state.matrix];
-  const cell = Math.min((width - 12 * (tp - 1)) / tp, 250), side = Math.min((cell - 16) / 2, 96);
+  const side = Math.min((width - 2 - 26 * (tp - 1)) / tp / 2 - 4, 112), cell = 2 * side + 8, gap = Math.min(64, tp > 1 ? (width - 2 - tp * cell) / (tp - 1) : 0);
   const [wide, high] = frame(side), pitch = high + 62, area = shape()[0] * shape()[1];
   const words = `dp=${dp}, tp=${tp}: what each rank holds of ${state.matrix} under ${name}`;
-  const svg = picture(stage, width, dp * pitch + 4, words), left = (width - tp * cell - (tp - 1) * 12) / 2;
+  const svg = picture(stage, width, dp * pitch + 4, words), left = (width - tp * cell - (tp - 1) * gap) / 2;
   for (let rank = 0; rank < dp * tp; rank++) {
-    const x = left + (rank % tp) * (cell + 12), y = Math.floor(rank / tp) * pitch, works = held.workers.includes(rank);
+    const x = left + (rank % tp) * (cell + gap), y = Math.floor(rank / tp) * pitch, works = held.workers.includes(rank);
     text(svg, x, y + 16, `rank ${rank}`, "b");
-    if (works) text(svg, x + Math.min(cell, 2 * side + 16), y + 16, cell > 110 ? "works" : "✓", "q e");
+    if (works) text(svg, x + side + 8 + wide, y + 16, cell > 110 ? "works" : "✓", "q e");
     [weights[rank], held.momentum[rank]].forEach((boxes, place) => {
-      const from = x + place * (side + 16);
+      const from = x + place * (side + 8);
       box(svg, from, y + 24, wide, high, "var(--empty)", { stroke: "var(--edge)" });
       for (const [row, column, rows, columns] of boxes)
         box(svg, from + column / shape()[1] * wide, y + 24 + row / shape()[0] * high, columns / shape()[1] * wide, rows / shape()[0] * high, colour(rank), { stroke: "#1b1b1b", "stroke-width": .8 });
-      if (cell > 110 || !place) text(svg, from, y + 40 + high, place ? "momentum" : "weight", "q");
+      if (wide > 66) text(svg, from, y + 40 + high, place ? "momentum" : "weight", "q");
+      else text(svg, from, y + 40 + high, place ? "m" : "w", "q");
     });
   }
   const kept = held.momentum.map(boxes => boxes.reduce((sum, each) => sum + each[2] * each[3], 0));
@@ -93,7 +93,7 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   slider(it, holder, "column", "column", () => numbers(0, shape()[1] - 1), () => String(entry()[1]));
 }, function (stage, width) {
   const dp = +state.dp, tp = +state.tp, moment = +state.moment, film = grid().film[state.matrix];
-  const cell = Math.min((width - 14 * (tp - 1)) / tp, 200), [wide, high] = frame(cell), pitch = high + 34;
+  const cell = Math.min((width - 2 - 14 * (tp - 1)) / tp, 200), [wide, high] = frame(cell), pitch = high + 34;
   const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), [row, column] = entry(), place = entryAt(row, column);
   const updates = moment >= 4 && moment < 7, ruler = dp * pitch + 44;
   const svg = picture(stage, width, ruler + 76, `${data.titles[moment]}. ${data.moments[moment]} on each of ${dp * tp} ranks.`);
@@ -121,7 +121,7 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   }
   // The flat buffer of the entry's tp place, cut by dp.
   const { length, slice, ranges } = grid().bucket, keeper = place.rank, x = at => at / length * width;
-  text(svg, 0, ruler - 8, `the buffer of tp place ${keeper % tp}: ${count(length)} entries, cut by dp into ${dp} slice${dp > 1 ? "s" : ""}`, "q");
+  text(svg, 0, ruler - 8, width < 480 ? `buffer of tp place ${keeper % tp}: ${count(length)} entries` : `the buffer of tp place ${keeper % tp}: ${count(length)} entries, cut by dp into ${dp} slice${dp > 1 ? "s" : ""}`, "q");
   for (let d = 0; d < dp; d++) {
     const rank = d * tp + keeper % tp;
     box(svg, x(d * slice), ruler, x(slice), 24, colour(rank), { stroke: "#1b1b1b", "stroke-width": .8 });
@@ -221,13 +221,13 @@ scene("sabotage", ["rank", "hit", "fault", "after"], (it, holder) => {
   it.figure.insertBefore(it.verdicts, it.said);
 }, function (stage, width) {
   const it = scenes[3], { matrices, phases, ranks, runs } = data.saboteur, run = runs[`${state.rank} ${state.hit} ${state.fault}`], after = +state.after;
-  const label = width > 560 ? 132 : 42, cell = (width - label) / matrices.length, slot = (cell - 3) / ranks, high = 20;
+  const label = width > 560 ? 132 : 50, cell = (width - label) / matrices.length, slot = (cell - 3) / ranks, high = 20;
   const svg = picture(stage, width, 24 + run.wrong.length * (high + 5) + 12, `What every rank holds after ${after} moments; red differs from a healthy run.`);
-  matrices.forEach((name, column) => text(svg, label + (column + .5) * cell, 14, width > 480 ? name : name.replace("down", "dn"), name === state.hit ? "b m" : "q m"));
+  matrices.forEach((name, column) => text(svg, label + (column + .5) * cell, 14, width > 480 ? name : name.replace("down", "d").replace("up", "u"), name === state.hit ? "b m" : "q m"));
   run.wrong.forEach((row, moment) => {
     const y = 24 + moment * (high + 5) + 6 * Math.floor(moment / phases.length), shown = moment < after;
     const words = `${Math.floor(moment / phases.length) + 1} · ${phases[moment % phases.length]}`;
-    text(svg, 0, y + 15, width > 560 ? words : words.replace("gradients", "gra").replace("own updates", "upd").replace("weights", "wei"), shown ? "" : "q");
+    text(svg, 0, y + 15, width > 560 ? words : words.replace(" · gradients", " grad").replace(" · own updates", " upd").replace(" · weights", " wgt"), shown ? "" : "q");
     row.forEach((bits, column) => {
       for (let rank = 0; rank < ranks; rank++) {
         const wrong = shown && bits >> rank & 1;
@@ -292,7 +292,7 @@ scene("cost", ["strategy", "ranks"], (it, holder) => {
   it.stage.append(element("table", { className: "bars" }, element("thead", {}, head), element("tbody", {}, ...body)));
   it.fill = at => {
     for (const [name, { row, each }] of Object.entries(cells)) {
-      row.className = name === scaleOf(state.strategy) ? "on" : "";
+      row.className = name === state.strategy ? "on" : "";
       each.forEach(([value, bar], place) => {
         const [key, , words] = columns[place], found = data.scale.strategies[name][at][key];
         value.textContent = words(found);
@@ -301,10 +301,10 @@ scene("cost", ["strategy", "ranks"], (it, holder) => {
     }
   };
 }, function () {
-  const it = scenes[5], at = data.scale.ranks.map(String).indexOf(state.ranks), name = scaleOf(state.strategy), { model, tp, machine, matrices } = data.scale;
+  const it = scenes[5], at = data.scale.ranks.map(String).indexOf(state.ranks), name = state.strategy in data.scale.strategies ? state.strategy : "", { model, tp, machine, matrices } = data.scale;
   it.fill(at);
   const found = name && data.scale.strategies[name][at];
-  say(it, `${found ? `*${name}* on *${count(state.ranks)}* ranks: the busiest rank orthogonalizes *${found.runs}* of ${matrices} matrices. ` : `${state.strategy} is not among the strategies compared here. `}Predicted by walking the package’s own step for ${model} at tp=${tp} on the machine file ${machine}; nothing here was timed. Bars compare with the largest value at any number of ranks.`);
+  say(it, `${found ? `*${name}* on *${count(state.ranks)}* ranks: the busiest rank orthogonalizes *${found.runs}* of ${matrices} matrices. ` : `*${state.strategy}* is not in this table: it expects parameters that FSDP2 has cut; scene 7 shows it. `}Predicted by walking the package’s own step for ${model} at tp=${tp} on the machine file ${machine}; nothing here was timed. Bars compare with the largest value at any number of ranks.`);
 });
 
 // 7. Where time goes.
