@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.learn.bill.pictures import draw_small_bills
+from muon_tutorial.learn.course import series
 from muon_tutorial.learn.cuts.pictures import draw_holders
 from muon_tutorial.learn.early_return import pictures as early
 from muon_tutorial.learn.early_return import steps as early_steps
@@ -73,8 +74,8 @@ def policy(code: str) -> str:
     return f"{POLICY}; script-src 'sha256-{digest}'"
 
 
-def page(data: dict[str, Any], preview: str = "") -> str:
-    """The essay as one HTML document. ``preview`` is HTML for its head: where it is, and its picture."""
+def page(data: dict[str, Any]) -> str:
+    """The essay as one HTML document."""
     code = script()
     held = {**data, "colours": RANKS, "titles": TITLES, "dp": essay_recorder.DP, "tp": essay_recorder.TP}
     kept = json.dumps(held, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
@@ -85,7 +86,7 @@ def page(data: dict[str, Any], preview: str = "") -> str:
     given = {
         "policy": html.escape(policy(code)),
         "description": html.escape(DESCRIPTION),
-        "preview": preview,
+        "preview": preview(),
         "style": (PARTS / "style.css").read_text(encoding="utf-8"),
         "about": "Recorded from muon_tutorial as this page was built.",
         "data": kept,
@@ -94,9 +95,16 @@ def page(data: dict[str, Any], preview: str = "") -> str:
     return Template((PARTS / "page.html").read_text(encoding="utf-8")).substitute(given | shown)
 
 
-def write(target: Path, preview: str = "") -> None:
+def preview() -> str:
+    """For the page's head: its picture where links are shown, and its address where one is set."""
+    site = series.site()
+    address = f'<link rel="canonical" href="{site}{NAME}">' if site else ""
+    return f'<meta property="og:image" content="{site}{pages.PREVIEW}">{address}'
+
+
+def write(target: Path) -> None:
     """Record, and write the essay into a folder."""
-    write_all(made(target), {NAME: page(essay_recorder.record(), preview)})
+    write_all(made(target), {NAME: page(essay_recorder.record())})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

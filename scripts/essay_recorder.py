@@ -2,8 +2,8 @@
 
 It comes from runs and predictions of the package: a step of a small GPT in the stepping world, on each of
 the ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient, orthogonalized whole
-and in pieces; what the planner says of a large model; and steps that were recorded on real processes. The page
-looks numbers up, and computes none of Muon itself.
+and in pieces; what the planner says of a large model; and steps that were recorded on real processes. The
+page looks numbers up, and computes none of Muon itself.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from muon_tutorial.plan.bucket import matrix_boxes
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.timing import planner
 from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.timeline import StepTimeline
 
 SEED = 0
@@ -236,12 +237,13 @@ def alone_data() -> dict[str, Any]:
 def scale_data() -> dict[str, Any]:
     """What the planner says of a large model's step, by strategy and ranks."""
     matrices, machine = matrices_of(MODEL, MODEL_TP), find_machine(MACHINE)
+    walks = RankWalks(machine, machine.ranks_per_node - 1)
     found: dict[str, list[dict[str, Any]]] = {}
     for name in STRATEGIES:
         found[name] = []
         for ranks in RANKS:
             grid = Grid.of(dp=ranks // MODEL_TP, tp=MODEL_TP)
-            each = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine)
+            each = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine, walks=walks)
             counted = {"sent": each.sent, "work": each.newton_schulz, "runs": each.runs}
             held = {"held": each.held, "momentum": each.momentum, "memory": each.memory}
             times = {"seconds": each.seconds, "compute": each.product + each.copy, "waiting": each.waiting}

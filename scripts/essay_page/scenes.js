@@ -55,8 +55,8 @@ scene("who", ["dp", "tp", "matrix", "strategy"], (it, holder) => {
   const svg = picture(stage, width, dp * pitch + 4, words), left = (width - tp * cell - (tp - 1) * gap) / 2;
   for (let rank = 0; rank < dp * tp; rank++) {
     const x = left + (rank % tp) * (cell + gap), y = Math.floor(rank / tp) * pitch, works = held.workers.includes(rank);
-    text(svg, x, y + 16, `rank ${rank}`, "b");
-    if (works) text(svg, x + side + 8 + wide, y + 16, cell > 110 ? "works" : "✓", "q e");
+    text(svg, x, y + 16, `rank ${rank}${works && cell <= 130 ? " ✓" : ""}`, "b");
+    if (works && cell > 130) text(svg, x + side + 8 + wide, y + 16, "works", "q e");
     [weights[rank], held.momentum[rank]].forEach((boxes, place) => {
       const from = x + place * (side + 8);
       box(svg, from, y + 24, wide, high, "var(--empty)", { stroke: "var(--edge)" });
@@ -109,6 +109,7 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
       const at = [x + from / columns * wide, y + 20 + top / rows * high, across / columns * wide, down / rows * high];
       box(panel, ...at, colour(who), { stroke: "#1b1b1b", "stroke-width": .7 });
       if (updates) box(panel, ...at, "url(#hatch)");
+      if (at[2] > 22 && at[3] > 22) text(panel, at[0] + at[2] - 5, at[1] + at[3] - 6, who, "on e");
       if (row >= top && row < top + down && column >= from && column < from + across) holders.push(rank);
     }
     const [cx, cy] = [x + (column + .5) / columns * wide, y + 20 + (row + .5) / rows * high];
@@ -224,6 +225,7 @@ scene("sabotage", ["rank", "hit", "fault", "after"], (it, holder) => {
   const label = width > 560 ? 132 : 50, cell = (width - label) / matrices.length, slot = (cell - 3) / ranks, high = 20;
   const svg = picture(stage, width, 24 + run.wrong.length * (high + 5) + 12, `What every rank holds after ${after} moments; red differs from a healthy run.`);
   matrices.forEach((name, column) => text(svg, label + (column + .5) * cell, 14, width > 480 ? name : name.replace("down", "d").replace("up", "u"), name === state.hit ? "b m" : "q m"));
+  const fills = { "var(--wrong)": [], "var(--right-fill)": [], "var(--empty)": [] };
   run.wrong.forEach((row, moment) => {
     const y = 24 + moment * (high + 5) + 6 * Math.floor(moment / phases.length), shown = moment < after;
     const words = `${Math.floor(moment / phases.length) + 1} · ${phases[moment % phases.length]}`;
@@ -231,10 +233,11 @@ scene("sabotage", ["rank", "hit", "fault", "after"], (it, holder) => {
     row.forEach((bits, column) => {
       for (let rank = 0; rank < ranks; rank++) {
         const wrong = shown && bits >> rank & 1;
-        box(svg, label + column * cell + rank * slot, y, slot - .6, high, wrong ? "var(--wrong)" : shown ? "var(--right-fill)" : "var(--empty)");
+        fills[wrong ? "var(--wrong)" : shown ? "var(--right-fill)" : "var(--empty)"].push([label + column * cell + rank * slot, y, slot - .6, high]);
       }
     });
   });
+  for (const [fill, corners] of Object.entries(fills)) boxes(svg, corners, fill);
   const last = Math.floor(after / phases.length) * phases.length - 1, spoilt = last < 0 ? 0 : run.wrong[last].filter(Boolean).length, agree = !after || run.agree[after - 1];
   it.verdicts.replaceChildren(
     element("p", { className: agree ? "good" : "bad" }, `${agree ? "✓" : "✗"} all ranks hold the same weights: ${agree ? "yes" : "no"}`),
@@ -321,11 +324,11 @@ scene("time", ["link", "way", "window"], (it, holder) => {
     text(svg, 0, rank * 46 + 24, `rank ${rank}`, "b");
     box(svg, left, rank * 46 + 6, width - left - 2, 34, "var(--empty)", { opacity: .5 });
   }
-  for (const [rank, doing, begin, end] of step.spans) {
-    const moves = doing === 3, y = rank * 46 + (moves ? 26 : 6), at = [x(begin), y, Math.max(.7, x(end) - x(begin)), moves ? 14 : 18];
-    if (doing === 2) continue;
-    box(svg, ...at, moves ? "var(--tp)" : doing ? "var(--edge)" : "var(--accent)");
-  }
+  ["var(--accent)", "var(--edge)", "", "var(--tp)"].forEach((fill, kind) => {
+    if (!fill) return;  // waiting is what is left empty
+    const mine = step.spans.filter(([, doing]) => doing === kind), low = kind === 3;
+    boxes(svg, mine.map(([rank, , begin, end]) => [x(begin), rank * 46 + (low ? 26 : 6), Math.max(.7, x(end) - x(begin)), low ? 14 : 18]), fill);
+  });
   svg.appendChild(draw("path", { d: `M${x(step.seconds * 1e6)} 2V${ranks * 46}`, stroke: "var(--ink)", "stroke-width": 1.6, "stroke-dasharray": "4 3" }));
   const foot = ranks * 46 + 22;
   for (const [place, [words, fill]] of [["products", "var(--accent)"], ["copies", "var(--edge)"], ["transfers", "var(--tp)"]].entries()) {

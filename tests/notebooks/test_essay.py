@@ -134,7 +134,8 @@ def test_fifty_random_orders_meet_the_recorded_states_and_end_in_the_recorded_ha
     data: dict[str, Any], name: str
 ) -> None:
     shown, draw = data["networks"][name], random.Random(0)
-    network = Network(*map(int, name.split("x")), essay_recorder.SEED)
+    dp, tp = map(int, name.split("x"))
+    network = Network(dp, tp, essay_recorder.SEED)
     for _ in range(50):
         network.restart()
         now = 0
@@ -206,7 +207,7 @@ def test_costs_are_the_planners_and_follow_what_the_text_says(data: dict[str, An
     shown = data["scale"]["strategies"][name]
     machine = essay_recorder.find_machine(essay_recorder.MACHINE)
     matrices = matrices_of(data["scale"]["model"], data["scale"]["tp"])
-    for ranks, each in list(zip(data["scale"]["ranks"], shown, strict=True))[:3]:
+    for ranks, each in list(zip(data["scale"]["ranks"], shown, strict=True))[:2]:
         grid = Grid.of(dp=ranks // 8, tp=8)
         found = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine)
         assert (each["sent"], each["work"], each["memory"]) == (found.sent, found.newton_schulz, found.memory)
@@ -260,6 +261,8 @@ def said(driver: Any, scene: str) -> str:
     """What a scene says of itself, once it has come near."""
     show = "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant', block: 'center'})"
     driver.execute_script(show, f"#{scene} figure")
+    drawn = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 0)))"
+    driver.execute_async_script(drawn)
     find = "return document.querySelector(arguments[0]).textContent"
     return lab.wait_for(
         lambda: driver.execute_script(find, f"#{scene} .said") or None, 5, f"{scene} says nothing"
