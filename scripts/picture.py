@@ -194,7 +194,8 @@ _HATCHED = "url(#h)"
 """What lies over an update, so that Newton–Schulz is seen to have been at work."""
 _HATCH = (
     '<defs><pattern id="h" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<line x1="0" y1="0" x2="0" y2="8" stroke="{INK}" stroke-width="2" stroke-opacity=".5"/></pattern></defs>'
+    f'<line x1="0" y1="0" x2="0" y2="8" stroke="{INK}" stroke-width="2" stroke-opacity=".5"/>'
+    "</pattern></defs>"
 )
 
 
