@@ -15,6 +15,7 @@ cells that the widget needs are run, with the notebook's own parameters.
 from __future__ import annotations
 
 import argparse
+import base64
 import html
 import itertools
 import math
@@ -23,6 +24,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
+from textwrap import indent
 from typing import Any
 from urllib.parse import quote
 
@@ -36,10 +39,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
 from muon_tutorial.learn.exercises.judge import LOOKS
-from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.pictures.colours import EMPTY, QUIET, rank_colour
+from muon_tutorial.learn.pictures.picture import Picture, blank, rectangle
+from muon_tutorial.learn.pictures.picture import write as write_words
+from muon_tutorial.learn.the_mirror import recording
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
-from scripts import reference
+from scripts import picture, reference
 from scripts.files import FOLDER, POLICY, ROOT, answered, made, write_all
 from scripts.read_notebook import read_notebook
 from scripts.shells import displayed, widget_cells
@@ -48,12 +54,15 @@ TARGET = ROOT / "dist" / "pages"
 TEMPLATES = Path(__file__).parent
 MOST_POSITIONS = 2_000  # of one widget, to draw: a page has no room for more, and fine sliders have millions
 PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 MB in all
-INTRODUCTION = """These pages are the course as its notebooks were last run: text, code, results and pictures.
-To run them, and to answer, open the notebooks."""
+DESCRIPTION = """Muon makes all directions of a weight update equally strong, and for that it needs the
+whole matrix; but a model that is spread over processes has no whole matrix anywhere. This course
+brings each matrix together and hands it back, on real processes, to the bit."""
 ALL = {"href": "index.html", "text": "All lessons"}
 WIDE = 360
 """Pictures wider than this scroll sideways on a phone, so that their words stay large enough to read."""
-REFERENCE = "Every class and function, from its docstring: [the reference](reference/index.html)."
+PREVIEW, PREVIEW_SIZE = "preview.png", (1200, 630)
+"""The picture that a link to the site is shown with, and its pixels."""
+ONE_PAGE, EVIDENCE = ROOT / "scripts" / "one_page.py", ROOT / "docs" / "evidence.md"
 _TAGS = {
     *(
         "a",
@@ -138,13 +147,82 @@ def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
     return _export(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]), links)
 
 
-def index(copies: str = "") -> str:
-    """The page that leads to all others: the lessons with their pictures, paths, words and reference."""
-    words = "\n".join([f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()])
+def index(copies: str = "", essay: str = "") -> str:
+    """The front page: what Muon is and why this is hard, where to start, all lessons, and what else is here.
+
+    ``essay`` is the essay's file beside the page; empty if there is none.
+    """
     cards = "\n".join(card(lesson, copies) for lesson in series.LESSONS)
-    lessons = f'<div class="lessons">\n{cards}\n</div>'
-    parts = ("# Distributed Muon, by hand", INTRODUCTION, lessons, series.paths(), words, REFERENCE)
-    return text_page("\n\n".join(parts), [])
+    given = {
+        "description": " ".join(DESCRIPTION.split()),
+        "film": _film(),
+        "essay": f'<p class="go"><a href="{essay}">Four processes, one matrix: play with it</a></p>'
+        if essay
+        else "",
+        "fifteen": f"[The essay that plays]({essay})"
+        if essay
+        else "[Lesson 00](00_a_distributed_muon_step.html)",
+        "paths": indent(_linked(series.paths()), "    "),
+        "lessons": f'<div class="lessons">\n{cards}\n</div>',
+        "words": "\n".join(
+            f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()
+        ),
+    }
+    return text_page(
+        Template((TEMPLATES / "page_template" / "front.md").read_text(encoding="utf-8")).substitute(given), []
+    )
+
+
+def _film() -> str:
+    """The README's film of the step, as one ``<img>``."""
+    svg = picture.TARGET.read_text(encoding="utf-8")
+    data = base64.b64encode(svg.encode()).decode()
+    alt = html.escape(picture.alt(recording.load()), quote=True)
+    return f'<img width="{picture.WIDTH}" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _linked(text: str) -> str:
+    """A list of paths, each lesson's number a link."""
+    stems = {lesson.number: lesson.stem for lesson in series.LESSONS}
+    return re.sub(
+        r"\b(\d\d)(?=[,.]|$)", lambda found: f"[{found[1]}]({stems[found[1]]}.html)", text, flags=re.MULTILINE
+    )
+
+
+def one_page() -> str:
+    """The whole step as one program, on a page of the site."""
+    code = ONE_PAGE.read_text(encoding="utf-8")
+    said = "The whole step, with torch alone: seven phases, each with the layout before and after it."
+    return text_page(f"# The step on one page\n\n{said}\n\n```python\n{code}```\n", [ALL])
+
+
+def evidence() -> str:
+    """The page of evidence; links to files that the site does not have are words."""
+    text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"`\1`", EVIDENCE.read_text(encoding="utf-8"))
+    return text_page(text, [ALL])
+
+
+def write_preview(target: Path) -> None:
+    """The link preview: what ranks had, the matrix whole, and what they keep."""
+    figure, axes = blank(*PREVIEW_SIZE)
+    write_words(axes, 60, 90, "Four processes, one matrix", 34, weight="bold")
+    write_words(axes, 60, 146, "Muon needs the whole matrix, and no process has it.", 19, color=QUIET)
+    run = recording.load()
+    name = run.busiest()
+    rows, columns = run.shapes[name]
+    for place, moment in enumerate((0, recording.AXIS, len(recording.PHASES) - 1)):
+        for diary in run.diaries:
+            down, right = divmod(diary.rank, 2)
+            x, y = 60 + 384 * place + 160 * right, 216 + 172 * down
+            rectangle(axes, x, y, 144, 144, EMPTY)
+            for who, top, left, high, wide in diary.tiles[name][moment]:
+                size = 144 * wide / columns, 144 * high / rows
+                look = "///" if moment >= recording.AXIS else None
+                corner = x + 144 * left / columns, y + 144 * top / rows
+                rectangle(axes, *corner, *size, rank_colour(who), hatch=look)
+        said = ("cut into pieces", "whole, and orthogonal", "home again")[place]
+        write_words(axes, 60 + 384 * place, 586, said, 17)
+    figure.savefig(target, dpi=96, metadata={"Software": None})
 
 
 def card(lesson: series.Lesson, copies: str = "") -> str:
@@ -155,7 +233,7 @@ def card(lesson: series.Lesson, copies: str = "") -> str:
     ways = " ".join(f'<a href="{link["href"]}">{link["text"]}</a>' for link in _ways(lesson, copies))
     return (
         f'<div class="lesson">{drawn}'
-        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(lesson.name)}</a></h2>'
+        f'<h2><a class="to" href="{lesson.stem}.html">{html.escape(plain(lesson.name))}</a></h2>'
         f"<p>{lesson.minutes} minutes{after}</p>{f'<p>{ways}</p>' if ways else ''}</div>"
     )
 
@@ -172,6 +250,19 @@ def _heading(text: str) -> str:
     return (re.findall(r"^# (.+)$", text, re.MULTILINE) or ["Untitled"])[0]
 
 
+def _first_paragraph(text: str) -> str:
+    """The first paragraph below the heading, without Markdown's marks; empty if there is none."""
+    after = text.partition("\n\n")[2].lstrip()
+    first = "" if after.startswith(("<", "```", "- ", "|")) else after.partition("\n\n")[0]
+    words = re.sub(r"\[([^\]]+)\]\([^)]*\)|[*_]", lambda found: found[1] or "", first)
+    return " ".join(words.split())
+
+
+def plain(title: str) -> str:
+    """A title without the marks of code."""
+    return title.replace("`", "")
+
+
 def _texts() -> list[Path]:
     return sorted(FOLDER.glob("*.md"))
 
@@ -183,8 +274,10 @@ def _export(
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
-    title = _heading(notebook.cells[0].source).replace("`", "")
+    title = plain(_heading(notebook.cells[0].source))
+    said = plain(_first_paragraph(notebook.cells[0].source)) or " ".join(DESCRIPTION.split())
     given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY, "looks": LOOKS}
+    given |= {"description": said, "preview": f"{series.site()}{PREVIEW}"}
     page, _ = _exporter().from_notebook_node(notebook, given)
     return page
 
@@ -254,7 +347,7 @@ def _links(path: Path, copies: str) -> list[dict[str, str]]:
     """The way to all lessons, to those before and after, and to where this one runs."""
     [lesson] = [each for each in series.LESSONS if each.stem == path.stem]
     near = [
-        {"href": f"{to.stem}.html", "rel": rel, "text": to.number, "title": f" · {to.title}".replace("`", "")}
+        {"href": f"{to.stem}.html", "rel": rel, "text": to.number, "title": plain(f" · {to.title}")}
         for rel, to in zip(("prev", "next"), series.neighbours(lesson), strict=True)
         if to
     ]
@@ -357,17 +450,22 @@ def lean(picture: Picture) -> str:
     return f'<img alt="{html.escape(picture.alt)}" width="{picture.width}" src="data:image/svg+xml,{data}">'
 
 
-def write(target: Path, prefixes: Sequence[str] = (), still: bool = False, copies: str = "") -> None:
+def write(
+    target: Path, prefixes: Sequence[str] = (), still: bool = False, copies: str = "", essay: str = ""
+) -> None:
     """Write the chosen pages, the texts beside the notebooks and the index; with all pages, the reference.
 
-    ``copies`` is the folder below ``target`` where the self-contained copies lie, if they do.
+    ``copies`` is the folder below ``target`` where the self-contained copies lie, if they do;
+    ``essay`` is the essay's file.
     """
     chosen = committed(prefixes)
     made(target)
     pages = {f"{path.stem}.html": page_of(path, still, copies) for path in chosen}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
-    write_all(target, {**pages, "index.html": index(copies)})
+    write_all(target, {**pages, "index.html": index(copies, essay)})
     if not prefixes:
+        write_all(target, {"one_page.html": one_page(), "evidence.html": evidence()})
+        write_preview(target / PREVIEW)
         reference.write(target / reference.TARGET.name)
 
 

@@ -122,7 +122,7 @@ def _document(run: Recording, width: int, height: int, style: str, parts: Sequen
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
     said = f"<title>{html.escape(alt(run))}</title>\n<style>{style}</style>"
     ground = f'<rect width="{width}" height="{height}" fill="{CARD}"/>'
-    return "\n".join([head, said, ground, *parts, "</svg>\n"])
+    return "\n".join([head, said, _HATCH, ground, *parts, "</svg>\n"])
 
 
 def _scenes(run: Recording) -> list[list[Piece]]:
@@ -143,6 +143,8 @@ def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[
     said = [_text(LEFT - 4, 40, TITLES[moment], 21, "b"), _text(LEFT - 4, 70, phase, 16, "q")]
     flying_last = sorted(scene, key=lambda piece: piece.source != piece.rank)
     boxes = [_box(piece, shape, moving.get(piece.flight(moment), "")) for piece in flying_last]
+    if AXIS <= moment < len(PHASES):  # these are updates
+        boxes += [_box(piece, shape, moving.get(piece.flight(moment), ""), _HATCHED) for piece in flying_last]
     flashes = map(_flash, run.grid.ranks) if moment == AXIS else ()
     held = [_bytes(rank, letter) for rank, letter in enumerate(named) if letter]
     return f'<g class="t m{moment}">{"".join([*said, *boxes, *flashes, *held, _dot(moment, 7, INK)])}</g>'
@@ -159,13 +161,13 @@ def _bytes(rank: int, letter: str) -> str:
     return _text(x + SIDE, y - 10, f"bytes {letter}", 16, "q e")
 
 
-def _box(piece: Piece, shape: tuple[int, int], moves: str) -> str:
+def _box(piece: Piece, shape: tuple[int, int], moves: str, fill: str = "") -> str:
     brought, top, left, rows, columns = piece.tile
     (x, y), across, down = place(piece.rank), SIDE / shape[1], SIDE / shape[0]
     corner = f'x="{x + left * across:g}" y="{y + top * down:g}"'
     size = f'width="{columns * across:g}" height="{rows * down:g}"'
     look = f' class="{moves}"' if moves else ""
-    return f'<rect {corner} {size} fill="{rank_colour(brought)}" stroke="{INK}"{look}/>'
+    return f'<rect {corner} {size} fill="{fill or rank_colour(brought)}" stroke="{INK}"{look}/>'
 
 
 def _flash(rank: int) -> str:
@@ -186,6 +188,15 @@ _LOOK = (
     f".q{{fill:{QUIET}}}.e{{text-anchor:end}}.t,.n{{opacity:0}}.m0{{opacity:1}}"
 )
 """Without motion, the first moment alone is there."""
+
+
+_HATCHED = "url(#h)"
+"""What lies over an update, so that Newton–Schulz is seen to have been at work."""
+_HATCH = (
+    '<defs><pattern id="h" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<line x1="0" y1="0" x2="0" y2="8" stroke="{INK}" stroke-width="2" stroke-opacity=".5"/>'
+    "</pattern></defs>"
+)
 
 
 def _motion(moving: Mapping[Flight | None, str]) -> str:

@@ -1,4 +1,4 @@
-"""The whole site in one folder: the pages, the reference, and a self-contained copy of each lesson.
+"""The whole site in one folder: essay, pages, reference, and a self-contained copy of each lesson.
 
     python scripts/website.py [--out FOLDER]     written to dist/site/
     python scripts/website.py --still            … with a still picture for each widget, and no cell is run
@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.learn.course import series
-from scripts import pack, pages
+from scripts import essay, pack, pages
 from scripts.files import ROOT, answered
 
 TARGET = ROOT / "dist" / "site"
@@ -28,7 +28,8 @@ COPIES = "notebooks"
 def write(target: Path, still: bool = False) -> None:
     """Write the copies first: where one may hold somebody's work, that is refused, and nothing is written."""
     pack.write(series.LESSONS, target / COPIES)
-    pages.write(target, still=still, copies=COPIES)
+    pages.write(target, still=still, copies=COPIES, essay=essay.NAME)
+    essay.write(target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

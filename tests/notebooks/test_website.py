@@ -30,10 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def links(page: Path) -> set[str]:
-    """Where a page leads: by its links, or at once."""
+    """Where a page leads: by its links, by the picture that a link to it is shown with, or at once."""
     tree: Any = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
     at_once = [meta["content"] for meta in tree.find_all("meta", attrs={"http-equiv": "refresh"})]
+    shown = tree.find_all("meta", attrs={"property": "og:image"})
     return {
+        *(picture["content"] for picture in shown),
         *(link["href"] for link in tree.find_all("a", href=True)),
         *(content.rpartition("url=")[2] for content in at_once),
     }

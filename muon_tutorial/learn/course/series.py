@@ -191,6 +191,16 @@ def hosted_links(of: Lesson) -> dict[str, str]:
     }
 
 
+def site() -> str:
+    """Where GitHub publishes the course's pages, with a slash at the end; empty without a repository.
+
+    >>> site() == "" if not REPOSITORY else site().endswith("/")
+    True
+    """
+    owner, _, name = REPOSITORY.partition("/")
+    return f"https://{owner.lower()}.github.io/{name}/" if REPOSITORY else ""
+
+
 def archive() -> str:
     """From where pip can install the package; empty without a repository."""
     return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""

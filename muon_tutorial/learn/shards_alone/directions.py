@@ -93,7 +93,7 @@ def _draw_sides(axes: Axes, left: float, y: float) -> None:
 
 def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: float = SQUARE) -> None:
     """The squares, all of one shade as one shape; white is left out."""
-    shades = _shades(turned)
+    shades = shades_of(turned)
     runs: dict[int, list[Path]] = {}
     for shade, row, column, down, across in patches(shades.tolist()):
         corner = left + column * square, top + row * square
@@ -107,7 +107,7 @@ def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: floa
     rectangle(axes, left, top, width, height, "none", linewidth=1.2, edgecolor=QUIET, zorder=4)
 
 
-def _shades(turned: Tensor) -> Tensor:
+def shades_of(turned: Tensor) -> Tensor:
     """0 to ``SHADES`` for each square: the root of its size, so that what is faint is still seen."""
     rows, columns = (side // POOL for side in turned.shape)
     sizes = (turned**2).view(rows, POOL, columns, POOL).sum((1, 3)).sqrt() / POOL**0.5

@@ -1,0 +1,119 @@
+"""The essay that plays, *Four processes, one matrix*: one HTML file, recorded from the package.
+
+    python scripts/essay.py [--out FOLDER]     written to dist/pages/essay.html
+
+The file asks for nothing from elsewhere. Its script and style come from ``scripts/essay_page/``, its data
+from ``scripts/essay_recorder.py``. Without script, each scene shows a still picture of the course.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import html
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.learn.bill.pictures import draw_small_bills
+from muon_tutorial.learn.course import series
+from muon_tutorial.learn.cuts.pictures import draw_holders
+from muon_tutorial.learn.early_return import pictures as early
+from muon_tutorial.learn.early_return import steps as early_steps
+from muon_tutorial.learn.first_muon.saboteur import sabotaged
+from muon_tutorial.learn.first_muon.saboteur_film import MOMENTS, draw_sabotage
+from muon_tutorial.learn.pictures.colours import RANKS
+from muon_tutorial.learn.pictures.picture import Picture
+from muon_tutorial.learn.shards_alone import directions
+from muon_tutorial.learn.the_mirror import network, recording, replay
+from muon_tutorial.learn.the_mirror.on_ranks import plan_of
+from scripts import essay_recorder, pages
+from scripts.files import POLICY, ROOT, answered, made, write_all
+from scripts.picture import TITLES
+
+TARGET = ROOT / "dist" / "pages"
+NAME = "essay.html"
+TITLE = "Four processes, one matrix"
+DESCRIPTION = (
+    "Muon needs the whole matrix, and no process has it. One optimizer step on real processes, recorded, "
+    "to take apart: who holds what, what travels, what it costs."
+)
+PARTS = Path(__file__).with_name("essay_page")
+MOST_BYTES = 3_000_000
+
+
+def stills() -> dict[str, Picture]:
+    """For each scene, the picture that stands there where no script runs."""
+    steps = early_steps.recorded()
+    said = early_steps.predict_recorded(steps)["zero1", 1, "200mbit"]
+    return {
+        "who": draw_holders(plan_of(2, 2), "o"),
+        "phases": replay.film(recording.load()),
+        "network": network.draw_orders(2, 2, essay_recorder.SEED),
+        "sabotage": draw_sabotage(sabotaged(essay_recorder.SABOTAGED, 1, "k1", "lost"), MOMENTS),
+        "alone": directions.hero(),
+        "cost": draw_small_bills(2, 2),
+        "time": early.draw_recorded(steps, said, "zero1", 1, "200mbit"),
+    }
+
+
+def script() -> str:
+    """The page's script: its two files as one."""
+    return "\n".join((PARTS / name).read_text(encoding="utf-8") for name in ("core.js", "scenes.js"))
+
+
+def policy(code: str) -> str:
+    """The content security policy of the other pages, which also lets this very script run, and no other."""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    return f"{POLICY}; script-src 'sha256-{digest}'"
+
+
+def page(data: dict[str, Any]) -> str:
+    """The essay as one HTML document."""
+    code = script()
+    held = {**data, "colours": RANKS, "titles": TITLES, "dp": essay_recorder.DP, "tp": essay_recorder.TP}
+    kept = json.dumps(held, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    shown = {
+        f"still_{name}": f'<noscript><div class="still">{pages.lean(each)}</div></noscript>'
+        for name, each in stills().items()
+    }
+    given = {
+        "policy": html.escape(policy(code)),
+        "description": html.escape(DESCRIPTION),
+        "preview": preview(),
+        "style": (PARTS / "style.css").read_text(encoding="utf-8"),
+        "about": "Recorded from muon_tutorial as this page was built.",
+        "data": kept,
+        "script": code,
+    }
+    return Template((PARTS / "page.html").read_text(encoding="utf-8")).substitute(given | shown)
+
+
+def preview() -> str:
+    """For the page's head: its picture where links are shown, and its address where one is set."""
+    site = series.site()
+    address = f'<link rel="canonical" href="{site}{NAME}">' if site else ""
+    return f'<meta property="og:image" content="{site}{pages.PREVIEW}">{address}'
+
+
+def write(target: Path) -> None:
+    """Record, and write the essay into a folder."""
+    write_all(made(target), {NAME: page(essay_recorder.record())})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="essay.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (dist/pages)")
+    options = parser.parse_args(arguments)
+    return answered("essay", lambda: write(options.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""What the essay shows, recorded from the package as plain data.
+
+It comes from runs and predictions of the package: a step of a small GPT in the stepping world, on each of
+the ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient, orthogonalized whole
+and in pieces; what the planner says of a large model; and steps that were recorded on real processes. The
+page looks numbers up, and computes none of Muon itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from muon_tutorial import Grid, Plan
+from muon_tutorial.learn.bill.costs import bill_of, small_matrices
+from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
+from muon_tutorial.learn.first_muon import saboteur
+from muon_tutorial.learn.first_muon.on_ranks import SHAPES
+from muon_tutorial.learn.many_ranks.scaling import MACHINE, matrices_of
+from muon_tutorial.learn.pictures.holdings import (
+    RankBoxes,
+    compute_holdings,
+    momentum_holdings,
+    weight_holdings,
+)
+from muon_tutorial.learn.shards_alone import cuts, directions
+from muon_tutorial.learn.the_mirror.network import Group, Network
+from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_here
+from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, Recording
+from muon_tutorial.plan.bucket import matrix_boxes
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.timing import planner
+from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.rank_walks import RankWalks
+from muon_tutorial.timing.timeline import StepTimeline
+
+SEED = 0
+DP, TP = (1, 2, 3, 4), (1, 2, 4)
+GRIDS = tuple((dp, tp) for dp in DP for tp in TP)
+NETWORKS = ((2, 1), (2, 2), (3, 2), (4, 2), (2, 4))
+"""The grids on which the reader can be the network."""
+SABOTAGED = 4
+MODEL, MODEL_TP = "llama-3.1-8b", 8
+RANKS = tuple(MODEL_TP * 4**power for power in range(5))
+"""The ranks of the large model: from one node of eight, fourfold until there are 2,048."""
+STRATEGIES = ("replicated", "round_robin", "zero1", "zero1 boundary", "layerwise", "gram")
+DOINGS = ("product", "copy", "wait", "transfer")
+_MICRO = 1e6
+
+
+def record() -> dict[str, Any]:
+    """Everything that the page shows, as plain data."""
+    return {
+        "phases": PHASES,
+        "moments": MOMENTS,
+        "shapes": {name: list(shape) for name, shape in record_here(1, 1, SEED).shapes.items()},
+        "grids": {f"{dp}x{tp}": grid_data(dp, tp) for dp, tp in GRIDS},
+        "networks": {f"{dp}x{tp}": network_data(dp, tp) for dp, tp in NETWORKS},
+        "saboteur": saboteur_data(),
+        "alone": alone_data(),
+        "scale": scale_data(),
+        "timelines": timeline_data(),
+    }
+
+
+def grid_data(dp: int, tp: int) -> dict[str, Any]:
+    """The step on one grid: who holds what under each strategy, the seven phases, and where entries lie."""
+    run, plan = record_here(dp, tp, SEED), plan_of(dp, tp)
+    plans = {name: planner.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
+    return {
+        "weights": {name: boxes(weight_holdings(plan, index)) for index, name in enumerate(MATRICES)},
+        "strategies": {name: strategy_data(name, each) for name, each in plans.items()},
+        "film": {name: film_data(run, name) for name in MATRICES},
+        "sent": sent_by_phase(run),
+        "bucket": bucket_data(plan),
+    }
+
+
+def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
+    """Under one strategy: who keeps which momentum, who works on what, and the bytes that rank 0 sends."""
+    matrices = {
+        matrix: {
+            "momentum": boxes(momentum_holdings(plan, index)),
+            "workers": [held.rank for held in compute_holdings(plan, index) if held.boxes],
+        }
+        for index, matrix in enumerate(MATRICES)
+    }
+    return {"matrices": matrices, "sent": bill_of(name, plan).total, "state": bill_of(name, plan).state}
+
+
+def boxes(held: Sequence[RankBoxes]) -> list[list[list[int]]]:
+    """By rank, its boxes: first row, first column, rows, columns."""
+    return [[[*box.offset, *box.shape] for box in each.boxes if box.numel] for each in held]
+
+
+def film_data(run: Recording, matrix: str) -> dict[str, Any]:
+    """By moment and rank: the boxes held, with who brought each, and a letter for the bytes held."""
+    known: dict[str, str] = {"": ""}
+    letters = [
+        [known.setdefault(diary.contents[matrix][moment], _letter(len(known))) for diary in run.diaries]
+        for moment in range(len(MOMENTS))
+    ]
+    tiles = [[diary.tiles[matrix][moment] for diary in run.diaries] for moment in range(len(MOMENTS))]
+    return {
+        "tiles": tiles,
+        "letters": letters,
+    }
+
+
+def _letter(number: int) -> str:
+    lap, place = divmod(number - 1, 26)
+    return chr(ord("A") + place) + (str(lap + 1) if lap else "")
+
+
+def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
+    """By phase: the collective, its axis, and the bytes that each rank hands over."""
+    found = []
+    for phase in range(1, len(PHASES) + 1):
+        asked = [[item for item in diary.sent if item.phase == phase] for diary in run.diaries]
+        first = next((item for items in asked for item in items), None)
+        found.append(
+            {
+                "kind": first.kind if first else "",
+                "axis": first.axis if first else "",
+                "bytes": [sum(item.size for item in items) for items in asked],
+            }
+        )
+    return found
+
+
+def bucket_data(plan: Plan) -> dict[str, Any]:
+    """The flat buffer: its length, a slice's, each matrix's range, and every run of entries in it."""
+    [bucket], grid = plan.buckets, plan.grid
+    length = bucket.length(bucket.model_layout, grid.at(0))
+    size = bucket.length(bucket.storage_layout, grid.at(0))
+    metas = plan.dist_meta(grid.at(0))
+    runs: dict[str, list[list[int]]] = {name: [] for name in MATRICES}
+    for rank in grid.ranks:
+        at = grid.at(rank)
+        for name, row, column, count, offset in runs_of(plan, at):
+            runs[name].append([row, column, count, rank, at["dp"] * size + offset, offset])
+    ranges = {meta.name: list(meta.global_range) for meta in metas}
+    return {"length": length, "slice": size, "ranges": ranges, "runs": runs}
+
+
+def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, int]]:
+    """What a rank keeps, in the order of its slice: matrix, row, first column, entries, offset."""
+    [bucket] = plan.buckets
+    for held in bucket.stored_shards(at):
+        offset = held.in_buffer[0]
+        for box in matrix_boxes(held, at):
+            (top, left), (rows, columns) = box.offset, box.shape
+            for row in range(rows):
+                if columns:
+                    yield held.entry.matrix.name, top + row, left, columns, offset
+                offset += columns
+
+
+def network_data(dp: int, tp: int) -> dict[str, Any]:
+    """Every state that a step can be in, what is ready there, and where that leads.
+
+    A state is told by how many collectives each group has had: ranks know nothing else of the order.
+    """
+    network = Network(dp, tp, SEED)
+    known: dict[tuple[tuple[Group, int], ...], int] = {(): 0}
+    states: list[dict[str, Any]] = []
+    waiting: list[tuple[Group, ...]] = [()]
+    for path in waiting:  # which grows
+        network.restart()
+        for group in path:
+            network.answer(group)
+        ready = []
+        for each in network.ready:
+            after = _counts((*path, each.group))
+            if after not in known:
+                known[after] = len(known)
+                waiting.append((*path, each.group))
+            ready.append([list(each.group), each.axis, each.phase, each.subject, known[after]])
+        pending = network.world.pending
+        phases = [
+            PHASES.index(pending[rank].label.phase) + 1 if rank in pending else 0
+            for rank in network.world.grid.ranks
+        ]
+        states.append({"ready": ready, "phase": phases})
+    return {"states": states, "orders": orders(states), "hash": network.result, "answers": len(network.order)}
+
+
+def _counts(path: Sequence[Group]) -> tuple[tuple[Group, int], ...]:
+    return tuple(sorted((group, path.count(group)) for group in set(path)))
+
+
+def orders(states: Sequence[dict[str, Any]]) -> int:
+    """In how many orders a step can be answered: the ways from the first state to the last."""
+    ways = [1] * len(states)
+    for number in reversed(range(len(states))):  # a state leads to later ones alone
+        if after := [ready[-1] for ready in states[number]["ready"]]:
+            ways[number] = sum(ways[other] for other in after)
+    return ways[0]
+
+
+def saboteur_data() -> dict[str, Any]:
+    """By saboteur, matrix and fault: at each moment, the ranks that are wrong about each matrix, as bits."""
+    runs = {}
+    for rank in range(SABOTAGED):
+        for matrix in SHAPES:
+            for fault in saboteur.FAULTS.values():
+                run = saboteur.sabotaged(SABOTAGED, rank, matrix, fault, SEED)
+                rows = [[0] * len(SHAPES) for _ in run.agree]
+                for moment, wrong, name in run.wrong:
+                    rows[moment][list(SHAPES).index(name)] |= 1 << wrong
+                runs[f"{rank} {matrix} {fault}"] = {"wrong": rows, "agree": list(map(int, run.agree))}
+    names = {"matrices": list(SHAPES), "phases": saboteur.PHASES, "faults": saboteur.FAULTS}
+    return {"ranks": SABOTAGED, "steps": saboteur.STEPS, **names, "runs": runs}
+
+
+def alone_data() -> dict[str, Any]:
+    """Shards orthogonalized alone: a shade for 4 × 4 entries, and how far it is from the right update."""
+    found = {}
+    for matrix in cuts.matrices():
+        for cut in cuts.DIMS:
+            for tp in cuts.CUTS:
+                result, turned = directions.alone(matrix, cut, tp)
+                shades = directions.shades_of(turned)
+                part = cuts.shares(turned)
+                found[f"{matrix} {cut} {tp}"] = {
+                    "shades": "".join(chr(ord("a") + shade) for shade in shades.flatten().tolist()),
+                    "cosine": round(result.cosine, 3),
+                    "left": round(result.at_best, 3),
+                    "diagonal": round(part.diagonal, 3),
+                    "values": [round(result.values[0], 3), round(result.values[-1], 3)],
+                }
+    rows, columns = (side // directions.POOL for side in cuts.SHAPE)
+    sizes = {"rows": rows, "columns": columns, "most": directions.SHADES}
+    return {**sizes, "cuts": cuts.CUTS, "shape": cuts.SHAPE, "runs": found}
+
+
+def scale_data() -> dict[str, Any]:
+    """What the planner says of a large model's step, by strategy and ranks."""
+    matrices, machine = matrices_of(MODEL, MODEL_TP), find_machine(MACHINE)
+    walks = RankWalks(machine, machine.ranks_per_node - 1)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in STRATEGIES:
+        found[name] = []
+        for ranks in RANKS:
+            grid = Grid.of(dp=ranks // MODEL_TP, tp=MODEL_TP)
+            each = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine, walks=walks)
+            counted = {"sent": each.sent, "work": each.newton_schulz, "runs": each.runs}
+            held = {"held": each.held, "momentum": each.momentum, "memory": each.memory}
+            times = {"seconds": each.seconds, "compute": each.product + each.copy, "waiting": each.waiting}
+            found[name].append({"sent": each.sent, **counted, **held, **times})
+    about = {"model": MODEL, "tp": MODEL_TP, "machine": machine.name, "matrices": len(matrices)}
+    return {**about, "ranks": RANKS, "strategies": found}
+
+
+def timeline_data() -> dict[str, Any]:
+    """Steps recorded on real processes, on two links, beside what is predicted for each. Microseconds."""
+    recording, steps = recorded(), {}
+    predicted = predict_recorded(recording)
+    for step in recording.steps:
+        said = predicted[step.strategy, step.window, step.link]
+        steps[f"{step.strategy} {step.window} {step.link}"] = {
+            "seconds": round(step.timeline.seconds, 4),
+            "predicted": round(said.seconds, 4),
+            "spans": spans(step.timeline),
+        }
+    return {"about": recording.about, "ranks": recording.task["dp"], "doings": DOINGS, "steps": steps}
+
+
+def spans(timeline: StepTimeline) -> list[list[int]]:
+    """Rank, doing, begin and end of each span that lasts at least a thousandth of the step."""
+    least = timeline.seconds / 1000
+    return [
+        [span.rank, DOINGS.index(span.doing), round(span.begin * _MICRO), round(span.end * _MICRO)]
+        for span in timeline.spans
+        if span.end - span.begin >= least
+    ]
