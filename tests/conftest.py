@@ -6,15 +6,45 @@ import os
 
 import pytest
 
-# torch names a rank whose request differs in shape, dtype or order, instead of summing whatever came.
-os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+from .exhaustive import is_left_out
+
+DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+GIVEN = os.environ.get(DEBUG)
+AS_USERS_DO = (
+    "tests/learn/",
+    "tests/notebooks/",
+    "tests/training/",
+    "tests/test_cli.py",
+    "tests/test_one_page.py",
+)
+"""Where ranks do what they do elsewhere, with a lesson or a training loop around it."""
 
 collect_ignore = ["launching/torchrun_rank.py"]  # a program, not a module
 
-LONGEST = ("notebooks/test_runs.py", "hosts/test_recipes.py", "learn/test_every_widget.py", "test_cli.py")
+LONGEST = (
+    "notebooks/test_runs.py",
+    "hosts/test_recipes.py",
+    "learn/test_every_widget.py",
+    "test_cli.py",
+    "configs/test_table.py",
+    "timing/test_planner.py",
+)
 """Files of minutes. One process runs a whole file: at the end, the others would wait for it."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """torch names a rank whose request differs in shape, dtype or order, instead of summing whatever came.
+
+    That takes a third of the time; where users run without it, tests do, too.
+    """
+    os.environ[DEBUG] = GIVEN or ("OFF" if item.nodeid.startswith(AS_USERS_DO) else "DETAIL")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
+    """Mark what a usual run leaves out, and begin with the longest files."""
+    for item in items:
+        if is_left_out(item.nodeid):
+            item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))

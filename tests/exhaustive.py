@@ -1,11 +1,90 @@
-"""Cases that a usual run leaves out, since others like them are in it: ``-m exhaustive`` runs them."""
+"""Tests that a usual run leaves out, since others hold what they hold: ``-m exhaustive`` runs them.
+
+Whole tests and single cases that take long stand in ``LEFT_OUT``, each with what holds its promise in a usual
+run. Where a table of cases has quick ones and slow ones, ``left_out`` marks the slow ones in the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+
+_PAGE = "test_under_torchrun_it_trains_and_finds_torchs_own_weights"
+_RUNS = "test_training_lowers_the_loss_as_one_process_does_passes_its_check_and_fills_its_folder"
+_SIGNALS = "test_a_stopped_run_says_so_in_one_line_and_leaves_no_process"
+_SAVED = r"saved after step \\d+ in {0}/checkpoints; go on with: train --resume {0}"
+
+LEFT_OUT: Mapping[str, Mapping[str, str]] = {
+    "configs/test_helpers.py": {
+        "test_every_helper_equals_the_single_process[8]": "fewer ranks; eight: the equality table",
+    },
+    "configs/test_matrices.py": {
+        "test_sharded_modules_equal_stock_muon_on_separate_matrices[3]": (
+            "two ranks; uneven shards are in the equality table"
+        ),
+        "test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices[{'fsdp': 3, 'tp': 2}]": (
+            "fsdp=2 × tp=2; uneven shards are in the equality table"
+        ),
+    },
+    "evidence/test_gloo_bytes.py": {
+        "test_interface_counters_agree_within_two_percent": (
+            "the kernel's count of each socket's bytes is the formula's, to the byte"
+        ),
+        "test_gloo_sends_what_the_formula_says_to_the_byte[2]": "three and four ranks",
+        "test_gloo_sends_what_the_formula_says_to_the_byte[8]": "three and four ranks",
+    },
+    "evidence/test_predict.py": {
+        "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), of which little is even",
+    },
+    "hosts/test_recipes.py": {
+        "test_a_recipe_trains_like_one_process_and_resumes_to_the_bit[fsdp2]": (
+            "FSDP2 under accelerate, and DDP under torchrun; the recipe's text is checked"
+        ),
+    },
+    "learn/test_every_widget.py": {
+        "test_every_position_is_a_picture_with_words_of_its_own[14: 11-a-grid-you-have-not-seen-24]": (
+            "each position plans another grid; learn/test_many_ranks.py draws some and reads their numbers"
+        ),
+    },
+    "learn/test_replay.py": {
+        "test_every_position_of_the_scrubber_can_be_drawn[(2, 4)]": "(2, 2) and (3, 2)",
+    },
+    "test_cli.py": {
+        f"{_RUNS}[4 1]": "the grids 1×1 and 2×2",
+        f"{_RUNS}[4 2]": "the grids 1×1 and 2×2; eight ranks are in the equality table",
+        f"{_SIGNALS}[1-129-ended by SIGHUP; {_SAVED}]": "SIGINT and SIGTERM",
+        f"{_SIGNALS}[24-152-ended by SIGXCPU; {_SAVED}]": "SIGINT and SIGTERM",
+        "test_sigterm_saves_whichever_processes_it_reaches[the group]": "SIGTERM sent to every process",
+    },
+    "test_one_page.py": {
+        f"{_PAGE}[dp=4 \\xd7 tp=1]": "dp=2 × tp=2 under torchrun; this grid, to the bit, on launched ranks",
+        f"{_PAGE}[dp=1 \\xd7 tp=4]": "dp=2 × tp=2 under torchrun; this grid, to the bit, on launched ranks",
+    },
+    "test_strategies.py": {
+        "test_real_processes_equal_single_process[2]": "four ranks; two are in the equality table",
+        "test_real_processes_equal_single_process[8]": "four ranks; eight are in the equality table",
+    },
+    "test_wheel.py": {
+        "test_mypy_sees_its_types": (
+            "the wheel's list of files, py.typed among them; mypy reads the same sources beside the tests"
+        ),
+    },
+    "training/test_two_nodes.py": {
+        "test_a_rank_killed_on_one_of_two_nodes_ends_with_one_machines_bits": (
+            "a rank killed on one node ends with the same bits, in training/test_restarts.py"
+        ),
+    },
+}
+"""By file, what a usual run leaves out, as pytest names it, and what holds its promise there."""
+
+
+def is_left_out(node: str) -> bool:
+    """Whether a usual run leaves out a test of this node id, or all cases of it."""
+    path, _, name = node.removeprefix("tests/").partition("::")
+    names = LEFT_OUT.get(path, {})
+    return name in names or name.partition("[")[0] in names
 
 
 def left_out(*values: Any, **options: Any) -> Any:

@@ -166,14 +166,14 @@ def _ask(clocks: Clocks, task: _Task, turn: _Turn, free: dict[Any, np.ndarray]) 
 
 def _abreast(buckets: list[Iterator[_Turn]]) -> Iterator[_Turn]:
     """The turns of a round's buckets: of each to where they meet, one after the other, and on from there."""
-    held: dict[int, Any] = {}
+    held: list[Any] = [0.0] * len(buckets)
+    total: Any = 0.0  # of held: whole bytes, so adding and taking away loses nothing
     going = dict(enumerate(buckets))
     while going:
         for number, turns in list(going.items()):
             for turn in turns:
-                held.pop(number, None)
-                beside = sum(held.values(), 0.0)
-                held[number] = turn.held
+                beside = total - held[number]
+                held[number], total = turn.held, beside + turn.held
                 turn = replace(turn, held=beside + turn.held, peak=beside + turn.peak)
                 if turn.asks is None:
                     del going[number]

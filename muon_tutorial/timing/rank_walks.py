@@ -98,6 +98,7 @@ class RankWalks:
     beside: int = 0
     _known: dict[Hashable, tuple[Trace, tuple[int, ...]]] = field(default_factory=dict)
     _links: dict[Hashable, Link] = field(default_factory=dict)
+    _nodes: dict[tuple[Coordinate, tuple[str, ...]], tuple[np.ndarray, int]] = field(default_factory=dict)
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -169,7 +170,7 @@ class RankWalks:
             root_copy=whole / self._share if request.kind == "broadcast" else 0.0,
             sent=sent.data,
             passed=busy.data if request.root is not None and machine.algorithm == "ring" else 0,
-            between=_between(request, at, machine, sent.data),
+            between=self._between(request, at, sent.data),
         )
 
     def _link(self, kind: Kind, axes: tuple[str, ...], grid: Grid) -> Link:
@@ -182,6 +183,19 @@ class RankWalks:
             found = {self.machine.link(group, kind) for group in groups}
             self._links[key] = min(found, key=lambda link: link.bandwidth)
         return self._links[key]
+
+    def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
+        """Bytes that leave the rank's node: of a ring's, its part; of an exchange's, what goes elsewhere."""
+        if self.machine.between is None:
+            return 0
+        key = at, request.axes
+        if key not in self._nodes:
+            node = np.array(at.group(*request.axes)) // self.machine.ranks_per_node
+            self._nodes[key] = node != node[at.position(*request.axes)], len(np.unique(node))
+        elsewhere, nodes = self._nodes[key]
+        if request.sends is not None:
+            return int(np.array(request.sends)[elsewhere].sum()) * request.dtype.itemsize
+        return sent * nodes // len(elsewhere) if nodes > 1 else 0
 
     def _bucket(self, plan: Plan, bucket: Bucket) -> WalkedBucket:
         at, ids = plan.grid.at(0), [self._sign(*_class_of(entry)) for entry in bucket.entries]
@@ -306,17 +320,3 @@ def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
     step = PlanStep(plan, at, parameters, present=frozenset(matrices))
     step.fill_state()
     return step
-
-
-def _between(request: Collective, at: Coordinate, machine: Machine, sent: int) -> int:
-    """Bytes that leave the rank's node: of a ring's, its part; of an exchange's, what goes elsewhere."""
-    if machine.between is None:
-        return 0
-    group = np.array(at.group(*request.axes)) // machine.ranks_per_node
-    if request.sends is not None:
-        return (
-            int(np.array(request.sends)[group != group[at.position(*request.axes)]].sum())
-            * request.dtype.itemsize
-        )
-    nodes = len(np.unique(group))
-    return sent * nodes // len(group) if nodes > 1 else 0

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from ..engine.collective import Collective, Walk
+from ..engine.collective import Collective, Label, Walk
 from ..evidence.ring_bytes import ring_bytes
 from ..plan.grid import Coordinate
 from ..step import gram, orthogonalize
@@ -48,7 +48,7 @@ class NotedRequest:
     @property
     def label(self) -> str:
         """Phase and subject, as requests print them."""
-        return f"{self.phase} of {self.subject}" if self.subject else self.phase
+        return str(Label(self.phase, self.subject))
 
     @property
     def in_background(self) -> bool:

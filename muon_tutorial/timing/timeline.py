@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..errors import TraceError
 from ..evidence.traces.perfetto import merge_documents
 from ..evidence.traces.time_intervals import Intervals, union
-from ..evidence.traces.time_split import Flight, RankTimes, Timeline
+from ..evidence.traces.time_split import CollectiveOfRank, Flight, RankTimes, Timeline
 from .timed_world import Doing, Span, TimedRun
 
 Source = Literal["predicted", "recorded"]
@@ -27,32 +27,21 @@ NEWTON_SCHULZ = "Newton–Schulz"
 
 
 @dataclass(frozen=True, slots=True)
-class RankFlight:
-    """A collective as one rank lived it. Seconds since the start of all ranks, and bytes.
+class RankFlight(CollectiveOfRank):
+    """A collective on one rank. Seconds since the start of all ranks, and bytes.
 
-    The rank ``issued`` it and went on; when the last member of ``group`` had, it was on its way, from
-    ``begin`` to ``end`` (who exchanges messages with others alone may have ended before: then both are one);
-    the rank ``answered`` when it went on with the answer in hand. ``turn`` counts the
-    group's collectives. ``payload`` is what the rank handed over, ``ring`` what it would send on a ring.
+    The rank ``issued`` it and went on. Once the last member of ``group`` had issued it, it was on its way,
+    from ``begin`` to ``end``; a rank that exchanges messages with some of the others may have ended earlier,
+    and then both are the same. The rank ``answered`` when it went on with the answer in hand. ``payload`` is
+    what it handed over, ``ring`` what it would send on a ring.
     """
 
-    rank: int
-    kind: str
-    phase: str
-    subject: str
-    group: tuple[int, ...]
-    turn: int
     issued: float
     begin: float
     end: float
     answered: float
     payload: int = 0
     ring: int = 0
-
-    @property
-    def label(self) -> str:
-        """Phase and subject, as requests print them."""
-        return f"{self.phase} of {self.subject}" if self.subject else self.phase
 
 
 @dataclass(frozen=True, slots=True)

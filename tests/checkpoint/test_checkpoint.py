@@ -38,6 +38,8 @@ STRATEGIES = {name: each for name, each in VARIANTS.items() if name not in ("own
 WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """Ways to distribute: strategies and a config over parameters cut by hand, a config over DTensors."""
+DAILY = ((1, 4), (3, 2))
+"""Where a usual run loads what was saved on 2×2: with dp gone and twice the tp, and with uneven cuts."""
 
 
 class Model(nn.Module):
@@ -174,9 +176,9 @@ def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.live
-def test_every_way_is_saved_once_and_loaded_once_on_every_grid(tmp_path: Path) -> None:
+def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) -> None:
     pairs = list(zip(WAYS, (*WAYS[4:], *WAYS[:4]), strict=True))
-    assert check_table(tmp_path, pairs, GRIDS) == len(WAYS) * len(GRIDS)
+    assert check_table(tmp_path, pairs, DAILY) == len(WAYS) * len(DAILY)
 
 
 @pytest.mark.live

@@ -94,7 +94,7 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)  # each of all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
     """Options of one strategy too: ranks that agree before they step ask for the same things in it."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from .checks import (
     References,
@@ -24,7 +25,7 @@ from .checks import (
     marked_lines,
     train,
 )
-from .recipes import ALL, RECIPES, Notes, checkpoint, run, skip_unless_installed
+from .recipes import ALL, EPOCHS, RECIPES, STEPS, Notes, checkpoint, run, skip_unless_installed
 from .watch.watching import FAULTS
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(2400)]
@@ -107,13 +108,8 @@ def straight_ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Notes],
     return run("ddp", folder), folder
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(RESUME_FAULTS[0]),
-        *(pytest.param(f, marks=pytest.mark.exhaustive) for f in RESUME_FAULTS[1:]),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", RESUME_FAULTS)
 def test_the_check_of_resuming_notices(
     fault: str, straight_ddp: tuple[list[Notes], Path], tmp_path: Path
 ) -> None:
@@ -121,6 +117,26 @@ def test_the_check_of_resuming_notices(
     resumed = run("ddp", tmp_path / "resumed", "--resume", str(checkpoint(folder)), fault=fault)
     with pytest.raises(AssertionError):
         check_resumed(straight, resumed)
+
+
+def test_the_check_of_resuming_notices_one_element() -> None:
+    """Of a parameter, or of what an optimizer keeps."""
+    for changed in ("parameters", "state"):
+        whole, half = (
+            Notes(
+                "MuonWithAdamW",
+                1,
+                [{"lr": 0.1}] * steps,
+                {"w": torch.ones(3)},
+                {"w": {"m": torch.ones(3)}},
+                {},
+            )
+            for steps in (EPOCHS * STEPS, STEPS)
+        )
+        check_resumed([whole], [half])
+        (half.parameters["w"] if changed == "parameters" else half.state["w"]["m"])[1] = 2.0
+        with pytest.raises(AssertionError):
+            check_resumed([whole], [half])
 
 
 TRAINING_FAULTS = {

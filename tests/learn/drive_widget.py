@@ -21,14 +21,22 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 def positions(shell: Shell | Reveal, most: int = MOST) -> Iterator[dict[str, Any]]:
     """All combinations of the controls' values; where they are too many, each control's values alone, with
-    the others at their first and at their last."""
+    the others at their first and at their last: all values, or as many as ``most`` has room for."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
     if math.prod(map(len, values.values())) <= most:
         yield from (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
         return
+    each = max(2, most // (2 * len(values)))
     for name, end in itertools.product(values, (0, -1)):
         others = {other: of_one[end] for other, of_one in values.items()}
-        yield from ({**others, name: value} for value in values[name])
+        yield from ({**others, name: value} for value in _spread(values[name], each))
+
+
+def _spread(values: list[Any], most: int) -> list[Any]:
+    """The first and the last, and as many between them, evenly, as make ``most``."""
+    if len(values) <= most:
+        return values
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
 
 
 def move(shell: Shell | Reveal, position: Mapping[str, Any]) -> str:

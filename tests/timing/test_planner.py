@@ -203,10 +203,10 @@ def test_what_a_plan_does_not_count_is_said_beside_it() -> None:
 
 
 def test_what_does_not_fit_is_said_and_not_recommended() -> None:
-    found = planned("llama-3.1-8b", "dp=512,pp=8", round_bytes=200_000_000)
+    found = planned("llama-3.1-8b", "dp=64,pp=8", round_bytes=200_000_000)
     assert found.best is not None
     assert found.memory(found.best) <= 80e9
-    nothing = planned("llama-3.1-405b", "dp=64")
+    nothing = planned("llama-3.1-405b", "dp=8")
     assert nothing.best is None
     assert say(nothing)[0].startswith("Nothing fits into 80 GB a rank")
 
@@ -247,7 +247,7 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
 
 def test_more_shards_never_take_more_memory() -> None:
     """FSDP2 reduces a layer's gradients at once, however few of them a rank keeps."""
-    found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64, 512)]
+    found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64)]
     for fewer, more in itertools.pairwise(found):
         for one, other in zip(fewer.estimates, more.estimates, strict=True):
             assert one.strategy == "gather_all" or other.peak <= one.peak  # that holds whole matrices anyway

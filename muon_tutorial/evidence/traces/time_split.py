@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...engine.collective import Label
 from .time_intervals import Intervals, intersect, measure, subtract, union
 
 State = Literal["compute", "communication", "waiting", "unsplit", "neither"]
@@ -19,12 +20,12 @@ STATES: tuple[State, ...] = ("compute", "communication", "waiting", "unsplit", "
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """One collective as one rank lived it, from its own request to its own end. Nanoseconds and bytes.
+class CollectiveOfRank:
+    """Which collective one rank took part in.
 
     ``group`` holds the ranks that take part, ``turn`` is how many collectives of that group this rank asked
-    for before: both together say which flights of other ranks are the same collective. Where ``group`` is
-    empty, nobody can say. ``payload`` is what the rank handed over, ``ring`` what it sends on a ring.
+    for before. Records of several ranks belong to the same collective where both are equal. ``group`` is
+    empty where the recording does not tell it.
     """
 
     rank: int
@@ -33,15 +34,24 @@ class Flight:
     subject: str
     group: tuple[int, ...]
     turn: int
-    issued: int
-    done: int
-    payload: int = 0
-    ring: int = 0
 
     @property
     def label(self) -> str:
         """Phase and subject, as requests print them."""
-        return f"{self.phase} of {self.subject}" if self.subject else self.phase
+        return str(Label(self.phase, self.subject))
+
+
+@dataclass(frozen=True, slots=True)
+class Flight(CollectiveOfRank):
+    """A collective from one rank's request to its own end. Nanoseconds and bytes.
+
+    ``payload`` is what the rank handed over, ``ring`` what it sends on a ring.
+    """
+
+    issued: int
+    done: int
+    payload: int = 0
+    ring: int = 0
 
 
 @dataclass(frozen=True, slots=True)
