@@ -94,7 +94,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
 
     right = bill_of("zero1", plans_of(dp, tp)["zero1"]).total
     praise = "Every phase, on every grid that was tried, is the ledger's to the byte."
-    return Exercise(judge, (), praise, Par("bytes", right, mine))
+    return Exercise(judge, (), praise, Par("bytes", right, mine), keeps=("bill",))
 
 
 def _judge_bill(bill: Bill, plan: Plan, rank: int) -> Diagnosis | None:

@@ -71,7 +71,7 @@ def prefetch_exercise(ranks: int, seed: int) -> Exercise:
                 return wrong
         return _judge_bits(loop, ranks, seed)
 
-    return Exercise(judge, (), "Right bits, no gather too early, and none too late.")
+    return Exercise(judge, (), "Right bits, no gather too early, and none too late.", keeps=("prefetch",))
 
 
 def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagnosis | None:

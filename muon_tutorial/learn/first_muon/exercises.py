@@ -196,7 +196,9 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "For matrix i: from segment i % ranks take the next p.numel() entries that nobody has taken yet.",
     )
     scored = Par("bytes", par, lambda function: sent[id(function)])
-    return Exercise(judge, hints, "Every rank has every update, and no zero has travelled.", scored)
+    return Exercise(
+        judge, hints, "Every rank has every update, and no zero has travelled.", scored, ("gathered_share",)
+    )
 
 
 def check_toy() -> Exercise:

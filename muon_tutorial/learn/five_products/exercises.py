@@ -124,7 +124,7 @@ def write_all() -> Exercise:
         "X = G.T if tall else G; X = X / X.norm().clamp(min=1e-7); a loop over step; X.T if tall else X.",
     )
     praise = "This is all of Newton–Schulz. torch.optim.Muon's is the same, in bfloat16."
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, hints, praise, keeps=("newton_schulz",))
 
 
 def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | None:

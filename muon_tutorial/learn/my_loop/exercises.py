@@ -233,7 +233,7 @@ def check_survival(
         "A rank was killed, other ranks went on from the checkpoint on another grid. Only the steps since "
         "that checkpoint had to be done again."
     )
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, hints, praise, keeps=("save", "load"))
 
 
 def _explain_failure(error: RankFailedError) -> Diagnosis:

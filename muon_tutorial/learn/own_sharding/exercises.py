@@ -79,7 +79,9 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
     hints = (
         "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters.",
     )
-    return Exercise(judge, hints, "All ranks of a group name the same owners, by their global numbers.")
+    return Exercise(
+        judge, hints, "All ranks of a group name the same owners, by their global numbers.", keeps=("assign",)
+    )
 
 
 def check_gather(
@@ -96,7 +98,12 @@ def check_gather(
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros but on the owner.",
     )
-    return Exercise(judge, hints, "Each owner has the whole matrix, to the bit; everybody else has None.")
+    return Exercise(
+        judge,
+        hints,
+        "Each owner has the whole matrix, to the bit; everybody else has None.",
+        keeps=("gather",),
+    )
 
 
 def check_redistribute(
@@ -125,7 +132,9 @@ def check_redistribute(
         "state['local_shape'] says what shape this rank's part has.",
     )
     praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
-    return Exercise(judge, hints, praise, Par("bytes on the way back", par_bytes(dp, tp), count))
+    return Exercise(
+        judge, hints, praise, Par("bytes on the way back", par_bytes(dp, tp), count), ("redistribute",)
+    )
 
 
 def par_bytes(dp: int, tp: int) -> int:
