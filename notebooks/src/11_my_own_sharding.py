@@ -50,9 +50,10 @@ import math
 import torch
 import torch.distributed as dist
 from muon_tutorial import DistributedConfig, create_dtensor_config, launch, zeropower_via_newtonschulz
-from muon_tutorial.learn import own_sharding as lesson
+from muon_tutorial.learn import own_sharding as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed, backend)
+local_shape = my_muon.so_far("11").local_shape
 
 # %% [markdown]
 # ## Three functions
@@ -164,7 +165,15 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
 # Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's
-# `"local_shape"`, and `lesson.rows_of(rows, ranks)` says how long each shard is.
+# `"local_shape"`. How long is each shard? Rows are cut as a column parallel matrix is, so `local_shape` of lesson 07 says
+# it: `local_shape(shape, "column", place, ranks)`.
+#
+# <details><summary>Hint</summary>
+#
+# Only the owner takes anything, and each rank sends to the owner alone. So in both lists of `splits` all entries are
+# zero, but for the owner's in the first, and on the owner all of the second.
+#
+# </details>
 #
 # *Medium · 12 minutes · required*
 
@@ -186,7 +195,8 @@ gathered.check(gather)
 #     ranks = dist.get_process_group_ranks(state["group"])
 #     total, columns = state["shapes"][state["param_idx"]]
 #     send = [math.prod(state["local_shape"]) * (rank == owner) for rank in ranks]
-#     take = [n * columns * (dist.get_rank() == owner) for n in lesson.rows_of(total, len(ranks))]
+#     rows = [local_shape((total, columns), "column", place, len(ranks))[0] for place in range(len(ranks))]
+#     take = [n * columns * (dist.get_rank() == owner) for n in rows]
 #     return send, take
 #
 # def gather(momentum_buffer, dst_rank, state):

@@ -122,8 +122,8 @@ class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
     ``hints`` come one by one, each after a failed try; those of a ``Diagnosis`` come first, each the next
-    time that it is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers
-    go into the reader's my_muon.py under the names in ``keeps``, one for each answer.
+    time that it is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right
+    answers go into the reader's my_muon.py under the names in ``keeps``, one for each answer.
 
     >>> def judge(x):
     ...     return None if x == 4 else f"2 + 2 is not {x}."

@@ -1,6 +1,7 @@
 """The reader's own optimizer: answers kept as source in my_muon.py, and the reference that completes it.
 
-reference.py is a whole my_muon.py; blocks deals in its text, keep in the reader's file, on_ranks in real runs.
+reference.py is a whole my_muon.py; blocks deals in its text, keep in the reader's file; on_ranks tries it,
+training and finale train with it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 REFERENCE = Path(__file__).with_name("reference.py")
-HEAD = '''"""My distributed Muon: answers from the course, each in a block of its own. It needs torch alone."""
+HEAD = '''"""My distributed Muon: my answers from the course, a block each. It needs torch alone."""
 
 import math
 

@@ -20,7 +20,7 @@ from ..inputs import measure
 from . import training
 from .blocks import REFERENCE, reference
 from .keep import FILE, complete, read_mine, say_whose
-from .on_ranks import PHASES
+from .on_ranks import PHASES, try_file
 from .training import RunRecord
 
 GRIDS = ((4, 1), (2, 2), (1, 4))
@@ -41,7 +41,7 @@ class GridRun:
 
 @dataclass(frozen=True, slots=True)
 class Finale:
-    """The runs on all grids and AdamW's losses; ``trouble`` is what the reader's file failed with, if it did."""
+    """The runs on all grids and AdamW's losses; ``trouble`` is what the reader's file failed with."""
 
     file: Path
     runs: tuple[GridRun, ...]
@@ -60,6 +60,28 @@ def run_on(path: Path, grid: tuple[int, int], steps: int, seed: int) -> GridRun:
     return GridRun(grid, record, sum(int((a != b).sum()) for a, b in pairs))
 
 
+def try_it(folder: Path | None = None) -> str:
+    """Complete the reader's file, and say what four ranks make of it on each grid, two steps on each."""
+    mine, path = read_mine(folder), complete(folder)
+    lines = [say_whose(mine, "10"), *(_try_on(path, grid) for grid in GRIDS)]
+    return "\n".join(lines)
+
+
+def _try_on(path: Path, grid: tuple[int, int]) -> str:
+    where = f"dp={grid[0]} × tp={grid[1]}"
+    try:
+        found = launch(try_file, RANKS, args=(str(path), *grid), output="quiet", timeout=8.0)
+    except TutorialError as error:
+        return f"{where}: {first_line(error)}"
+    wrong = next((said for said in found if said), None)
+    return f"{where}: {wrong or 'the bits of torch.optim.Muon'}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a message that says anything."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
     """Complete the reader's file, say whose is what, and train with it on all three grids."""
     mine, path = read_mine(folder), complete(folder)
@@ -68,7 +90,7 @@ def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
     try:
         runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
     except TutorialError as error:
-        trouble = next(line.strip() for line in str(error).splitlines() if line.strip())
+        trouble = first_line(error)
         print(f"{FILE} failed: {trouble}\nFrom here on, the reference is used alone.")
         path = REFERENCE
         runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
@@ -127,12 +149,13 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
         try:
             start_torchrun(command(steps, seed, str(finale.file)), folder, _LIMIT)
         except TutorialError as error:
-            return f"It did not come to its end: {str(error).splitlines()[0]}"
+            return f"It did not come to its end: {first_line(error)}"
         end = torch.load(folder / "end.result", weights_only=True)
     same = all(map(torch.equal, end["weights"], undisturbed.weights))
     return (
-        f"rank {RANKS - 1} was killed after {training.EVERY + training.EVERY // 2} steps; torchrun started all "
-        f"{RANKS} ranks again\nthey went on from the checkpoint of step {end['begin']}, to step {steps}\n"
+        f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps; torchrun started all {RANKS} "
+        "again\n"
+        f"they went on from the checkpoint of step {end['begin']}, to step {steps}\n"
         f"the same bits as undisturbed: {same}"
     )
 

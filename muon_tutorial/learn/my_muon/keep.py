@@ -1,7 +1,7 @@
 """What a right answer becomes: a block of the reader's my_muon.py, if the whole optimizer runs with it.
 
-The file lies in the folder in which the notebook runs. It is written whole or not at all, and what goes wrong is
-said in a line: no lesson stops because of it.
+The file lies in the folder in which the notebook runs. It is written whole or not at all, and what goes wrong
+is said in a line: no lesson stops because of it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def say_whose(mine: MyMuon, lesson: str = "99") -> str:
 
 
 def complete(folder: Path | None = None) -> Path:
-    """Write ``my_muon_complete.py`` beside the reader's file: their blocks, and the reference for the rest."""
+    """Write ``my_muon_complete.py`` beside the reader's file: their blocks, the reference for the rest."""
     place = folder or Path.cwd()
     path = place / "my_muon_complete.py"
     _write(path, completed(read_mine(place).blocks))

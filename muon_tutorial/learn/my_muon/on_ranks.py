@@ -31,7 +31,8 @@ def load_file(path: str | Path) -> ModuleType:
     """A my_muon.py as a module, wherever it lies."""
     linecache.checkcache(str(path))
     spec = importlib.util.spec_from_file_location("my_muon_as_run", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look there for their module
         spec.loader.exec_module(module)
@@ -39,7 +40,7 @@ def load_file(path: str | Path) -> ModuleType:
 
 
 def cut(whole: Tensor, kind: str, place: int, tp: int) -> Tensor:
-    """The rows (``"column"``) or columns (``"row"``) of a matrix that one tp rank has, as torch chunks them."""
+    """One tp rank's rows (``"column"``) or columns (``"row"``) of a matrix, as torch chunks them."""
     dim = int(kind == "row")
     most = math.ceil(whole.shape[dim] / tp)
     begin = min(place * most, whole.shape[dim])
@@ -117,8 +118,10 @@ def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str 
         for i, (shape, kind) in enumerate(matrices):
             due = cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)
             if not torch.equal(muon.params[i], due):
-                where = f"rank {dist.get_rank()} of dp={dp}, tp={tp}"
-                return f"after step {step}, {where} has other weights than torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
+                return (
+                    f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp} has other weights than "
+                    f"torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
+                )
     found = {name: sent.get(phase, 0) for phase, name in PHASES.items()}
     if found != muon.expected_bytes():
         return f"the bill says {muon.expected_bytes()}, and rank {dist.get_rank()} sent {found}"

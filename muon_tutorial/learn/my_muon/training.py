@@ -27,6 +27,7 @@ from .on_ranks import counted_bytes, cut, load_file
 SHAPE = gpt.GPTShape(layers=2, width=64, heads=4, context=64)
 BATCH, EVERY = 8, 4
 """Sequences of one dp place in a step; steps from one checkpoint to the next."""
+KILLED_AFTER = EVERY + EVERY // 2
 LR, ADAMW_LR = 0.02, 0.003
 
 
@@ -128,7 +129,7 @@ def train(
         seconds.append(time.perf_counter() - began)
         if folder and (step + 1) % EVERY == 0:
             module.save(module.Checkpoints(folder), step + 1, model, both, scheduler)
-        if victim == rank and step + 1 == EVERY + EVERY // 2:
+        if victim == rank and step + 1 == KILLED_AFTER:
             die_at_once()
     weights = [whole.detach().clone() for whole in hidden]
     kept = muon.state.numel() * muon.state.element_size()
