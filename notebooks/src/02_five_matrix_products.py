@@ -341,3 +341,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# One matrix on one process is done. Before several processes can share the work they have to move bytes, and the next
+# lesson asks what that costs.

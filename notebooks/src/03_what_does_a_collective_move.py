@@ -431,3 +431,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# With these collectives, ranks can share out Newton–Schulz. The next lesson builds the first distributed Muon that was
+# published.

@@ -412,3 +412,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# Here every rank still keeps all of the momentum. The next lesson cuts that up as well, so that a rank owns a range of
+# a buffer and no longer a matrix.

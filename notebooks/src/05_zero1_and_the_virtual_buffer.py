@@ -338,3 +338,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# So far all ranks stood in one row. Real jobs cut the matrices, too, and for that ranks stand in a grid, which comes
+# next.

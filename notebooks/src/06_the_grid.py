@@ -390,3 +390,6 @@ quiz.check(measured)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# The groups stand. The next lesson asks what each of them cuts: tp a matrix, and dp the buffer.

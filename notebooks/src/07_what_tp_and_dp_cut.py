@@ -396,3 +396,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# Each rank now has a piece of every matrix. Why not orthogonalize the piece alone, and save the messages? The next
+# lesson tries it.

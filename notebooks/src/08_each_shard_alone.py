@@ -357,3 +357,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# So the pieces have to come together before Newton–Schulz, and to part again after it. The next lesson follows them
+# there and back.

@@ -329,3 +329,6 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# You can hide messages behind work now. Is Muon then cheaper than AdamW? The next lesson counts.

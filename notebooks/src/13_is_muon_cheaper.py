@@ -79,7 +79,7 @@ def bytes_sent(entries, dp, item):
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
-by_hand, adamw, once, headlines, waiting, turning = lesson.all_exercises(dp, tp, seed)
+by_hand, adamw, once, headlines, waiting = lesson.all_exercises(dp, tp, seed)
 by_hand.check(bytes_sent)
 
 # %% [markdown] tags=["solution"]
@@ -399,3 +399,6 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# All of this was for a few ranks. The next lesson asks what changes when there are thousands.
