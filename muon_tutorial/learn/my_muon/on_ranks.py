@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ... import zeropower_via_newtonschulz
+from ...worlds.live import gather_objects
 
 Matrices = Sequence[tuple[tuple[int, int], str]]
 TRIED: Matrices = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
@@ -52,12 +53,14 @@ def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
     """The bytes that this rank sends meanwhile, by phase; an all_gather counts as a ring does."""
     sent: dict[int, int] = {}
 
-    def noting(call: Callable, size: Callable[..., int]) -> Callable:
+    def noting(name: str, size: Callable[..., int]) -> Any:
+        call = getattr(dist, name)
+
         def counted(*args: Any, **kwargs: Any) -> Any:
             sent[phase()] = sent.get(phase(), 0) + size(*args)
             return call(*args, **kwargs)
 
-        return counted
+        return patch.object(dist, name, counted)
 
     def nbytes(tensor: Tensor, *_: Any) -> int:
         return tensor.numel() * tensor.element_size()
@@ -65,11 +68,7 @@ def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
     def gathered(pieces: list[Tensor], mine: Tensor, *_: Any) -> int:
         return (len(pieces) - 1) * nbytes(mine)
 
-    with (
-        patch.object(dist, "isend", noting(dist.isend, nbytes)),
-        patch.object(dist, "send", noting(dist.send, nbytes)),
-        patch.object(dist, "all_gather", noting(dist.all_gather, gathered)),
-    ):
+    with noting("isend", nbytes), noting("send", nbytes), noting("all_gather", gathered):
         yield sent
 
 
@@ -153,9 +152,8 @@ def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) ->
     _give_gradients(muon, wholes, matrices, 1)
     muon.step()
     folder = [TemporaryDirectory() if dist.get_rank() == 0 else None]
-    names = [folder[0].name if folder[0] else ""]
-    dist.broadcast_object_list(names)
-    manager, model = module.Checkpoints(names[0]), nn.Linear(2, 2)
+    name = next(filter(None, gather_objects(folder[0].name if folder[0] else "", dist.group.WORLD)))
+    manager, model = module.Checkpoints(name), nn.Linear(2, 2)
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
     if module.load(manager, model, muon, scheduler) != 0:
         return "load begins a new run with another step than 0"
