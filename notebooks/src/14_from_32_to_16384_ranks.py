@@ -120,8 +120,9 @@ one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now their work is even, and their entries are not. Without the planner: such owners, in a step of real processes. (This step takes the strategy `owner`, so that every
-# rank of the grid is an owner, and the ranks of a tp group own different matrices.) Do they change the result?
+# Now their work is even, and their entries are not. Without the planner: such owners, in a step of real processes.
+# (This step takes the strategy `owner`, so that every rank of the grid is an owner, and the ranks of a tp group own
+# different matrices.) Do they change the result?
 
 # %%
 def step(rank):
