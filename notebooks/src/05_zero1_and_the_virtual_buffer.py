@@ -57,7 +57,7 @@ from muon_tutorial.learn import zero1_buffer as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 plan = lesson.plan_of(dp, tp, bucket)
 split, ranges, sent, planned, quiz = lesson.all_exercises(dp, tp, bucket)
-my_muon.so_far("05");
+_ = my_muon.so_far("05")
 
 # %% [markdown]
 # ## Three rulers

@@ -53,7 +53,7 @@ from muon_tutorial.learn import cuts as lesson, my_muon
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
 guess, shapes, layers, holders, fused, quiz = lesson.all_exercises(dp, tp, backend)
-my_muon.so_far("07");
+_ = my_muon.so_far("07")
 
 # %% [markdown]
 # ## Outputs, or inputs?

@@ -58,7 +58,7 @@ from muon_tutorial.learn import shards_alone as lesson, my_muon
 from muon_tutorial.learn.inputs import recordings
 from muon_tutorial.learn.widgets.reveal import compare
 guess, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
-my_muon.so_far("08");
+_ = my_muon.so_far("08")
 
 # %% [markdown]
 # ## The picture you have just seen

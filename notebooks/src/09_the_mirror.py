@@ -56,7 +56,7 @@ from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn import the_mirror as lesson, my_muon
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.widgets.reveal import compare
-my_muon.so_far("09");
+_ = my_muon.so_far("09")
 
 # %% [markdown]
 # ## Read the film

@@ -50,7 +50,7 @@ widgets: bool = True
 from muon_tutorial import launch
 from muon_tutorial.learn import bill as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
-my_muon.so_far("10");
+_ = my_muon.so_far("10")
 
 # %% [markdown]
 # ## Who does the work?

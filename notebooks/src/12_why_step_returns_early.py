@@ -54,7 +54,7 @@ from muon_tutorial.engine.collective import Start, Wait
 from muon_tutorial.learn import early_return as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 guess, ahead, find, quiz = lesson.all_exercises(dp * tp, seed)
-my_muon.so_far("12");
+_ = my_muon.so_far("12")
 
 # %% [markdown]
 # ## The call returns, the work does not

@@ -59,7 +59,7 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 # ## A loop like yours, with AdamW and FSDP2
 #
 # Every rank runs this. `shard` cuts the model in place, over tp and then over dp; from then on each parameter is a
-# DTensor. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it
+# **DTensor**. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it
 # where its norm is too large.
 
 # %%
