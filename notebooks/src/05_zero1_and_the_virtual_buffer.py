@@ -340,5 +340,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# So far all ranks stood in one row. Real jobs cut the matrices, too, and for that ranks stand in a grid, which comes
-# next.
+# So far all ranks stood in one row. Real jobs cut the matrices, too, and for that ranks stand in a grid, which the next
+# lesson builds.
