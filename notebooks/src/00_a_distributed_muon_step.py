@@ -209,3 +209,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# You have seen processes share one step. The next lesson asks what that step is for: why would anyone orthogonalize a
+# gradient?

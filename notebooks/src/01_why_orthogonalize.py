@@ -372,3 +372,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# An SVD gives the right update, and is far too slow to run in every step. The next lesson does the same with a few
+# matrix products.

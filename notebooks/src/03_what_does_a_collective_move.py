@@ -198,10 +198,21 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # list of all pieces, in the order of ranks. Send to the next rank only. Where your messages go wrong, you
 # will see them as a ladder: red is what brings its receiver nothing new, a broken arrow is never received.
 #
+# In your optimizer some rings will hold only some of the ranks, a *group* (lesson 06), and `rank` is then a place in that
+# group. So name the other end by its place: `isend(…, group=group, group_dst=…)` and
+# `recv(…, group=group, group_src=…)`. Where `group` is None, as here, all ranks are in it.
+#
+# <details><summary>Hint</summary>
+#
+# After each round you have one piece more, and the next rank lacks exactly the one that has just come to you. In which
+# round does a piece come that began two places to your left?
+#
+# </details>
+#
 # *Medium · 8 minutes · required*
 
 # %% tags=["stub"]
-def ring_all_gather(mine, rank, ranks):
+def ring_all_gather(mine, rank, ranks, group=None):
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
     return ...  # your rounds go before this line; then return pieces
@@ -213,12 +224,12 @@ ring.check(ring_all_gather)
 # <details><summary>Solution</summary>
 #
 # ```python
-# def ring_all_gather(mine, rank, ranks):
+# def ring_all_gather(mine, rank, ranks, group=None):
 #     pieces = [torch.empty_like(mine) for _ in range(ranks)]
 #     pieces[rank] = mine
 #     for step in range(ranks - 1):
-#         sending = dist.isend(pieces[(rank - step) % ranks], (rank + 1) % ranks)
-#         dist.recv(pieces[(rank - step - 1) % ranks], (rank - 1) % ranks)
+#         sending = dist.isend(pieces[(rank - step) % ranks], group=group, group_dst=(rank + 1) % ranks)
+#         dist.recv(pieces[(rank - step - 1) % ranks], group=group, group_src=(rank - 1) % ranks)
 #         sending.wait()
 #     return pieces
 # ```
@@ -232,10 +243,17 @@ ring.check(ring_all_gather)
 # your rank's tensor. Return *one*, the one with your rank's number, summed over all ranks. Follow a digit in the first
 # picture backwards. You could also fetch everything and add it up at home, but then look at par.
 #
+# <details><summary>Hint</summary>
+#
+# Piece 0 has to end at rank 0, after it has been everywhere. So it sets out from rank 1, and each rank on its way adds
+# its own piece 0 to what came.
+#
+# </details>
+#
 # *Hard · 12 minutes · optional · par 24576 bytes for the whole all_reduce, with the given parameters*
 
 # %% tags=["stub"]
-def ring_reduce_scatter(pieces, rank, ranks):
+def ring_reduce_scatter(pieces, rank, ranks, group=None):
     return ...
 
 # %%
@@ -245,12 +263,12 @@ hard.check(ring_reduce_scatter)
 # <details><summary>Solution</summary>
 #
 # ```python
-# def ring_reduce_scatter(pieces, rank, ranks):
+# def ring_reduce_scatter(pieces, rank, ranks, group=None):
 #     total = pieces[(rank - 1) % ranks]
 #     for step in range(ranks - 1):
-#         sending = dist.isend(total, (rank + 1) % ranks)
+#         sending = dist.isend(total, group=group, group_dst=(rank + 1) % ranks)
 #         arrived = torch.empty_like(total)
-#         dist.recv(arrived, (rank - 1) % ranks)
+#         dist.recv(arrived, group=group, group_src=(rank - 1) % ranks)
 #         sending.wait()
 #         total = arrived + pieces[(rank - step - 2) % ranks]
 #     return total
@@ -413,3 +431,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# With these collectives, ranks can share out Newton–Schulz. The next lesson builds the first distributed Muon that was
+# published.

@@ -54,7 +54,7 @@ from muon_tutorial import Muon, build_mesh, launch, zeropower_via_newtonschulz
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import first_muon as lesson
 from muon_tutorial.learn.widgets.reveal import compare
-guess, places, fixed, less, toy, balanced, quiz = lesson.all_exercises(dp, backend, seed)
+guess, places, fixed, less, toy, quiz = lesson.all_exercises(dp, backend, seed)
 print(lesson.say_axes(dp, tp))
 
 # %% [markdown]
@@ -347,61 +347,6 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # </details>
 
 # %% [markdown]
-# ## Beat par
-#
-# `balance` gets the costs of some matrices and the number of ranks, and returns the owner of each matrix. This one
-# is longest first. Make it better, on five sets of matrices from real kinds of models. The score is how far your
-# makespans lie above fair shares, in percent, over all sets. Longest first loses 34.
-#
-# *Hard · 20 minutes · optional · par 34 percent lost*
-
-# %%
-print(lesson.say_sets())
-
-# %% tags=["stub", "hard"]
-def balance(costs, ranks):
-    owners, loads = [0] * len(costs), [0] * ranks
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        owners[i] = loads.index(min(loads))
-        loads[owners[i]] += costs[i]
-    # your improvement
-    return ...
-
-# %%
-balanced.check(balance)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Longest first, then the best move or swap off the busiest rank, as long as one helps. It loses about 12. You can
-# do better still: start from several random deals and keep the best.
-#
-# ```python
-# def balance(costs, ranks):
-#     owners, loads = [0] * len(costs), [0] * ranks
-#     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-#         owners[i] = loads.index(min(loads))
-#         loads[owners[i]] += costs[i]
-#     while True:
-#         busy = loads.index(max(loads))
-#         trades = []  # (the larger load afterwards, what goes, what comes back, the other rank)
-#         for i in [i for i in range(len(costs)) if owners[i] == busy]:
-#             for j in [None, *(j for j in range(len(costs)) if owners[j] != busy)]:
-#                 for rank in range(ranks) if j is None else [owners[j]]:
-#                     change = costs[i] - (0 if j is None else costs[j])
-#                     trades.append((max(loads[busy] - change, loads[rank] + change), i, j, rank, change))
-#         load, i, j, rank, change = min(trades, key=lambda trade: trade[0])
-#         if load >= loads[busy]:
-#             return owners
-#         owners[i] = rank
-#         if j is not None:
-#             owners[j] = busy
-#         loads[busy], loads[rank] = loads[busy] - change, loads[rank] + change
-# ```
-#
-# </details>
-
-# %% [markdown]
 # ## Against the clock
 #
 # Only one process and a pair: with more ranks than cores we would measure the cores. The matrices are larger
@@ -467,3 +412,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# Here every rank still keeps all of the momentum. The next lesson cuts that up as well, so that a rank owns a range of
+# a buffer and no longer a matrix.

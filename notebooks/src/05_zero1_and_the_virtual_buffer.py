@@ -53,10 +53,11 @@ import math
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
-from muon_tutorial.learn import zero1_buffer as lesson
+from muon_tutorial.learn import zero1_buffer as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 plan = lesson.plan_of(dp, tp, bucket)
 split, ranges, sent, planned, quiz = lesson.all_exercises(dp, tp, bucket)
+_ = my_muon.so_far("05")
 
 # %% [markdown]
 # ## Three rulers
@@ -337,3 +338,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# So far all ranks stood in one row. Real jobs cut the matrices, too, and for that ranks stand in a grid, which the next
+# lesson builds.

@@ -52,10 +52,11 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import build_mesh, launch
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn import the_grid as lesson
+from muon_tutorial.learn import the_grid as lesson, my_muon
 from muon_tutorial.learn.the_grid import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
 guess, grouping, answering, any_axes, quiz = lesson.all_exercises(dp, tp, backend)
+mine = my_muon.so_far("06")
 
 # %% [markdown]
 # ## Every rank stands where a row and a column cross
@@ -159,6 +160,17 @@ answering.check(who_answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# ## Your ring, in your groups
+#
+# In lesson 03 all ranks stood in one ring. Now every dp group makes a ring of its own, all of them at once, with
+# `ring_all_gather` out of `my_muon.py`:
+
+# %% tags=["ranks"]
+mine.groups = grouping.accepted_or(mine.groups)
+rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.ring_all_gather), backend=backend)
+print(*rings, sep="\n")
 
 # %% [markdown]
 # Here are your groups and your function, on real ranks (ours, where you have passed on one):
@@ -378,3 +390,6 @@ quiz.check(measured)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# The groups stand. The next lesson asks what each of them cuts: tp a matrix, and dp the buffer.

@@ -49,10 +49,11 @@ widgets: bool = True
 import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch
-from muon_tutorial.learn import cuts as lesson
+from muon_tutorial.learn import cuts as lesson, my_muon
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
 guess, shapes, layers, holders, fused, quiz = lesson.all_exercises(dp, tp, backend)
+_ = my_muon.so_far("07")
 
 # %% [markdown]
 # ## Outputs, or inputs?
@@ -395,3 +396,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# Each rank now has a piece of every matrix. Why not orthogonalize the piece alone, and save the messages? The next
+# lesson tries it.

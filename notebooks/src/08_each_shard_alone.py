@@ -54,10 +54,11 @@ widgets: bool = True
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch, zeropower_via_newtonschulz
-from muon_tutorial.learn import shards_alone as lesson
+from muon_tutorial.learn import shards_alone as lesson, my_muon
 from muon_tutorial.learn.inputs import recordings
 from muon_tutorial.learn.widgets.reveal import compare
 guess, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
+_ = my_muon.so_far("08")
 
 # %% [markdown]
 # ## The picture you have just seen
@@ -356,3 +357,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# So the pieces have to come together before Newton–Schulz, and to part again after it. The next lesson follows them
+# there and back.

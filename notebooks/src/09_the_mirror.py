@@ -53,9 +53,10 @@ import torch
 from muon_tutorial import Grid, Hop, Owned, Replicate, Shard, launch, zeropower_via_newtonschulz
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
-from muon_tutorial.learn import the_mirror as lesson
+from muon_tutorial.learn import the_mirror as lesson, my_muon
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.widgets.reveal import compare
+_ = my_muon.so_far("09")
 
 # %% [markdown]
 # ## Read the film
@@ -293,7 +294,14 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # collect the pieces in a flat buffer of zeros. The check compares every request of every rank with the package's, and
 # shows the first that differs.
 #
-# *Hard · 20 minutes · optional · par 12 lines*
+# <details><summary>Hint</summary>
+#
+# Each phase that sends is one `yield from travel(…)`, on the route that the comments name. Phases 5 and 6 are
+# `yield from way_back(…)`, on the routes of 3 and 2. Only phases 3 to 5 stand in the loop over matrices.
+#
+# </details>
+#
+# *Hard · 20 minutes · required · par 12 lines*
 
 # %%
 way_back = back.accepted_or(lesson.way_back)
@@ -357,7 +365,7 @@ alone = lesson.step_alone(gradients, seed)
 print("entries that differ:", lesson.different_bits(after, alone))
 
 # %% [markdown]
-# Every matrix was whole when Newton–Schulz met it. What that *costs* is the next lesson.
+# Every matrix was whole when Newton–Schulz met it.
 #
 # ## Recap
 #
@@ -391,3 +399,15 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# ## Your optimizer takes a step
+#
+# `my_muon.py` now has all that a step needs. This completes the file where you skipped something, takes its optimizer
+# through two steps on four real processes, on each of three grids, and compares with `torch.optim.Muon`:
+
+# %% tags=["ranks"]
+print(my_muon.try_it())
+
+# %% [markdown]
+# You have a distributed Muon. What does a step of it cost, and who pays? The next lesson writes the bill.

@@ -23,7 +23,7 @@ lesson.hero()
 # <details><summary>About this lesson: forty-five minutes, what you need, where to go from here</summary>
 #
 # **Forty-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, deal
-# out the work, and keep bytes away from slow links. Your code moves the bytes, on real processes.
+# out the work. Your code moves the bytes, on real processes.
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
 #
@@ -49,10 +49,11 @@ widgets: bool = True
 import math
 import torch
 import torch.distributed as dist
-from muon_tutorial import DistributedConfig, create_dtensor_config, launch, zeropower_via_newtonschulz
-from muon_tutorial.learn import own_sharding as lesson
+from muon_tutorial import launch, zeropower_via_newtonschulz
+from muon_tutorial.learn import own_sharding as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
-guess, assigned, gathered, given_back, apart = lesson.all_exercises(dp, tp, seed, backend)
+guess, assigned, gathered, given_back = lesson.all_exercises(dp, tp, seed, backend)
+local_shape = my_muon.so_far("11").local_shape
 
 # %% [markdown]
 # ## Three functions
@@ -164,7 +165,15 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
 # Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's
-# `"local_shape"`, and `lesson.rows_of(rows, ranks)` says how long each shard is.
+# `"local_shape"`. How long is each shard? Rows are cut as a column parallel matrix is, so `local_shape` of lesson 07 says
+# it: `local_shape(shape, "column", place, ranks)`.
+#
+# <details><summary>Hint</summary>
+#
+# Only the owner takes anything, and each rank sends to the owner alone. So in both lists of `splits` all entries are
+# zero, but for the owner's in the first, and on the owner all of the second.
+#
+# </details>
 #
 # *Medium · 12 minutes · required*
 
@@ -186,7 +195,8 @@ gathered.check(gather)
 #     ranks = dist.get_process_group_ranks(state["group"])
 #     total, columns = state["shapes"][state["param_idx"]]
 #     send = [math.prod(state["local_shape"]) * (rank == owner) for rank in ranks]
-#     take = [n * columns * (dist.get_rank() == owner) for n in lesson.rows_of(total, len(ranks))]
+#     rows = [local_shape((total, columns), "column", place, len(ranks))[0] for place in range(len(ranks))]
+#     take = [n * columns * (dist.get_rank() == owner) for n in rows]
 #     return send, take
 #
 # def gather(momentum_buffer, dst_rank, state):
@@ -315,80 +325,14 @@ mine = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
-# ## HSDP, and not a byte across
+# For common layouts, `create_dtensor_config()` and its kin write all three functions.
 #
-# In the film one owner served all replicas. Where those stand in different racks, you may rather compute twice. Write
-# a config in which each replica has owners of its own. Parameters are **DTensors** now: a rank holds a part
-# (`.to_local()`), and the tensor knows the whole (`state["full_shape"]`). The axes of `mesh` are `"replicate"` and
-# `"shard"`; `mesh.get_group(axis)` is a group. You return `DistributedConfig(assign_fn, gather_fn, redistribute_fn,
-# state)`. Its state holds what your functions read, and under `"agree_group"` the ranks that share parameters.
-#
-# *Hard · 12 minutes · optional · par 0 bytes between replicas*
-
-# %% tags=["stub"]
-def hsdp_config(mesh):
-    return ...  # a DistributedConfig
-
-# %%
-apart.check(hsdp_config)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# def hsdp_config(mesh):
-#     group = mesh.get_group("shard")
-#     def known(state):
-#         return {**state, "shapes": {state["param_idx"]: state["full_shape"]}}
-#     def gather_fn(momentum, owner, state):
-#         return gather(momentum.to_local(), owner, known(state))
-#     def redistribute_fn(update, owner, state):
-#         return redistribute(update, owner, known(state))
-#     state = {"group": group, "agree_group": group}
-#     return DistributedConfig(assign, gather_fn, redistribute_fn, state)
-# ```
-#
-# </details>
-
-# %% [markdown]
-# For common layouts, `create_dtensor_config()` and its kin write all three functions. Yours beside it:
-
-# %% tags=["ranks"]
-mine = lesson.run_replicas(dp, tp, seed, apart.accepted_or(lesson.hsdp_config), backend)
-helper = lesson.run_replicas(dp, tp, seed, lambda mesh: create_dtensor_config(), backend)
-print(lesson.say_replicas(mine, helper))
-
-# %% [markdown]
-# ## Who waits for whom?
-#
-# In `muon_step` nobody reaches the second parameter before the first has come back. The package keeps several in
-# flight: as many as there are owners with `async_gpu_parallelism`, and `prefetch_count` more. Your functions then
-# return a handle with `wait()`, in place of a tensor. One step, three times:
-
-# %% tags=["ranks", "volatile"]
-windows = lesson.run_windows({
-    "one after the other": {"async_gpu_parallelism": False, "prefetch_count": 0},
-    "owners side by side": {"async_gpu_parallelism": True, "prefetch_count": 0},
-    "… and more gathered ahead": {"async_gpu_parallelism": True, "prefetch_count": 2},
-}, dp * tp, seed, backend)
-lesson.draw_windows(windows)
-
-# %% [markdown]
-# First a staircase: one owner computes, all others wait. Then owners compute side by side. That needs cores: with fewer
-# cores than ranks it may even take longer, as the milliseconds above the lanes tell. A matrix that is gathered
-# ahead is there in time, and takes memory meanwhile. And the bits?
-
-# %% tags=["volatile"]
-print(lesson.say_windows(windows))
-
-# %% [markdown]
 # ## Recap
 #
 # - Three functions suffice. Nothing else in Muon knows how you cut.
 # - Only the owner gets the matrix, yet everybody calls, empty-handed or not.
 # - Owners are global ranks, the same on all that share a parameter.
 # - Gather what you are handed, whole, with parts kept apart.
-# - A window changes when things happen, and no bit.
 #
 # **Quiz.** One line measures each.
 #
@@ -397,18 +341,21 @@ print(lesson.say_windows(windows))
 # %% tags=["stub"]
 answers = {
     "fewest": ...,  # how many rows did the poorest rank of the first matrix hold?
-    "at_once": ...,  # how many ranks computed at once, without async_gpu_parallelism?
     "step": ...,  # in which step did the gathered gradient first go badly wrong?
 }
 
 # %%
-lesson.quiz(found.rows, windows).check(answers)
+lesson.quiz(found.rows).check(answers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # ```python
-# answers = {"fewest": min(found.rows), "at_once": windows[0].at_once, "step": 2}
+# answers = {"fewest": min(found.rows), "step": 2}
 # ```
 #
 # </details>
+
+# %% [markdown]
+# Your functions wait for each message before they go on. In the next lesson the next gather begins while the last
+# matrix is still worked on.

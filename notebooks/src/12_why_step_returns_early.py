@@ -46,14 +46,15 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
-import random, time
+import time
 import torch
 import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Start, Wait
-from muon_tutorial.learn import early_return as lesson
+from muon_tutorial.learn import early_return as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
-guess, ahead, find, ordering, quiz = lesson.all_exercises(dp * tp, seed)
+guess, ahead, find, quiz = lesson.all_exercises(dp * tp, seed)
+_ = my_muon.so_far("12")
 
 # %% [markdown]
 # ## The call returns, the work does not
@@ -259,44 +260,6 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 # %% [markdown]
 # Our worlds compare labels. Gloo does not: these gathers are of one size, and ranks would get other matrices without a
 # word. The order must follow from what *all* ranks know, never from what is ready first.
-#
-# ## Which one first?
-#
-# Sizes differ. A gather starts as soon as the link is free and there is room for its matrix, in the order that you
-# give. Leave as little exposed as you can.
-#
-# *Hard · 20 minutes · optional · par 109 ms*
-
-# %% tags=["stub"]
-def order(gather, work, megabytes, room):
-    # lesson.makespan(order, gather, work, megabytes, room) says how long an order takes
-    return ...  # indices, such as [2, 0, 1]
-
-# %%
-ordering.check(order)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Johnson's rule of 1954: first those with more work than gather, the shortest gather first; then the others, the
-# longest work first. It is the best there is where room is endless. Here a patient search does the rest.
-#
-# ```python
-# def order(gather, work, megabytes, room):
-#     given, draw = (gather, work, megabytes, room), random.Random(0)
-#     short = [i for i in range(len(gather)) if gather[i] < work[i]]
-#     best = sorted(short, key=lambda i: gather[i])
-#     best += sorted(set(range(len(gather))) - set(short), key=lambda i: -work[i])
-#     for _ in range(1000):
-#         i, j = draw.sample(range(len(best)), 2)
-#         tried = list(best)
-#         tried[i], tried[j] = best[j], best[i]
-#         if lesson.makespan(tried, *given) <= lesson.makespan(best, *given):
-#             best = tried
-#     return best
-# ```
-#
-# </details>
 
 # %% [markdown]
 # ## Does reality agree?
@@ -366,3 +329,6 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# You can hide messages behind work now. Is Muon then cheaper than AdamW? The next lesson counts.

@@ -79,7 +79,7 @@ def bytes_sent(entries, dp, item):
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
-by_hand, adamw, once, headlines, waiting, turning = lesson.all_exercises(dp, tp, seed)
+by_hand, adamw, once, headlines, waiting = lesson.all_exercises(dp, tp, seed)
 by_hand.check(bytes_sent)
 
 # %% [markdown] tags=["solution"]
@@ -350,41 +350,13 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 lesson.explore_costs(live=widgets)
 
 # %% [markdown]
-# ## Find the break-even
+# ## Where it turns
 #
-# Along the bandwidth, the answer may turn: the **break-even**. `lead(bandwidth)` asks the planner how many seconds
-# Muon is ahead (below zero: AdamW is). Bandwidth is a part of the file's. Find where the sign changes, to one per
-# cent. Give None where it does not.
-#
-# *Hard · 20 minutes · optional · par 2 calls*
-
-# %% tags=["stub", "hard"]
-def break_even(lead, slowest, fastest):
-    return ...
+# Along the bandwidth, the answer may turn: the **break-even**. A step's seconds are bytes / bandwidth and a rest that no
+# link shortens, so in 1 / bandwidth the lead is a straight line, and two points give away where it crosses zero:
 
 # %%
-turning.check(break_even)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# A bisection takes a dozen calls or so. But seconds are bytes / bandwidth and a rest that no link shortens. In
-# 1 / bandwidth, that is a straight line: two points give it away.
-#
-# ```python
-# def break_even(lead, slowest, fastest):
-#     slow, fast = lead(slowest), lead(fastest)
-#     if (slow > 0) == (fast > 0):
-#         return None
-#     slope = (slow - fast) / (1 / slowest - 1 / fastest)
-#     return slope / (slope / fastest - fast)
-# ```
-#
-# </details>
-
-# %%
-break_even = turning.accepted_or(lesson.break_even)
-print(lesson.say_break_evens(break_even))
+print(lesson.say_break_evens())
 
 # %% [markdown]
 # Both signs! Slow links help Muon where it sends little, and AdamW where Muon gathers everything. Step for step, as you
@@ -427,3 +399,6 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# All of this was for a few ranks. The next lesson asks what changes when there are thousands.

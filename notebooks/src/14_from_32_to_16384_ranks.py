@@ -71,7 +71,7 @@ shrinks = ...  # the busiest owner's Newton–Schulz on 2,048 ranks, divided by 
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
-unseen, balancing, wiring, limits, own, quiz = lesson.all_exercises()
+unseen, wiring, quiz = lesson.all_exercises()
 unseen.check(idle, shrinks, slower)
 
 # %% tags=["answer"]
@@ -113,50 +113,20 @@ lesson.draw_balance()
 
 # %% [markdown]
 # The largest (7,168 × 16,384) has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work.
-# Choose better owners.
-#
-# *Medium · 8 minutes · required · par 2 percent above fair shares*
-
-# %% tags=["stub"]
-def assign(shapes, owners):
-    # shapes: (rows, columns) of each matrix; owners: how many there are
-    busy = [0] * owners  # what each owner has to do so far
-    chosen = [0] * len(shapes)
-    for index in range(len(shapes)):  # in this order?
-        chosen[index] = ...  # the owner, from 0; and what does the matrix add to its work?
-    return chosen
+# So weigh each matrix by its Newton–Schulz, and deal the costliest out first, as in lesson 11:
 
 # %%
-balancing.check(assign)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# def work(shape):
-#     short, long = sorted(shape)
-#     return 4 * short**2 * long + 2 * short**3
-#
-# def assign(shapes, owners):
-#     busy = [0] * owners
-#     chosen = [0] * len(shapes)
-#     for index in sorted(range(len(shapes)), key=lambda index: -work(shapes[index])):
-#         chosen[index] = busy.index(min(busy))
-#         busy[chosen[index]] += work(shapes[index])
-#     return chosen
-# ```
-#
-# </details>
+one = lesson.owned_models()[0]
+lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now without the planner: your owners, in a step of real processes. (This step takes the strategy `owner`, so that every
-# rank of the grid is an owner, and the ranks of a tp group own different matrices.) Do they change the result?
+# Now their work is even, and their entries are not. Without the planner: such owners, in a step of real processes.
+# (This step takes the strategy `owner`, so that every rank of the grid is an owner, and the ranks of a tp group own
+# different matrices.) Do they change the result?
 
 # %%
-assign = balancing.accepted_or(lesson.assign)
-
 def step(rank):
-    return lesson.step_with(rank, dp, tp, steps, seed, assign)
+    return lesson.step_with(rank, dp, tp, steps, seed, lesson.assign)
 
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
@@ -205,88 +175,6 @@ print(lesson.say_experts())
 # %% [markdown]
 # Many experts, few owners: they balance by themselves. The few dense matrices set the floor.
 #
-# ## Plan a 70B
-#
-# Your limits:
-#
-# - 20 GB a rank for the matrices and a step, and half a second a step;
-# - at most 8 **pipeline stages** (pp cuts the layers), and tp at most a node's 8 GPUs;
-# - at most 512 GPUs. Fewer are better.
-#
-# This grid fails:
-
-# %%
-print(lesson.say_grid(dp=32, tp=8, pp=2))
-
-# %% [markdown]
-# *Medium · 8 minutes · required · par 288 GPUs*
-
-# %% tags=["stub"]
-grid = {"dp": ..., "tp": ..., "pp": ...}
-
-# %%
-limits.check(grid)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# tp and pp cut weights and gradients, and what a rank sends. But tp ranks repeat Newton–Schulz: so more stages, less
-# tp, and just enough owners.
-#
-# ```python
-# grid = {"dp": 9, "tp": 4, "pp": 8}
-# ```
-#
-# </details>
-
-# %% [markdown]
-# ## Your own model
-#
-# Give it at least a billion entries in matrices, on at least 1024 GPUs. The busiest owner may have at most 1.25 fair
-# shares, and a step may take at most twice as long as AdamW's. What keeps an owner busy? What makes a message worth its
-# latency?
-#
-# A function that returns a module will do, too: it is built without data, so size costs nothing.
-# `lesson.plan_mine(my_model, my_grid)` says where you are.
-#
-# *Hard · 20 minutes · optional · par 116 percent of AdamW's step*
-
-# %% tags=["stub", "hard"]
-my_model = {
-    "model_type": "llama",
-    "hidden_size": ...,
-    "intermediate_size": ...,
-    "num_hidden_layers": ...,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-}
-my_grid = ...  # such as "dp=128,tp=8"; modules take no tp, for nobody says how to cut them
-
-# %%
-own.check(my_model, my_grid)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Depth gives every owner a matrix. Width gives every message enough bytes to outweigh its latency.
-#
-# ```python
-# my_model = {
-#     "model_type": "llama",
-#     "hidden_size": 4096,
-#     "intermediate_size": 11008,
-#     "num_hidden_layers": 160,
-#     "num_attention_heads": 32,
-#     "num_key_value_heads": 8,
-#     "vocab_size": 32000,
-# }
-# my_grid = "dp=256,tp=8"
-# ```
-#
-# </details>
-
-# %% [markdown]
 # ## Recap
 #
 # - More ranks share out work until owners run out. Then the costliest matrix is the floor.
@@ -321,3 +209,6 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# At that size something is always broken. In the next lesson you learn to find out on which rank, and in which line.

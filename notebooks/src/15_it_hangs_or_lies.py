@@ -451,3 +451,7 @@ quiz.check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# You can find a fault in a run. The last lesson builds a run that survives one, with the optimizer that you have
+# written.

@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: forty minutes, what you need, where to go from here</summary>
 #
 # **Forty minutes.** At the end you can put Muon into a loop of your own, stop it with a kill, and go on on
-# another grid. You know which bits stay the same, and which do not, and why. It is the last lesson: what you write
-# here leaves the notebook and runs under torchrun.
+# another grid. You know which bits stay the same, and which do not, and why. It is the last lesson, and ends
+# with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -50,16 +50,16 @@ import math
 import torch
 import torch.distributed as dist
 from muon_tutorial import CheckpointManager, MuonWithAdamW
-from muon_tutorial.learn import my_loop as lesson
+from muon_tutorial.learn import my_loop as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 job = lesson.Job(steps, seed)
-lines, ported, clipped, survived, match = lesson.all_exercises(dp, tp, job, backend)
+lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 
 # %% [markdown]
 # ## A loop like yours, with AdamW and FSDP2
 #
 # Every rank runs this. `shard` cuts the model in place, over tp and then over dp; from then on each parameter is a
-# DTensor. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it
+# **DTensor**. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it
 # where its norm is too large.
 
 # %%
@@ -309,33 +309,6 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
 
 # %% [markdown]
-# ## Out of the notebook
-#
-# **torchrun** starts one process a rank, and all again if one dies, up to `--max-restarts` times. Your four functions
-# go into a script as they are:
-
-# %%
-lesson.show_command(job)
-
-# %% [markdown]
-# This runs it and kills one rank. (torchrun listens on all network addresses; on a network that you do not trust, set
-# `torchrun = False` above.)
-
-# %%
-under_torchrun = lesson.run_torchrun(job, mine, backend) if torchrun else None
-print(lesson.say_torchrun(under_torchrun))
-
-# %% [markdown]
-# **Nothing of this course has been run on several machines, and nothing on NCCL.** The calls are the same; the
-# order of sums, the errors and the timing are not. Hold the first steps against one process.
-#
-# <details><summary>How to start it on several machines, and with GPUs</summary>
-#
-# Start the same command on each machine, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`, and a folder
-# that all of them see. With GPUs, add `--backend nccl`.
-#
-# </details>
-#
 # ## Five traps that AdamW did not have
 
 # %%
@@ -357,33 +330,11 @@ print(lesson.say_traps(seed))
 #
 # ## Find it in the wild
 #
-# torchtitan and Megatron-LM have the same ideas under other names. Follow the links (they need a network): which
-# letter of each project fits which idea?
+# torchtitan and Megatron-LM have the same ideas under other names. These are the places, and what each of them does. In
+# torchtitan every rank keeps the momentum of its shard, as in this course; in Megatron-LM the owner keeps it.
 
 # %%
-print(lesson.say_links())
-
-# %% [markdown]
-# *Medium · 15 minutes · optional*
-
-# %% tags=["stub"]
-found = {"owner": ..., "bucket": ..., "way_back": ..., "momentum": ...}  # such as "AE"
-
-# %%
-match.check(found)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# `print(lesson.say_match())` says what each of them does. Both deal out matrices by the cost of Newton–Schulz.
-# In torchtitan, every rank keeps the momentum of its shard, as in this course. In Megatron-LM, a rank's optimizer has
-# only whole parameters, those that it owns, so the owner keeps the momentum, too.
-#
-# ```python
-# found = {"owner": "BH", "bucket": "DF", "way_back": "CE", "momentum": "AG"}
-# ```
-#
-# </details>
+print(lesson.say_published())
 
 # %% [markdown]
 # ## Recap
@@ -415,3 +366,48 @@ lesson.quiz(life).check(answers)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# ## Finale: your optimizer
+#
+# Since lesson 02 your answers have gone into `my_muon.py`. Now they train: a small GPT on four real processes, on each of three
+# grids, from `my_muon_complete.py`, which is your file with the reference in the places that you skipped. Beside it,
+# `torch.optim.Muon` gets the same full gradients in this one process.
+
+# %% tags=["ranks"]
+finale = my_muon.train_it(steps, seed)
+print(my_muon.say_bits(finale))
+
+# %% [markdown]
+# The same weights to the last bit, whether a matrix was cut into rows, columns, slices, or not at all. And this is what
+# a step cost one rank:
+
+# %% tags=["volatile"]
+print(my_muon.scorecard(finale))
+
+# %% [markdown]
+# A place of dp reads text of its own, so 4 × 1 has seen four times as much text as 1 × 4: compare its loss with AdamW's,
+# which has read the same. The bytes are those that your bill of lesson 10 said.
+#
+# Last, out of the notebook. **torchrun** starts one process a rank, and all of them again if one dies, up to
+# `--max-restarts` times:
+
+# %%
+my_muon.show_command(steps, seed)
+
+# %% [markdown]
+# This runs it. Rank 3 kills itself in the middle, and your `load` finds the way back. (torchrun listens on all network
+# addresses; on a network that you do not trust, set `torchrun = False` above.)
+
+# %%
+print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
+print(my_muon.say_yours())
+
+# %% [markdown]
+# Nothing of this course has been run on several machines. There, start the same command on each of them, with `--nnodes`
+# and `--rdzv-endpoint` in place of `--standalone`, and a folder that all of them see, and hold the first steps
+# against one process, as you have just done.
+#
+# **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
+# orthogonalizes it, what travels and what that costs. You can write the step, prove it right to the bit, and find the line
+# when it goes wrong. And you have a file of your own that does it, of torch alone: take it with you.

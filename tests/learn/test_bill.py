@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -121,38 +119,6 @@ def test_a_shared_matrix_is_fetched_on_real_ranks(dp: int, tp: int) -> None:
     plan = costs.plans_of(dp, tp)[costs.BOUNDARY]
     sent = [costs.bill_of("", plan, rank).sent.get("dp gather", 0) for rank in plan.grid.ranks]
     assert sum(each.sent for each in fetched) <= sum(sent)
-
-
-def test_the_price_of_an_order_is_that_of_a_plan() -> None:
-    plan = costs.plans_of(4, 1)[costs.BOUNDARY]
-    sizes = [entry.size for entry in plan.buckets[0].entries]
-    sent = sum(costs.bill_of("", plan, rank).sent.get("dp gather", 0) for rank in plan.grid.ranks)
-    assert costs.boundary_bytes(sizes, 4) == sent
-
-
-def longest_first(sizes: Sequence[int], dp: int) -> list[int]:
-    return sorted(range(len(sizes)), key=lambda each: -sizes[each])
-
-
-WRONG_ORDERS = [
-    (lambda sizes, dp: range(len(sizes)), "as they come"),
-    (lambda sizes, dp: random.Random(1).sample(range(len(sizes)), len(sizes)), "A third of that passes"),
-    (lambda sizes, dp: [0] * len(sizes), "each of 0 to 11 once"),
-    (lambda sizes, dp: sizes, "each of 0 to 11 once"),
-    (lambda sizes, dp: None, "each of 0 to 11 once"),
-]
-
-
-@pytest.mark.parametrize(("order", "says"), WRONG_ORDERS)
-def test_a_dear_order_does_not_pass(order: Any, says: str) -> None:
-    assert_wrong(exercises.order_exercise(), order, says)
-
-
-def test_a_cheap_order_passes_and_is_held_against_par() -> None:
-    verdict = exercises.order_exercise().check(lesson.order_of)
-    assert verdict
-    assert "par is 10" in verdict.message
-    assert exercises.order_exercise().check(lambda sizes, dp: ...).passed is None
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 1), (3, 2)])

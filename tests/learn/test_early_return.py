@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from muon_tutorial import Grid
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.learn import early_return as lesson
-from muon_tutorial.learn.early_return import exercises, gather_order, loops, missing_wait, steps
+from muon_tutorial.learn.early_return import exercises, loops, missing_wait, steps
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.timing.timeline import compare_phases
 from muon_tutorial.worlds.local import LocalWorld
@@ -249,39 +248,6 @@ def test_ranks_that_ask_in_different_orders_are_named() -> None:
         yield lesson.asked_for("gather", 0, 2, 3)
 
     assert lesson.try_in_timed_world(alike, 3) == "went through in 2 ms"
-
-
-@pytest.mark.parametrize("batch", gather_order.batches())
-def test_the_price_of_an_order_is_the_timed_worlds(batch: gather_order.Batch) -> None:
-    given = batch.gather, batch.work, batch.megabytes, batch.room
-    for order in (range(batch.count), gather_order.order_of(*given), range(batch.count)[::-1]):
-        said = gather_order.makespan(order, *given)
-        assert gather_order.time_order(order, batch, 2).milliseconds == pytest.approx(said)
-
-
-def longest_gather_first(gather: Sequence[float], *others: Any) -> list[int]:
-    return sorted(range(len(gather)), key=lambda i: -gather[i])
-
-
-WRONG_ORDERS = [
-    (lambda gather, *others: range(len(gather)), "as they come"),
-    (longest_gather_first, "Half of that passes"),
-    (lambda gather, work, *others: sorted(range(len(work)), key=lambda i: work[i]), "stay exposed"),
-    (lambda gather, *others: [0] * len(gather), "each of 0 to 11 once"),
-    (lambda gather, *others: None, "each of 0 to 11 once"),
-]
-
-
-@pytest.mark.parametrize(("order", "says"), WRONG_ORDERS)
-def test_an_order_that_leaves_much_exposed_does_not_pass(order: Any, says: str) -> None:
-    assert_wrong(exercises.order_exercise(), order, says)
-
-
-def test_an_order_that_hides_most_passes_and_is_held_against_par() -> None:
-    verdict = exercises.order_exercise().check(lesson.order_of)
-    assert verdict
-    assert "Yours takes 109 ms; par is 109" in verdict.message
-    assert exercises.order_exercise().check(lambda *given: ...).passed is None
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from muon_tutorial import launch
-from muon_tutorial.evidence.traces.time_split import split
 from muon_tutorial.learn import own_sharding as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
-from muon_tutorial.learn.own_sharding import exercises, journey, on_ranks, shared_work, windows
+from muon_tutorial.learn.own_sharding import exercises, journey, on_ranks, shared_work
 from muon_tutorial.learn.own_sharding import three_functions as right
-from muon_tutorial.learn.own_sharding.on_ranks import ReplicasReport, ReplicasRun
 from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
@@ -83,10 +81,8 @@ def test_stubs_are_open() -> None:
     assert lesson.check_gather(2, 1, 0, open_exercise()).check(tried.stub).passed is None
     both = open_exercise(), open_exercise()
     assert lesson.check_redistribute(2, 1, 0, both).check(tried.stub).passed is None
-    assert lesson.check_replicas(2, 1, 0).check(tried.stub).passed is None
     assert lesson.check_assign(2, 1, 0).check(...).passed is None
     assert_wrong(lesson.check_assign(2, 1, 0), 5, "Give a function.")
-    assert_wrong(lesson.check_replicas(2, 1, 0), 5, "Give a function of the mesh.")
 
 
 @pytest.mark.live
@@ -116,45 +112,6 @@ def test_wrong_rows_come_with_their_picture() -> None:
     verdict = lesson.check_gather(3, 1, 0, open_exercise()).check(tried.upside_down)
     assert verdict.picture is not None
     assert "Your matrix 0: row 0 has 6" in verdict.picture.alt
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("grid", [(2, 2), (3, 2), (2, 1), (1, 2)])
-def test_replicas_apart_pass_where_nothing_crosses(grid: tuple[int, int]) -> None:
-    verdict = lesson.check_replicas(*grid, 0).check(right.hsdp_config)
-    assert verdict
-    assert "Yours takes 0 bytes between replicas; par is 0." in verdict.message
-
-
-@pytest.mark.live
-def test_each_wrong_config_for_replicas_is_told_what_is_wrong_with_it() -> None:
-    assert lesson.check_replicas(2, 2, 0).check(tried.full_tensor)
-    crossed = lesson.check_replicas(2, 2, 0).check(tried.crossing_config)
-    assert not crossed
-    assert "bytes went from one replica to another" in crossed.message
-    assert crossed.picture is not None
-    wrong = {
-        tried.without_agree_group: "Muon compared the owners of all ranks",
-        tried.one_owner: "own matrices",
-        tried.no_config: "returned a DeviceMesh, not a DistributedConfig",
-    }
-    for make, says in wrong.items():
-        assert_wrong(lesson.check_replicas(2, 2, 0), make, says)
-
-
-@pytest.mark.live
-def test_without_crossing_the_work_is_done_once_a_replica() -> None:
-    mine = lesson.run_replicas(2, 2, 0, right.hsdp_config)
-    helper = lesson.run_replicas(2, 2, 0, tried.crossing_config)
-    assert (mine.newton_schulzes, helper.newton_schulzes) == (8, 4)
-    assert mine.crossing == 0 < helper.crossing
-    assert "bytes between replicas" in lesson.say_replicas(mine, helper)
-
-
-def test_other_bits_in_a_replica_are_told() -> None:
-    found = ReplicasRun(1, 2, (ReplicasReport(same=True, owners=(0, 1)), ReplicasReport(owners=(0, 1))))
-    said = exercises.explain_replicas(found)
-    assert said == "On rank 1 the parameters are not the single process' after some steps."
 
 
 GRIDS_OF_WORK = [(2, 2), (3, 2), (4, 1), (1, 2), (2, 3)]
@@ -246,43 +203,6 @@ def test_the_traps_are_what_the_lesson_says_of_them(grid: tuple[int, int]) -> No
     assert lesson.try_several(ranks, 0).count("the single process' bits") == 2
 
 
-WINDOWS = {
-    "strict": {"async_gpu_parallelism": False, "prefetch_count": 0},
-    "beside": {"async_gpu_parallelism": True, "prefetch_count": 0},
-    "ahead": {"async_gpu_parallelism": True, "prefetch_count": 2},
-}
-
-
-@pytest.mark.live
-def test_a_window_changes_what_happens_at_once_and_no_bit() -> None:
-    strict, beside, ahead = found = lesson.run_windows(WINDOWS, 4, 0, side=64)
-    assert len({run.bits for run in found}) == 1
-    assert (strict.at_once, strict.under_way) == (1, 1)
-    assert beside.under_way == 4
-    assert ahead.under_way == 6
-    assert all(row.compute > 0 for run in found for row in split(run.timeline))
-    drawn = lesson.draw_windows(found)
-    assert "strict: " in drawn.alt
-    assert drawn.width <= 900
-    assert found[0].bits in lesson.say_windows(found)
-    numbers = {"fewest": 0, "at_once": 1, "step": 2}
-    wrong: Any = {
-        "fewest": (3, "min(found.rows)"),
-        "at_once": (4, "windows[0]"),
-        "step": (1, "Read the trap"),
-    }
-    assert_quiz(lesson.quiz([3, 3, 3, 0], found), numbers, wrong)
-
-
-def test_overlaps_are_counted_where_one_ends_as_another_begins() -> None:
-    notes = [
-        windows.TimedNote("Newton–Schulz", n, begin, end) for n, (begin, end) in enumerate([(0, 4), (4, 9)])
-    ]
-    assert windows.WindowRun("one", (tuple(notes),), "").at_once == 1
-    notes.append(replace(notes[0], begin=3, end=5))
-    assert windows.WindowRun("two", (tuple(notes),), "").at_once == 2
-
-
 @pytest.mark.live
 def test_a_loop_around_the_three_functions_is_compared_with_one_process() -> None:
     assert lesson.run_loop(tried.loop, 3, 0) == [True] * 3
@@ -305,3 +225,8 @@ def test_hints_come_one_by_one_for_the_same_mistake() -> None:
     exercise = lesson.guess(4)
     first = message_of_wrong(exercise, [3, 2, 2, 2], [None, None, None, "tensor"])
     assert "Hint: torch rounds 9 / 4 up to 3" in first
+
+
+def test_the_quiz_knows_right_from_wrong() -> None:
+    wrong: Any = {"fewest": (3, "min(found.rows)"), "step": (1, "Read the trap")}
+    assert_quiz(lesson.quiz([3, 3, 3, 0]), {"fewest": 0, "step": 2}, wrong)

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from muon_tutorial import (
     DistributedConfig,
     create_devicemesh_config,
-    create_dtensor_config,
     zeropower_via_newtonschulz,
 )
 from muon_tutorial.learn.own_sharding import three_functions as right
@@ -231,38 +229,6 @@ def loop(
 def loop_of_nothing(
     params: list[Tensor], momenta: list[Tensor], owners: dict[int, int], config: DistributedConfig, lr: float
 ) -> None: ...
-
-
-def crossing_config(mesh: DeviceMesh) -> Any:
-    """One owner for all replicas, as a helper has it."""
-    return create_dtensor_config()
-
-
-def without_agree_group(mesh: DeviceMesh) -> Any:
-    config = right.hsdp_config(mesh)
-    return DistributedConfig(
-        config.assign_fn, config.gather_fn, config.redistribute_fn, {"group": mesh.get_group("shard")}
-    )
-
-
-def one_owner(mesh: DeviceMesh) -> Any:
-    config = right.hsdp_config(mesh)
-    return DistributedConfig(to_the_first, config.gather_fn, config.redistribute_fn, config.state)
-
-
-def full_tensor(mesh: DeviceMesh) -> Any:
-    """Right: everybody gathers everything, within its replica."""
-    config = right.hsdp_config(mesh)
-
-    def gather(momentum: Any, owner: int, state: State) -> Any:
-        whole = momentum.full_tensor()
-        return whole if dist.get_rank() == owner else None
-
-    return DistributedConfig(config.assign_fn, gather, config.redistribute_fn, config.state)
-
-
-def no_config(mesh: DeviceMesh) -> Any:
-    return mesh
 
 
 NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}

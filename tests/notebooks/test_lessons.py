@@ -47,15 +47,19 @@ def test_the_committed_notebook_is_its_text_clean_and_valid(source: Path, commit
     assert [out for out in outputs if out.output_type == "error" or out.get("name") == "stderr"] == []
 
 
-def test_it_opens_with_what_a_reader_needs_and_closes_with_recap_and_quiz(
-    committed: NotebookNode,
+def test_it_opens_with_what_a_reader_needs_and_hands_over_after_recap_and_quiz(
+    source: Path, committed: NotebookNode
 ) -> None:
     opening = "\n".join(cell.source for cell in committed.cells[:3] if cell.cell_type == "markdown")
     for promise in (r"minutes?\.", r"you can", r"\*You need", r"\*Previous:", r"\*Next:", r"\*In Colab:"):
         assert re.search(promise, opening, re.IGNORECASE), promise
-    text = "\n".join(cell.source for cell in committed.cells[-5:])
+    climax = {"09": 2, "16": 8}.get(source.stem[:2], 0)  # cells between the quiz and the last word
+    text = "\n".join(cell.source for cell in committed.cells[-7 - climax :])
     assert "Recap" in text
     assert "Quiz" in text
+    last = committed.cells[-1]
+    assert last.cell_type == "markdown"
+    assert ("**What you can do now.**" if source.stem.startswith("16") else "lesson") in last.source
 
 
 def test_parameters_follow_the_set_up_one_annotated_assignment_a_line(committed: NotebookNode) -> None:

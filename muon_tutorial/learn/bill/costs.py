@@ -6,7 +6,7 @@ Bytes are those a rank sends where collectives run as rings. The few that agree 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -163,19 +163,3 @@ def ranges_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
 def holders(matrix: tuple[int, int], length: int) -> range:
     """The dp positions whose slice of ``length`` entries holds a part of a matrix."""
     return range(matrix[0] // length, (matrix[1] - 1) // length + 1)
-
-
-def boundary_bytes(sizes: Sequence[int], dp: int) -> int:
-    """Bytes that all dp positions receive if matrices lie in this order and only shared ones travel.
-
-    Each of k holders receives what it lacks, in bfloat16: together (k − 1) times the matrix.
-
-    >>> boundary_bytes([2, 2], dp=2), boundary_bytes([1, 2, 1], dp=2)
-    (0, 4)
-    """
-    length = -(-sum(sizes) // dp)
-    pairs = zip(sizes, ranges_of(sizes), strict=True)
-    return sum(2 * (len(holders(at, length)) - 1) * size for size, at in pairs)
-
-
-Order = Callable[[Sequence[int], int], Sequence[int]]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ... import Grid, Plan, zero1
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
 from .costs import (
-    Order,
     bill_of,
-    boundary_bytes,
     entries_of_rank,
     gpt_matrices,
     holders,
@@ -94,7 +91,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
 
     right = bill_of("zero1", plans_of(dp, tp)["zero1"]).total
     praise = "Every phase, on every grid that was tried, is the ledger's to the byte."
-    return Exercise(judge, (), praise, Par("bytes", right, mine))
+    return Exercise(judge, (), praise, Par("bytes", right, mine), keeps=("bill",))
 
 
 def _judge_bill(bill: Bill, plan: Plan, rank: int) -> Diagnosis | None:
@@ -153,64 +150,6 @@ def _judge_sends(came: Any, matrix: tuple[int, int], length: int, place: int, dp
     return None
 
 
-def order_of(sizes: Sequence[int], dp: int) -> list[int]:
-    """The reference of the hard exercise: swap two matrices wherever that makes no bill larger."""
-    draw, best = random.Random(0), list(range(len(sizes)))
-    least = boundary_bytes(sizes, dp)
-    for _ in range(3000):
-        i, j = draw.sample(best, 2)
-        tried = [j if each == i else i if each == j else each for each in best]
-        cost = boundary_bytes([sizes[each] for each in tried], dp)
-        if cost <= least:
-            best, least = tried, cost
-    return best
-
-
-def order_cases() -> list[tuple[list[int], int]]:
-    """Sizes of the matrices of three models, with the dp each is to be cut over."""
-    gpt = [matrix.numel // 1024 for matrix in gpt_matrices(3, 64)]
-    draw = random.Random(7)
-    return [(gpt, 4), ([draw.randint(5, 40) for _ in range(14)], 4), ([9, 9, 9, 5, 5, 5, 7, 7, 4], 3)]
-
-
-def order_exercise() -> Exercise:
-    """An order of the matrices in the bucket, judged by the bytes of the boundary gathers together."""
-    cases = order_cases()
-    par = sum(_cost(order_of, *case) for case in cases)
-
-    def judge(order: Order) -> Diagnosis | None:
-        for sizes, dp in cases:
-            came = value_of(order, list(sizes), dp)
-            if not isinstance(came, Sequence) or sorted(came) != list(range(len(sizes))):
-                return Diagnosis(
-                    f"For {len(sizes)} matrices: each of 0 to {len(sizes) - 1} once, not {came!r}."
-                )
-        mine, plain = (sum(_cost(each, *case) for case in cases) for each in (order, _as_they_come))
-        if 3 * mine <= plain:
-            return None
-        said = f"All boundary gathers move {mine:,} bytes; {plain:,} as they come. A third of that passes."
-        return Diagnosis(
-            said,
-            (
-                "A boundary between two matrices costs nothing. Which of them fill a slice exactly?",
-                "Let the machine look: swap two at random, and keep the swap unless boundary_bytes grows.",
-            ),
-        )
-
-    def count(order: Order) -> float:
-        return sum(_cost(order, *case) for case in cases)
-
-    return Exercise(judge, (), "Few boundaries still cut a matrix.", Par("bytes", par, count))
-
-
-def _as_they_come(sizes: Sequence[int], dp: int) -> Sequence[int]:
-    return range(len(sizes))
-
-
-def _cost(order: Order, sizes: Sequence[int], dp: int) -> int:
-    return boundary_bytes([sizes[each] for each in order(list(sizes), dp)], dp)
-
-
 def quiz(dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured."""
     plans = plans_of(dp, tp)
@@ -233,12 +172,11 @@ def plans_state(plan: Plan) -> int:
 
 
 def all_exercises(dp: int, tp: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: runs, bill, boundary gather, order, quiz."""
+    """The notebook's exercises in order: runs, bill, boundary gather, quiz."""
     return (
         runs_exercise(dp, tp),
         bill_exercise(dp, tp),
         sends_exercise(),
-        order_exercise(),
         quiz(dp, tp),
     )
 
@@ -249,8 +187,6 @@ __all__ = [
     "bill",
     "bill_exercise",
     "holders",
-    "order_exercise",
-    "order_of",
     "quiz",
     "runs_exercise",
     "sends",

@@ -222,7 +222,7 @@ def lead(at: Setting, bandwidth: float) -> float:
 
 
 def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """The reference of the hard exercise: where a lead changes sign, or None where it does not.
+    """Where a lead changes sign, or None where it does not.
 
     Seconds are bytes over bandwidth and something that no link shortens: a straight line in 1 / bandwidth.
     """
@@ -233,7 +233,7 @@ def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
     return slope / (slope / fastest - fast)
 
 
-def say_break_evens(break_even: Callable[[Lead, float, float], float | None]) -> str:
+def say_break_evens() -> str:
     """For some settings, who is ahead on slow links and on fast ones, and from where on."""
     rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
     for at in settings_tried():
@@ -247,7 +247,7 @@ def say_break_evens(break_even: Callable[[Lead, float, float], float | None]) ->
 
 
 def settings_tried() -> list[Setting]:
-    """Settings of which some turn and some do not, for the hard exercise."""
+    """Settings of which some turn and some do not."""
     return [
         Setting(dtypes, tokens, strategy=strategy, fewer=FEWER["1.1 ×"])
         for dtypes in ("all fp32", "all bf16")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from numbers import Real
 from typing import Any
 
@@ -19,8 +18,8 @@ from ...evidence.predict import predict
 from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
-from .costs import FASTEST, SLOWEST, Lead, Setting, break_even, lead, muon_step, settings_tried
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, numbers, value_of
+from .costs import Setting, lead, muon_step
 from .on_ranks import (
     ADAMW,
     DTYPES,
@@ -36,7 +35,6 @@ from .on_ranks import (
     step_in_one_process,
     together,
 )
-from .pictures import draw_lead
 from .trace_events import (
     GATHER,
     PRODUCT,
@@ -318,78 +316,6 @@ def slow_winner() -> str:
     return only
 
 
-BreakEven = Callable[[Lead, float, float], float | None]
-MANY = 100
-
-
-def break_even_exercise() -> Exercise:
-    """A search along bandwidth, judged on settings that turn and on settings that do not."""
-
-    def judge(answer: BreakEven) -> Diagnosis | None:
-        for at in settings_tried():
-            if wrong := _judge_turn(answer, at):
-                return wrong
-        return None
-
-    praise = "Wherever the answer turns round, you find it, and you say where it does not."
-    return Exercise(judge, (), praise, Par("calls", most_calls(break_even), most_calls))
-
-
-def most_calls(answer: BreakEven) -> float:
-    """The most calls of ``lead`` that a search makes in any of the settings."""
-    return max(_search(answer, at)[1] for at in settings_tried())
-
-
-def _search(answer: BreakEven, at: Setting) -> tuple[Any, int]:
-    """What a search finds, and how often it asked for the lead."""
-    asked: list[float] = []
-
-    def counted(bandwidth: float) -> float:
-        asked.append(bandwidth)
-        if len(asked) > MANY:
-            raise MistakeError(f"You have asked for the lead {MANY} times. Where does its sign change?")
-        return lead(at, bandwidth)
-
-    return value_of(answer, counted, SLOWEST, FASTEST), len(asked)
-
-
-def _judge_turn(answer: BreakEven, at: Setting) -> Diagnosis | None:
-    came = _found(_search(answer, at)[0], at)
-    due = break_even(partial(lead, at), SLOWEST, FASTEST)
-    where = _where(at)
-    if due is None and came is not None:
-        who = "Muon" if lead(at, FASTEST) > 0 else "AdamW"
-        said = f"{where}: {who} is ahead at both ends, so nothing turns. Give None."
-        return Diagnosis(said, (), draw_lead(at, came))
-    if due is not None and came is None:
-        said = f"{where}: the lead is above zero at one end and below zero at the other. It turns somewhere."
-        return Diagnosis(said, ("Take the signs at slowest and at fastest.",), draw_lead(at))
-    if due is not None and came is not None and not math.isclose(came, due, rel_tol=0.01):
-        ahead = lead(at, came) * 1e3
-        said = f"{where}: at {came:.4g} of the bandwidth, Muon is still {ahead:+.3g} ms ahead."
-        return Diagnosis(said, _TURN_HINTS, draw_lead(at, came))
-    return None
-
-
-def _where(at: Setting) -> str:
-    return f"{at.dtypes}, {at.strategy}, {at.tokens:,} tokens"
-
-
-def _found(came: Any, at: Setting) -> float | None:
-    """What a search gave, if it is something that it may give."""
-    if came is None:
-        return None
-    if not isinstance(came, int | float) or not SLOWEST <= came <= FASTEST:
-        raise MistakeError(f"{_where(at)}: give a part from slowest to fastest, or None; not {came!r}.")
-    return float(came)
-
-
-_TURN_HINTS = (
-    "Halve the range, and keep the half in which the sign changes. It spans doublings: halve its logarithm.",
-    "Seconds are bytes / bandwidth, and something else. What kind of line is that in 1 / bandwidth?",
-)
-
-
 def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured or computed."""
     found: Mapping[str, Mapping[str, Sent]] = together(counted, tp)
@@ -408,7 +334,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting.
 
     Raises:
         UsageError: dp does not divide the entries of the bucket, or nothing travels along it.
@@ -422,5 +348,4 @@ def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
         events_exercise(),
         headlines_exercise(),
         waits_exercise(),
-        break_even_exercise(),
     )

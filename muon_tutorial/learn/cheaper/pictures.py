@@ -13,22 +13,19 @@ from matplotlib.axes import Axes
 from ...evidence.traces.time_intervals import Intervals, measure
 from ...evidence.traces.time_split import State, Timeline, paint
 from ..bill.costs import DTYPES
-from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, card, finish, rectangle, write
+from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET, rank_colour
+from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.play import play
 from ..widgets.shell import Shell, choice
 from .costs import (
-    FASTEST,
     FEWER,
     LINKS,
     MODEL,
     RANKS,
-    SLOWEST,
     STRATEGIES,
     TOKENS,
     Setting,
     Waterfall,
-    lead,
     machine,
     say_bandwidth,
     waterfalls,
@@ -161,30 +158,6 @@ def draw_turns(at: Setting) -> Picture:
     note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
     write(axes, 16, top + high * len(TOKENS) + 22, note, _SIZE, color=QUIET)
     return finish(figure, "cheaper-turns", f"{title}. {'; '.join(words)}. {note}")
-
-
-def draw_lead(at: Setting, answer: float | None = None) -> Picture:
-    """The seconds by which Muon is ahead, by bandwidth, and where an answer says that this turns."""
-    figure = card(760, 300)
-    axes = figure.add_axes((0.11, 0.2, 0.86, 0.66))
-    powers = [math.log2(SLOWEST) + n / 8 for n in range(8 * round(math.log2(FASTEST / SLOWEST)) + 1)]
-    leads = [lead(at, 2.0**power) * 1e3 for power in powers]
-    axes.plot(powers, leads, color=MUON, linewidth=2)
-    axes.axhline(0, color=INK, linewidth=1)
-    axes.set_yscale("symlog", linthresh=10)
-    axes.set_xlabel("bandwidth, as a power of 2 of the file's", size=_SIZE)
-    axes.set_ylabel("Muon is ahead, ms", size=_SIZE)
-    axes.tick_params(labelsize=_SIZE)
-    axes.text(-9.8, 20, "Muon is ahead", size=_SIZE, color=MUON)
-    axes.text(5.8, 2, "below: AdamW is ahead", size=_SIZE, color=ADAMW, ha="right")
-    axes.set_title(f"{at.dtypes}, {at.strategy}, {at.tokens:,} tokens", size=12, loc="left")
-    said = (
-        f"Muon is ahead by {leads[0]:.0f} ms on the slowest links and by {leads[-1]:.0f} ms on the fastest."
-    )
-    if answer is not None:
-        axes.axvline(math.log2(answer), color=INK, linewidth=1.4, linestyle="--")
-        said += f" Your answer, 2^{math.log2(answer):.1f} of the bandwidth, is marked."
-    return finish(figure, "cheaper-lead", said)
 
 
 _LOOK: dict[State, tuple[str, str]] = {

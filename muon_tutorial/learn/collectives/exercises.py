@@ -113,7 +113,12 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
-    return Exercise(judge_on_ranks(play, judge_ring, say_failure), (*GATHER_HINTS, ORDER_HINT), praise)
+    return Exercise(
+        judge_on_ranks(play, judge_ring, say_failure),
+        (*GATHER_HINTS, ORDER_HINT),
+        praise,
+        keeps=("ring_all_gather",),
+    )
 
 
 def judge_ring(run: CollectiveRun) -> Diagnosis | None:
@@ -147,7 +152,13 @@ def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PAT
 
     par = BytesPar("bytes", ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks), bytes_of_all_reduce)
     praise = "Every rank has its piece of the sum."
-    return Exercise(judge_on_ranks(play, judge_sum, say_failure), (*SUM_HINTS, ORDER_HINT), praise, par)
+    return Exercise(
+        judge_on_ranks(play, judge_sum, say_failure),
+        (*SUM_HINTS, ORDER_HINT),
+        praise,
+        par,
+        ("ring_reduce_scatter",),
+    )
 
 
 @dataclass(frozen=True, slots=True)

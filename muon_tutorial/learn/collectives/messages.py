@@ -83,9 +83,16 @@ def _noted(notes: list[MessageNote], verb: Verb, original: Callable[..., Any], r
 
     @functools.wraps(original)
     def call(
-        tensor: Tensor, dst: int | None = None, *, src: int | None = None, group: Any = None, tag: int = 0
+        tensor: Tensor,
+        dst: int | None = None,
+        *,
+        src: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        group_src: int | None = None,
     ) -> Any:
-        peer = dst if src is None else src
+        peer = next((place for place in (dst, src, group_dst, group_src) if place is not None), None)
         if peer is None or group is not None or tag:
             raise ValueError("in this lesson, say only what travels and the rank at the other end")
         if not 0 <= peer < ranks:

@@ -114,7 +114,6 @@ empty shard | 11 | The shard of a rank for which no row was left. Its rank makes
     hand.
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
 expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
-DTensor (DTensors) | 11 | A tensor of which each rank holds a part, and which knows the whole.
 asynchronous | 12 | Said of a call that hands work over and returns before it is done.
 ticket | 12 | What an asynchronous request gives back at once. Who waits for it gets the answer.
 overlap | 12 | To compute while something travels. It hides the time of the one behind the other.
@@ -131,10 +130,9 @@ break-even | 13 | The point at which two choices cost the same.
 planner | 13 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
     a machine.
 floor | 14 | The time of the costliest matrix at one owner. No number of ranks makes a step shorter than it.
-pipeline stage (pipeline stages) | 14 | Some of a model's layers, on ranks of their own. The axis of stages
-    is pp.
 oracle | 15 | The same training in one process. What ranks find is held against it.
 flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be read after a hang.
+DTensor | 16 | A tensor of which each rank holds a part, and which knows the whole.
 scheduler | 16 | An object that changes the learning rate from step to step. It counts them itself.
 clip | 16 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
 checkpoint | 16 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.

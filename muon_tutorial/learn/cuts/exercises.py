@@ -96,7 +96,9 @@ def shapes_exercise() -> Exercise:
         "The length of a run is n / tp, rounded up: -(-n // tp).",
         "What is left for tp_rank is n - step * tp_rank; never less than 0, never more than step.",
     )
-    return Exercise(judge, hints, "As torch.chunk cuts, for those that get less, or nothing, too.")
+    return Exercise(
+        judge, hints, "As torch.chunk cuts, for those that get less, or nothing, too.", keeps=("local_shape",)
+    )
 
 
 def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:

@@ -6,17 +6,15 @@ Loops and programs are judged by what they do: in the timed world, and over real
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, numbers
 from ..pictures.picture import Picture
-from .gather_order import Batch, Order, batches, makespan, order_of
 from .loops import Loop, LoopTimes, TimedLoop, first_wrong, one_by_one, prefetch, real_walks, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
-from .pictures import draw_loops, draw_orders, draw_program
+from .pictures import draw_loops, draw_program
 
 COUNT = 4
 QUICK, SLOW = LoopTimes.alike(COUNT, 2, 3), LoopTimes.alike(COUNT, 5, 3)
@@ -71,7 +69,7 @@ def prefetch_exercise(ranks: int, seed: int) -> Exercise:
                 return wrong
         return _judge_bits(loop, ranks, seed)
 
-    return Exercise(judge, (), "Right bits, no gather too early, and none too late.")
+    return Exercise(judge, (), "Right bits, no gather too early, and none too late.", keeps=("prefetch",))
 
 
 def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagnosis | None:
@@ -165,54 +163,6 @@ def broken_program(ranks: int) -> Picture:
     return draw_program(run_program(PROGRAM, ranks), "The program as it stands")
 
 
-def order_exercise() -> Exercise:
-    """An order of gathers, judged by what stays exposed of them; par is the reference's time."""
-    tried = batches()
-    par = sum(_makespan(order_of, batch) for batch in tried)
-    plain = sum(_exposed(_as_they_come, batch) for batch in tried)
-
-    def judge(order: Order) -> Diagnosis | None:
-        for batch in tried:
-            came = value_of(order, batch.gather, batch.work, batch.megabytes, batch.room)
-            if not isinstance(came, Sequence) or sorted(came) != list(range(batch.count)):
-                said = f"For {batch.count} matrices: each of 0 to {batch.count - 1} once, not {came!r}."
-                return Diagnosis(said)
-        mine = sum(_exposed(order, batch) for batch in tried)
-        if 2 * mine <= plain:
-            return None
-        said = f"{mine:g} ms stay exposed; {plain:g} as they come. Half of that passes."
-        batch = tried[-1]
-        orders = {"as they come": range(batch.count), "yours": [*_order(order, batch)]}
-        hints = (
-            "The first gather has nothing to hide behind. Which one should it be? And which work comes last?",
-            "Those whose gather is short and whose work is long come first: they build a lead.",
-            "Let the machine look: swap two at random, and keep the swap unless lesson.makespan grows.",
-        )
-        return Diagnosis(said, hints, draw_orders(orders, batch))
-
-    def count(order: Order) -> float:
-        return sum(_makespan(order, batch) for batch in tried)
-
-    return Exercise(judge, (), "Most of it now happens while ranks work.", Par("ms", par, count))
-
-
-def _as_they_come(gather: Sequence[float], *others: Any) -> Sequence[int]:
-    return range(len(gather))
-
-
-def _order(order: Order, batch: Batch) -> Sequence[int]:
-    return order(batch.gather, batch.work, batch.megabytes, batch.room)
-
-
-def _makespan(order: Order, batch: Batch) -> float:
-    return makespan(_order(order, batch), batch.gather, batch.work, batch.megabytes, batch.room)
-
-
-def _exposed(order: Order, batch: Batch) -> float:
-    """Milliseconds in which nobody works."""
-    return _makespan(order, batch) - sum(batch.work)
-
-
 def quiz(ranks: int) -> Exercise:
     """Numbers that the notebook has measured, or can in a line."""
     expected = {
@@ -229,11 +179,10 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: makespan, prefetch, wait, order, quiz."""
+    """The notebook's exercises in order: makespan, prefetch, wait, quiz."""
     return (
         makespan_exercise(ranks),
         prefetch_exercise(ranks, seed),
         wait_exercise(ranks),
-        order_exercise(),
         quiz(ranks),
     )

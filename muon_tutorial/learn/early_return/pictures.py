@@ -19,7 +19,6 @@ from ..pictures.colours import CARD, EMPTY, FAINT, INK, MARKED, QUIET, WRONG, ra
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.play import play
 from ..widgets.shell import Shell, choice, show
-from .gather_order import Batch, time_order
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
 from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict
@@ -190,15 +189,6 @@ def draw_program(run: ProgramRun, title: str) -> Picture:
         foot = f"red: buffer {run.wrong % 2} is written again, and s{run.wrong} still reads it"
     panel = Panel(f"{run.milliseconds:g} ms", run.timeline, (0,), mark)
     return draw_panels([panel], title, f"program-{run.wrong}", foot)
-
-
-def draw_orders(orders: dict[str, Sequence[int]], batch: Batch, name: str = "orders") -> Picture:
-    """Orders of gathers on the toy machine, rank 0 of each; numbers are places in the order."""
-    panels = []
-    for heading, order in orders.items():
-        loop = time_order(order, batch, 2)
-        panels.append(Panel(f"{heading}: {loop.milliseconds:g} ms", loop.timeline, (0,)))
-    return draw_panels(panels, f"{batch.count} matrices, room for {batch.room:g} MB", name)
 
 
 def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, window: int, link: str) -> Picture:

@@ -122,7 +122,8 @@ class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
     ``hints`` come one by one, each after a failed try; those of a ``Diagnosis`` come first, each the next
-    time that it is made. ``praise`` says why the right answer is right, and ``par`` how good it is.
+    time that it is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right
+    answers go into the reader's my_muon.py under the names in ``keeps``, one for each answer.
 
     >>> def judge(x):
     ...     return None if x == 4 else f"2 + 2 is not {x}."
@@ -139,6 +140,7 @@ class Exercise:
     hints: Sequence[str] = ()
     praise: str = ""
     par: Par | None = None
+    keeps: Sequence[str] = ()
     tries: int = field(default=0, init=False)
     wrong: int = field(default=0, init=False)
     opened: int = field(default=0, init=False)
@@ -160,12 +162,21 @@ class Exercise:
             scored = self.par.say(*answers) if self.par else ""
             patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
             self.wrong = 0
-            return AnswerVerdict(True, " ".join(part for part in (self.praise, scored, patience) if part))
+            said = (self.praise, scored, patience, *self._keep(answers))
+            return AnswerVerdict(True, " ".join(part for part in said if part))
         self.wrong += 1
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
         said = f"{found.what} Hint: {hint}" if hint else found.what
         return AnswerVerdict(False, said, found.picture)
+
+    def _keep(self, answers: Sequence[Any]) -> list[str]:
+        """What is said of answers that go into my_muon.py."""
+        if not self.keeps:
+            return []
+        from ..my_muon.keep import keep  # it starts ranks, which most exercises never do
+
+        return [keep(name, answer) for name, answer in zip(self.keeps, answers, strict=True)]
 
     def _ask_for_an_answer(self) -> AnswerVerdict:
         """Who comes back with nothing is told how to begin."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import SupportsFloat, SupportsIndex
 
 from ...errors import RankFailedError
 from ..exercises.judge import (
@@ -15,16 +14,9 @@ from ..exercises.judge import (
     Par,
     names_or_none,
     numbers,
-    value_of,
 )
-from ..pictures.picture import Picture
 from .balance import (
-    SETS,
     TOY,
-    BalanceFunction,
-    MatrixSet,
-    deal_longest_first,
-    percent_lost,
     toy_makespans,
 )
 from .first_wrong_place import early_starts, early_wrong, explain, explain_gathered, reaches_into
@@ -196,7 +188,9 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "For matrix i: from segment i % ranks take the next p.numel() entries that nobody has taken yet.",
     )
     scored = Par("bytes", par, lambda function: sent[id(function)])
-    return Exercise(judge, hints, "Every rank has every update, and no zero has travelled.", scored)
+    return Exercise(
+        judge, hints, "Every rank has every update, and no zero has travelled.", scored, ("gathered_share",)
+    )
 
 
 def check_toy() -> Exercise:
@@ -219,50 +213,6 @@ def check_toy() -> Exercise:
     return Exercise(judge, praise="Longest first puts 8 and 7 apart. The best keeps them together.")
 
 
-def check_balance() -> Exercise:
-    """The exercise: owners with less makespan than longest first, over several sets of matrices."""
-
-    def judge(balance: BalanceFunction) -> str | Diagnosis | None:
-        for each in SETS:
-            owners = value_of(balance, list(each.costs), each.ranks, told=f"{each.name}: {{}}")
-            if wrong := _why_no_owners(owners, each):
-                return f"{each.name}: {wrong}"
-        lost = percent_lost(balance)
-        if lost < LONGEST_FIRST - 1e-6:
-            return None
-        worst = max(SETS, key=lambda each: each.lost(balance(each.costs, each.ranks)))
-        said = f"You lose {lost:.1f} percent over all sets, longest first {LONGEST_FIRST:.1f}."
-        if abs(lost - LONGEST_FIRST) < 1e-6:
-            said = f"That is longest first, or just as good: {lost:.1f} percent. Now beat it."
-        return Diagnosis(f"{said} Your worst: {worst.name}.", BALANCE_HINTS, _picture(balance, worst))
-
-    praise = f"You beat longest first. The best known is {BEST_KNOWN:.1f}."
-    return Exercise(judge, (), praise, Par("percent lost", round(LONGEST_FIRST, 1), percent_lost))
-
-
-BALANCE_HINTS = (
-    "Begin with longest first. Then look at the busiest rank: which of its matrices could move?",
-    "A move alone often does not help. Swap one of its matrices for a cheaper one of another rank.",
-    "Try all moves and swaps off the busiest rank. Take the one after which the busier of the two has least.",
-)
-LONGEST_FIRST = percent_lost(deal_longest_first)
-BEST_KNOWN = sum(100 * (each.best - 1) for each in SETS)
-
-
-def _why_no_owners(owners: Any, of: MatrixSet) -> str | None:
-    if not isinstance(owners, Sequence) or isinstance(owners, str) or len(owners) != len(of.shapes):
-        return f"give a list of {len(of.shapes)} owners, one a matrix."
-    if odd := [owner for owner in owners if not isinstance(owner, int) or not 0 <= owner < of.ranks]:
-        return f"{odd[0]!r} is no rank; there are 0 to {of.ranks - 1}."
-    return None
-
-
-def _picture(balance: BalanceFunction, worst: MatrixSet) -> Picture:
-    from .pictures import draw_set  # pictures are drawn for wrong answers alone
-
-    return draw_set(worst, balance(worst.costs, worst.ranks))
-
-
 def quiz(ranks: int) -> Exercise:
     """Three numbers that the notebook has measured."""
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
@@ -277,6 +227,6 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: guess, prediction, repair, gather, five matrices, balance, quiz."""
+    """The notebook's exercises in order: guess, prediction, repair, gather, five matrices, quiz."""
     fixed, less = check_share(dp, backend, seed), check_gather(dp, backend, seed)
-    return guess(dp), predict(dp), fixed, less, check_toy(), check_balance(), quiz(dp)
+    return guess(dp), predict(dp), fixed, less, check_toy(), quiz(dp)

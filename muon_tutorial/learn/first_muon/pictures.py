@@ -17,7 +17,7 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, show, slider
-from .balance import TOY, TOY_BEST, MatrixSet, deal_longest_first, loads_of
+from .balance import TOY, TOY_BEST, deal_longest_first, loads_of
 from .first_wrong_place import ranks_of, say_ranks
 from .makespan import COSTS, MOST, WAYS, WORST, fair_shares, plan_of
 from .on_ranks import LENGTH, PLACES, SharingRun, imitate, is_buffer, place_of
@@ -220,20 +220,6 @@ def draw_toy() -> Picture:
         for way, owners in (("longest first", longest), ("the best", TOY_BEST))
     ]
     return _draw_packings(panels, TOY, 2, "work", "first_muon-toy", f"Costs {', '.join(map(str, TOY))}.", 34)
-
-
-def draw_set(chosen: MatrixSet, owners: Sequence[int]) -> Picture:
-    """A set of matrices as the reader deals them out, beside the costliest first."""
-    costs = [cost / 1e9 for cost in chosen.costs]
-    panels = [
-        (f"{way}: {1 + chosen.lost(dealt):.3f} fair shares", dealt)
-        for way, dealt in (
-            ("yours", owners),
-            ("longest first", deal_longest_first(chosen.costs, chosen.ranks)),
-        )
-    ]
-    unit = "GFLOP of Newton–Schulz"
-    return _draw_packings(panels, costs, chosen.ranks, unit, "first_muon-set", f"{chosen.name}.")
 
 
 def _draw_packings(

@@ -1,9 +1,8 @@
-"""Exercises of lesson 02: a step, all of Newton–Schulz, its cost, bounds, a design, and the quiz."""
+"""Exercises of lesson 02: a step, all of Newton–Schulz, its cost, bounds, and the quiz."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -13,14 +12,11 @@ from torch import Tensor
 from ...newton_schulz import KELLER_JORDAN, Triple
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
 from .counted_products import count_products
-from .pictures import picture_of_design
 from .singular_values import (
     QUIET_START,
     SCOPE_STEPS,
-    YOU_JIACHENG,
     Step,
     bounds_after,
-    farthest_from_one,
     flops,
     newton_schulz,
     newton_schulz_step,
@@ -33,12 +29,10 @@ SPOILERS = {
 }
 """What would answer the predictions of this lesson."""
 
-GOOD_ENOUGH = 0.1
-
 
 def all_exercises(steps: int) -> tuple[Exercise, ...]:
-    """A step, all of Newton–Schulz, bounds after ``steps`` steps, the cost, a design, and the quiz."""
-    return write_step(), write_all(), bound_values(steps), write_flops(), design(), quiz(steps)
+    """A step, all of Newton–Schulz, bounds after ``steps`` steps, the cost, and the quiz."""
+    return write_step(), write_all(), bound_values(steps), write_flops(), quiz(steps)
 
 
 def outcome() -> dict[str, Any]:
@@ -124,7 +118,7 @@ def write_all() -> Exercise:
         "X = G.T if tall else G; X = X / X.norm().clamp(min=1e-7); a loop over step; X.T if tall else X.",
     )
     praise = "This is all of Newton–Schulz. torch.optim.Muon's is the same, in bfloat16."
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, hints, praise, keeps=("newton_schulz",))
 
 
 def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | None:
@@ -230,54 +224,6 @@ def _say_flops(m: int, n: int, steps: int, value: object) -> str | Diagnosis:
     }
     said = known.get(value, "") if isinstance(value, int) else ""
     return f"For {m} × {n} and {steps} steps it is not {value}. {said}".strip()
-
-
-def design() -> Exercise:
-    """The hard exercise: one triple, used five times, that brings what began at 0.01 or above near 1."""
-
-    def judge(*answer: object) -> str | Diagnosis | None:
-        triple = _triple(answer)
-        off = farthest_from_one(triple)
-        if off <= GOOD_ENOUGH:
-            return None
-        return Diagnosis(*_say_design(triple, off), picture_of_design(triple))
-
-    hints = (
-        "Begin with Keller Jordan's, change all three a little at random, and keep what is nearer.",
-        "Some hundred starting values and a thousand changes are enough. Make them smaller as you go.",
-    )
-    praise = "Nearer than Keller Jordan's by far. But where does 0.001 go? Yours climbs more slowly."
-    par = Par("thousandths", round(1000 * farthest_from_one(YOU_JIACHENG)), _thousandths)
-    return Exercise(judge, hints, praise, par)
-
-
-def _triple(answer: Sequence[object]) -> Triple:
-    try:
-        a, b, c = (float(value) for value in answer)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise MistakeError("Give three numbers a, b, c.") from None
-    return a, b, c
-
-
-def _thousandths(*answer: object) -> int:
-    return round(1000 * farthest_from_one(_triple(answer)))
-
-
-def _say_design(triple: Triple, off: float) -> tuple[str, tuple[str, ...]]:
-    starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
-    ends = polynomial(starts, SCOPE_STEPS, triple)
-    worst = int((ends - 1).abs().nan_to_num(math.inf).argmax())
-    if off > 2:
-        hint = "Large values fly off where c is too large beside b. Look where the curve leaves the picture."
-        return f"A value that begins at {starts[worst]:.2f} flies off.", (hint,)
-    said = (
-        f"A value that begins at {starts[worst]:.2f} ends at {ends[worst]:.2f}. Within {GOOD_ENOUGH} will do."
-    )
-    hint = {
-        True: "It is a quiet one, and does not climb far enough: a is too small.",
-        False: "It is a loud one. It swings: keep a + b + c near 1.",
-    }[bool(ends[worst] < 1 and starts[worst] < 1.2 * QUIET_START)]
-    return said, (hint,)
 
 
 def quiz(steps: int) -> Exercise:

@@ -8,12 +8,11 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from ...newton_schulz import KELLER_JORDAN, Triple
-from ..pictures.colours import INK, MUON, OTHER, QUIET, WRONG
+from ..pictures.colours import INK, MUON, QUIET
 from ..pictures.picture import Picture, finish
-from ..pictures.spectra import card, legend, style
+from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, show, slider
-from .singular_values import QUIET_START, SCOPE_STEPS, SPECTRA, polynomial, spectra
+from .singular_values import SCOPE_STEPS, SPECTRA, polynomial, spectra
 
 _START = 1e-4
 
@@ -120,30 +119,6 @@ def microscope(live: bool = True) -> Shell | Picture:
     """A slider through the steps and a button for each spectrum, over the polynomial and the spectrum."""
     spectrum = choice("spectrum", {name: name for name in SPECTRA})
     return show(draw_scope, draw_film(), live, step=slider("step", last=SCOPE_STEPS), spectrum=spectrum)
-
-
-def picture_of_design(triple: Triple) -> Picture:
-    """Where five steps bring a value with the reader's triple, and with Keller Jordan's."""
-    figure = card(640, 320)
-    title = "Where five steps bring a value"
-    axes = style(figure.add_subplot(), title, "where a value began", "where it ends")
-    x = torch.logspace(math.log10(_START), 0, 1201, dtype=torch.float64)
-    axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
-    axes.axvline(QUIET_START, color=QUIET, linewidth=1, linestyle=":")
-    said = []
-    looks = ("Keller Jordan's", KELLER_JORDAN, OTHER), ("yours", triple, WRONG)
-    for name, coefficients, colour in looks:
-        y = polynomial(x, SCOPE_STEPS, coefficients).clamp(-1, 3).nan_to_num(3)
-        axes.plot(x.tolist(), y.tolist(), color=colour, linewidth=1.8, label=name)
-        ends = y[x >= QUIET_START]
-        said.append(f"{name} between {ends.min():.2f} and {ends.max():.2f}")
-    _scale(axes)
-    axes.set(ylim=(0, 1.6))
-    legend(axes, "upper left")
-    figure.tight_layout()
-    return finish(
-        figure, "five_products-design", f"What began at {QUIET_START} or above ends: {'; '.join(said)}."
-    )
 
 
 def _scale(axes: Axes) -> None:

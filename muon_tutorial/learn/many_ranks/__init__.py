@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ..lazy_names import names_in
 
-FILES = ("on_ranks", "balance", "scaling", "own_model", "exercises", "pictures")
+FILES = ("on_ranks", "balance", "scaling", "exercises", "pictures")
 
 __getattr__, __dir__ = names_in(__name__, *FILES)

@@ -61,7 +61,7 @@ def by_entries(shapes: Sequence[Shape], owners: int) -> list[int]:
 
 
 def assign(shapes: Sequence[Shape], owners: int) -> list[int]:
-    """The reference of the exercise: the most work first, each matrix to the owner with the least so far."""
+    """The most work first, each matrix to the owner with the least so far."""
     busy, chosen = [0] * owners, [0] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda index: -work(shapes[index])):
         chosen[index] = busy.index(min(busy))

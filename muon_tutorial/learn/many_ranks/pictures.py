@@ -159,7 +159,7 @@ def explore_scale(live: bool = True) -> Shell | Picture:
 def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:
     """What each owner has: entries on the left, work on the right, in fair shares.
 
-    Without owners, those of the exercise's wrong beginning: balanced by entries.
+    Without owners, those that are balanced by entries.
     """
     model = model or owned_models()[0]
     chosen = by_entries(model.shapes, model.owners) if chosen is None else chosen

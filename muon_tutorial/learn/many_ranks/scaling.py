@@ -17,7 +17,7 @@ from ...timing.commands import find_machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 from ...timing.planner import StepEstimate, estimate
-from ...timing.report import ModelPlan, plan_model, say_bytes, say_seconds
+from ...timing.report import say_bytes, say_seconds
 
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"
@@ -127,26 +127,6 @@ def _one_matrix(shape: tuple[int, ...]) -> float:
 def steps(model: str = MODEL) -> list[StepAtScale]:
     """The lesson's model on all the lesson's grids, from the fewest ranks to the most."""
     return [step_at(model, ranks) for ranks in RANKS]
-
-
-@cache
-def on_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> ModelPlan:
-    """The planner's word on ``layerwise`` for a model without experts, on any grid.
-
-    Raises:
-        GridError: the grid does not divide the model.
-    """
-    sizes = {"dp": dp, "tp": tp, "pp": pp}
-    return plan_model(find_model(model), sizes, find_machine(MACHINE), strategies={"layerwise": REPEATED})
-
-
-def say_grid(dp: int, tp: int, pp: int, model: str = MODEL) -> str:
-    """Memory and seconds of a model's step on a grid."""
-    [one] = on_grid(dp, tp, pp, model).estimates
-    parts = f"computes {say_seconds(one.product + one.copy)}, waits {say_seconds(one.waiting)}"
-    where = f"dp={dp}, tp={tp}, pp={pp}: {dp * tp * pp:,} ranks, {say_bytes(one.memory)} a rank"
-    balance = f"the busiest owner has {one.fair_shares:.2f} fair shares"
-    return f"{where}, {say_seconds(one.seconds)} a step\n({parts}; {balance})\n{_predicted()}"
 
 
 def _predicted() -> str:

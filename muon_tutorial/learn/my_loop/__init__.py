@@ -1,4 +1,4 @@
-"""What notebook 13 uses: a plain FSDP2 loop, its port, killed runs that go on, pictures, exercises."""
+"""What notebook 16 uses: a plain FSDP2 loop, its port, killed runs that go on, pictures, exercises."""
 
 from __future__ import annotations
 
@@ -17,5 +17,4 @@ __getattr__, __dir__ = names_in(
     "published",
     "pictures",
     "film",
-    "on_torchrun",
 )

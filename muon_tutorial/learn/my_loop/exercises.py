@@ -1,4 +1,4 @@
-"""Exercises of lesson 16: which lines change, the port, surviving a kill, published sources, and the quiz."""
+"""Exercises of lesson 16: which lines change, the port, surviving a kill, and the quiz."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from . import lives, trials
 from .clipping import check_clip
 from .lives import PATIENCE, RunLife
 from .port import ECHO, LR, MAX_NORM, Job, Port, factor_of
-from .published import check_match
 from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, plain_lines
 
 __all__ = ["SPOILERS", "all_exercises", "check_lines", "check_port", "check_survival", "quiz"]
@@ -233,7 +232,7 @@ def check_survival(
         "A rank was killed, other ranks went on from the checkpoint on another grid. Only the steps since "
         "that checkpoint had to be done again."
     )
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, hints, praise, keeps=("save", "load"))
 
 
 def _explain_failure(error: RankFailedError) -> Diagnosis:
@@ -311,11 +310,11 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
 
 
 def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: lines, port, clipping, survival, published sources."""
+    """The notebook's exercises in order: lines, port, clipping, survival."""
     ported = check_port(dp, tp, job.seed, backend)
 
     def port() -> Port:
         return Port() if ported.accepted is ... else Port(*ported.accepted)
 
     survived = check_survival(dp, tp, job, port, backend)
-    return check_lines(), ported, check_clip(dp * tp, backend), survived, check_match()
+    return check_lines(), ported, check_clip(dp * tp, backend), survived

@@ -10,7 +10,6 @@ __getattr__, __dir__ = names_in(
     "on_ranks",
     "transfers",
     "traps",
-    "windows",
     "shared_work",
     "exercises",
     "journey",

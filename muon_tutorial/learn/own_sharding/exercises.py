@@ -1,4 +1,4 @@
-"""Exercises of lesson 11: who gets a tensor, the three functions, shared work, replicas apart, the quiz."""
+"""Exercises of lesson 11: who gets a tensor, the three functions, shared work, the quiz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import PlanMismatchError, RankFailedError
+from ...errors import RankFailedError
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
 from ..exercises.on_real_ranks import say_failure
 from . import pictures
@@ -18,17 +18,14 @@ from .on_ranks import (
     Call,
     FunctionsRun,
     RankTrial,
-    ReplicasRun,
     TrialNote,
     are_owners,
     bad_rows,
     run_functions,
-    run_replicas,
     shapes_of,
 )
 from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
-from .windows import WindowRun
 
 __all__ = ["SPOILERS", "all_exercises", "guess", "quiz"]
 
@@ -79,7 +76,9 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
     hints = (
         "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters.",
     )
-    return Exercise(judge, hints, "All ranks of a group name the same owners, by their global numbers.")
+    return Exercise(
+        judge, hints, "All ranks of a group name the same owners, by their global numbers.", keeps=("assign",)
+    )
 
 
 def check_gather(
@@ -96,7 +95,12 @@ def check_gather(
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros but on the owner.",
     )
-    return Exercise(judge, hints, "Each owner has the whole matrix, to the bit; everybody else has None.")
+    return Exercise(
+        judge,
+        hints,
+        "Each owner has the whole matrix, to the bit; everybody else has None.",
+        keeps=("gather",),
+    )
 
 
 def check_redistribute(
@@ -125,7 +129,9 @@ def check_redistribute(
         "state['local_shape'] says what shape this rank's part has.",
     )
     praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
-    return Exercise(judge, hints, praise, Par("bytes on the way back", par_bytes(dp, tp), count))
+    return Exercise(
+        judge, hints, praise, Par("bytes on the way back", par_bytes(dp, tp), count), ("redistribute",)
+    )
 
 
 def par_bytes(dp: int, tp: int) -> int:
@@ -389,78 +395,19 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
     return None
 
 
-def check_replicas(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: a config for HSDP that hands no byte from replica to replica."""
-    runs: list[ReplicasRun] = []
-
-    def judge(make: Callable) -> str | Diagnosis | None:
-        if not callable(make):
-            raise MistakeError("Give a function of the mesh.")
-        try:
-            run = run_replicas(dp, tp, seed, make, backend, timeout)
-        except RankFailedError as error:
-            return _explain_replicas_failure(error)
-        if any(report.is_open for report in run.reports):
-            raise OpenAnswerError
-        runs.append(run)
-        return explain_replicas(run)
-
-    def count(make: Callable) -> float:
-        return runs[-1].crossing
-
-    hints = (
-        "mesh.get_group('shard') is the group of this rank's replica. Owners come from there.",
-        "Your three functions work on plain tensors: hand them momentum.to_local(), and the shape they need.",
-        "Replicas choose different owners. state['agree_group'] says among whom they have to agree.",
-    )
-    praise = "Every replica orthogonalizes for itself, to the same bits, and the slow links stay idle."
-    return Exercise(judge, hints, praise, Par("bytes between replicas", 0, count))
-
-
-def _explain_replicas_failure(error: RankFailedError) -> Diagnosis:
-    if isinstance(error.original, PlanMismatchError):
-        what = "Muon compared the owners of all ranks, and the replicas have chosen different ones"
-        return Diagnosis(
-            f"{what}: {error.original}", ("state['agree_group'] names the ranks that have to agree.",)
-        )
-    return Diagnosis(say_failure(error))
-
-
-def explain_replicas(run: ReplicasRun) -> str | Diagnosis | None:
-    """What is wrong with a config for HSDP, told by the first thing that is."""
-    for rank, report in enumerate(run.reports):
-        if report.trouble:
-            return f"Your function {report.trouble}."
-        if not report.same:
-            return f"On rank {rank} the parameters are not the single process' after some steps."
-    if run.crossing:
-        what = f"The bits are right, and {run.crossing:,} bytes went from one replica to another."
-        hints = (
-            "Every rank of a replica's group is in that replica. Who are the owners, and who is called?",
-        )
-        return Diagnosis(what, hints, pictures.draw_transfers(run))
-    for rank, report in enumerate(run.reports):
-        if len(set(report.owners)) < min(run.shards, len(report.owners)):
-            return f"Nothing crosses, but on rank {rank}'s replica only {set(report.owners)} own matrices."
-    return None
-
-
-def quiz(rows: Sequence[int], windows: Sequence[WindowRun]) -> Exercise:
-    """Three numbers that the notebook has measured."""
-    expected = {"fewest": min(rows), "at_once": windows[0].at_once, "step": 2}
+def quiz(rows: Sequence[int]) -> Exercise:
+    """Two numbers that the notebook has measured."""
+    expected = {"fewest": min(rows), "step": 2}
     why = {
         "fewest": "min(found.rows).",
-        "at_once": "Ask windows[0].at_once.",
         "step": "Read the trap with the gradient again: the first step was near enough.",
     }
     return numbers(expected, why)
 
 
-def all_exercises(
-    dp: int, tp: int, seed: int, backend: str
-) -> tuple[Exercise, Exercise, Exercise, Exercise, Exercise]:
-    """The lesson's exercises on ranks: the prediction, the three functions, and replicas apart."""
+def all_exercises(dp: int, tp: int, seed: int, backend: str) -> tuple[Exercise, Exercise, Exercise, Exercise]:
+    """The lesson's exercises on ranks: the prediction, and the three functions."""
     assigned = check_assign(dp, tp, seed, backend)
     gathered = check_gather(dp, tp, seed, assigned, backend)
     given_back = check_redistribute(dp, tp, seed, (assigned, gathered), backend)
-    return guess(dp * tp), assigned, gathered, given_back, check_replicas(dp, tp, seed, backend)
+    return guess(dp * tp), assigned, gathered, given_back

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -16,8 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ... import DistributedConfig, Muon, build_mesh, zeropower_via_newtonschulz
 from ...launching.echo import in_one_line, is_echo
@@ -25,7 +23,7 @@ from ...launching.launch import launch
 from ...worlds.live import gather_objects
 from . import three_functions
 from .three_functions import ThreeFunctions, rows_of
-from .transfers import Transfer, TransferNotes
+from .transfers import TransferNotes
 
 PATIENCE = 6.0
 STEPS = 3
@@ -303,125 +301,3 @@ def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None, bool]:
     with TransferNotes() as noting:
         full = three_functions.gather(mine, ranks - 1, state)
     return len(mine), None if full is None else "tensor", noting.calls > 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicasReport:
-    """What one rank found of a config for HSDP: what was wrong with it, or how it went."""
-
-    trouble: str = ""
-    is_open: bool = False
-    owners: tuple[int, ...] = ()
-    same: bool = False
-    sent: tuple[Transfer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicasRun:
-    """A config for HSDP, as all ranks played it: ``replicas`` of ``shards`` ranks each."""
-
-    replicas: int
-    shards: int
-    reports: tuple[ReplicasReport, ...]
-
-    @property
-    def sent(self) -> list[Transfer]:
-        """All that was handed from rank to rank inside the config's functions."""
-        return [each for report in self.reports for each in report.sent]
-
-    def replica_of(self, rank: int) -> int:
-        """The replica that a rank belongs to."""
-        return rank // self.shards
-
-    @property
-    def crossing(self) -> int:
-        """Bytes that went from one replica to another."""
-        pairs = ((self.replica_of(each.sender), self.replica_of(each.receiver), each) for each in self.sent)
-        return sum(each.nbytes for here, there, each in pairs if here != there)
-
-    @property
-    def within(self) -> int:
-        """Bytes that stayed within a replica."""
-        return sum(each.nbytes for each in self.sent) - self.crossing
-
-    @property
-    def newton_schulzes(self) -> int:
-        """How many matrices were orthogonalized in a step, on all ranks together."""
-        return sum(report.owners.count(rank) for rank, report in enumerate(self.reports))
-
-
-def say_replicas(mine: ReplicasRun, helper: ReplicasRun) -> str:
-    """What a config without crossing costs, beside a helper's."""
-    rows = {
-        "bytes between replicas": (mine.crossing, helper.crossing),
-        "bytes within replicas": (mine.within, helper.within),
-        "Newton–Schulz, all ranks, a step": (mine.newton_schulzes, helper.newton_schulzes),
-    }
-    lines = [f"{name:<34}{ours:>10,}{theirs:>10,}" for name, (ours, theirs) in rows.items()]
-    return "\n".join([f"{f'{STEPS} steps':<34}{'yours':>10}{'helper':>10}", *lines])
-
-
-MakeConfig = Callable[[DeviceMesh], Any]
-
-
-def run_replicas(
-    dp: int, tp: int, seed: int, make: MakeConfig, backend: str = "gloo", timeout: float = PATIENCE
-) -> ReplicasRun:
-    """Try a config on ``tp`` replicas of ``dp`` ranks, with DTensors as HSDP leaves them."""
-    arguments = (dp, tp, seed, make)
-    reports = launch(try_replicas, dp * tp, args=arguments, backend=backend, output="quiet", timeout=timeout)
-    return ReplicasRun(tp, dp, tuple(reports))
-
-
-def try_replicas(rank: int, dp: int, tp: int, seed: int, make: MakeConfig) -> ReplicasReport:
-    """One rank's part: some steps, beside the single process."""
-    mesh = build_mesh({"replicate": tp, "shard": dp})
-    config = make(mesh)
-    if config is ...:
-        return ReplicasReport(is_open=True)
-    if not isinstance(config, DistributedConfig):
-        return ReplicasReport(f"returned a {type(config).__name__}, not a DistributedConfig")
-    noting, owners = TransferNotes(), []
-
-    def noted(function: Callable) -> Callable:
-        def call(*given: Any) -> Any:
-            with noting:
-                answer = function(*given)
-                return answer.wait() if hasattr(answer, "wait") and not isinstance(answer, Tensor) else answer
-
-        return call
-
-    def assign(params: list[Tensor], state: dict) -> Any:
-        answer = config.assign_fn(params, state)
-        owners.append(answer)
-        return answer
-
-    watched = replace(
-        config,
-        assign_fn=assign,
-        gather_fn=noted(config.gather_fn),
-        redistribute_fn=noted(config.redistribute_fn),
-    )
-    shapes = shapes_of(dp)
-    wholes = [torch.nn.Parameter(whole_matrix(shape, index, seed)) for index, shape in enumerate(shapes)]
-    params = [torch.nn.Parameter(_as_hsdp(whole.detach(), mesh)) for whole in wholes]
-    alone, muon = Muon(wholes, lr=LR), Muon(params, lr=LR, distributed_config=watched)
-    for step in range(STEPS):
-        for index, (whole, param) in enumerate(zip(wholes, params, strict=True)):
-            whole.grad = whole_matrix(shapes[index], index, seed, 1 + step)
-            param.grad = _as_hsdp(whole.grad, mesh)
-        alone.step()
-        muon.step()
-    mine = [param.detach().to_local() for param in params]  # type: ignore[attr-defined]
-    due = [rows_at(whole.detach(), rank % dp, dp) for whole in wholes]
-    same = all(torch.equal(*pair) for pair in zip(mine, due, strict=True))
-    chosen = tuple(owners[0].values()) if owners and isinstance(owners[0], dict) else ()
-    return ReplicasReport(owners=chosen, same=same, sent=tuple(noting.sent))
-
-
-def _as_hsdp(whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    mine = rows_at(whole, mesh.get_local_rank("shard"), mesh["shard"].size())
-    placements = [Replicate(), Shard(0)]
-    return DTensor.from_local(
-        mine, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )

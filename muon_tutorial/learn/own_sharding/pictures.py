@@ -12,15 +12,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from ...evidence.traces.time_split import split
-from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, WRONG, WRONG_FILL, rank_colour
+from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.play import play
 from ..widgets.shell import Shell, choice
 from .journey import LAYOUTS, MOMENTS, Entries, Journey, journey_of, say_moment
-from .on_ranks import ReplicasRun
 from .shared_work import MixedModel, as_the_package
-from .windows import WindowRun
 
 _HERO_ROWS = {"assign": "assign_fn", "gather": "gather_fn", "redistribute": "redistribute_fn"}
 _HERO_SAYS = {
@@ -200,32 +197,6 @@ def draw_rows(
     return finish(figure, f"own_sharding-rows-{index}", f"Your matrix {index}: {'; '.join(bad)}.")
 
 
-def draw_transfers(run: ReplicasRun) -> Picture:
-    """Bytes from each rank to each, those between replicas marked."""
-    ranks = run.replicas * run.shards
-    cell = min(72, 560 // ranks)
-    left, top = 150, 78
-    figure, axes = blank(max(480, left + cell * ranks + 30), top + cell * ranks + 40)
-    write(axes, 14, 20, "Bytes inside your functions", 12, weight="bold")
-    write(axes, 14, 46, "from ↓   to →", 11, color=QUIET)
-    table = [[0] * ranks for _ in range(ranks)]
-    for each in run.sent:
-        table[each.sender][each.receiver] += each.nbytes
-    for sender, row in enumerate(table):
-        write(axes, 14, top + cell * (sender + 0.5), f"rank {sender}, replica {run.replica_of(sender)}", 11)
-        write(axes, left + cell * (sender + 0.5), 62, str(sender), 11, ha="center")
-        for receiver, nbytes in enumerate(row):
-            bad = bool(nbytes) and run.replica_of(sender) != run.replica_of(receiver)
-            fill = WRONG_FILL if bad else rank_colour(sender) if nbytes else CARD
-            rectangle(axes, left + cell * receiver, top + cell * sender, cell - 3, cell - 3, fill,
-                      linewidth=2.2 if bad else 0.6, edgecolor=WRONG if bad else QUIET)  # fmt: skip
-            x, y = left + cell * (receiver + 0.5) - 1, top + cell * (sender + 0.5)
-            write(axes, x, y, str(nbytes or ""), 11, ha="center")
-    said = f"red edge: {run.crossing:,} bytes between replicas; within them: {run.within:,}"
-    write(axes, 14, top + cell * ranks + 18, said, 11, color=WRONG)
-    return finish(figure, "own_sharding-transfers", f"Bytes from rank to rank. {said}.")
-
-
 def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
     """Each rank's work as a bar of its matrices, beside the package's makespan."""
     loads, par = model.loads(dict(owners)), model.makespan(as_the_package(model))
@@ -246,49 +217,3 @@ def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
     write(axes, x, 56 + 34 * len(loads), f"par {par:.1f}", 11, ha="center")
     said = ", ".join(f"rank {rank} {load:.1f}" for rank, load in enumerate(loads))
     return finish(figure, "own_sharding-loads", f"GFLOP: {said}; par is {par:.1f} on the busiest rank.")
-
-
-def draw_windows(runs: Sequence[WindowRun]) -> Picture:
-    """A lane for each rank and setting: Newton–Schulz filled, calls under way below it, on one clock."""
-    ranks = len(runs[0].notes)
-    lane = 30 if ranks <= 4 else 22
-    block = lane * ranks + 62
-    left, right = 84, 846
-    longest = max(run.milliseconds for run in runs)
-    figure, axes = blank(870, 20 + block * len(runs) + 30)
-    for number, run in enumerate(runs):
-        top, zero = 20 + block * number, run.timeline.begin
-        title = f"{run.name}: {run.milliseconds:.0f} ms"
-        write(axes, 14, top, title, 12, weight="bold")
-        told = f"computing at once: {run.at_once} · matrices under way: {run.under_way}"
-        write(axes, 846, top, told, 11, ha="right", color=QUIET)
-        for rank, notes in enumerate(run.notes):
-            y = top + 16 + lane * rank
-            write(axes, 14, y + lane / 2 - 2, f"rank {rank}", 11)
-            for note in notes:
-                x, end = (
-                    left + (at - zero) / 1e6 * (right - left) / longest for at in (note.begin, note.end)
-                )
-                if note.what == "Newton–Schulz":
-                    rectangle(axes, x, y, end - x, lane - 11, rank_colour(rank), linewidth=0.7)
-                    if end - x > 14:
-                        write(axes, (x + end) / 2, y + (lane - 11) / 2, str(note.index), 11, ha="center")
-                else:
-                    low = y + lane - 9
-                    fill = MARKED if note.what == "gather" else CARD
-                    rectangle(axes, x, low, max(0.8, end - x), 4, fill, linewidth=0.4, edgecolor=QUIET)
-    legend = "bar: Newton–Schulz of that matrix; strip below: gather (grey) or redistribute (white) under way"
-    write(axes, 14, 20 + block * len(runs) + 4, legend, 11, color=QUIET)
-    return finish(figure, "own_sharding-windows", say_timeline(runs))
-
-
-def say_timeline(runs: Sequence[WindowRun]) -> str:
-    """The timeline in words: how long a step took, and what part of it the ranks computed."""
-    said = []
-    for run in runs:
-        shares = [row.share("compute") for row in split(run.timeline)]
-        said.append(
-            f"{run.name}: {run.milliseconds:.0f} ms, ranks compute {min(shares):.0%} to "
-            f"{max(shares):.0%} of it; computing at once: {run.at_once}, matrices under way: {run.under_way}"
-        )
-    return f"One step on {len(runs[0].notes)} ranks. {'; '.join(said)}."

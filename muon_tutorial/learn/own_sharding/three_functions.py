@@ -14,10 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from ... import DistributedConfig
 from ...plan.layout import Shard
 
 State = dict[str, Any]
@@ -95,27 +92,6 @@ def redistribute_later(update: Tensor | None, src_rank: int, state: State) -> La
     flat = mine.new_empty(0) if update is None else update.flatten()
     work = dist.all_to_all_single(mine, flat, take, send, group=state["group"], async_op=True)
     return LaterTensor(work, mine, state["local_shape"])
-
-
-def hsdp_config(mesh: DeviceMesh) -> DistributedConfig:
-    """A config for HSDP in which every replica owns every matrix, and nothing travels between replicas."""
-    group = mesh.get_group("shard")
-
-    def known(state: State) -> State:
-        return {**state, "shapes": {state["param_idx"]: state["full_shape"]}}
-
-    def gather_fn(momentum: DTensor, owner: int, state: State) -> Tensor | None:
-        return gather(momentum.to_local(), owner, known(state))
-
-    def redistribute_fn(update: Tensor | None, owner: int, state: State) -> Tensor:
-        return redistribute(update, owner, known(state))
-
-    return DistributedConfig(
-        assign,
-        gather_fn,  # type: ignore[arg-type]
-        redistribute_fn,
-        {"group": group, "agree_group": group},
-    )
 
 
 @dataclass(frozen=True, slots=True)

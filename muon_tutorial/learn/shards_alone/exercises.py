@@ -77,7 +77,12 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "dist.all_gather(shards, shard, group=group) fills the list, in the order of the group.",
         "torch.cat(shards, dim=...) puts them side by side along the dimension that was cut.",
     )
-    return Exercise(judge, hints, "Every rank holds the whole matrix, each entry in its place, either way.")
+    return Exercise(
+        judge,
+        hints,
+        "Every rank holds the whole matrix, each entry in its place, either way.",
+        keeps=("gather_whole",),
+    )
 
 
 def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None:

@@ -99,6 +99,7 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
         judge,
         hints,
         f"So it is on all {len(grids)} grids that were tried, of one row and of one column, too.",
+        keeps=("groups",),
     )
 
 

@@ -223,3 +223,12 @@ def ask_mesh(rank: int, sizes: Mapping[str, int], axis: str) -> list[int]:
     """The ranks of this rank's group along an axis, as PyTorch's device mesh makes it."""
     mesh = torch.distributed.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return dist.get_process_group_ranks(mesh.get_group(axis))
+
+
+def ring_in_groups(rank: int, dp_groups: Listed, ring_all_gather: Callable[..., Any]) -> str:
+    """Each dp group is a ring; says whose numbers reached this rank. Must be called by all ranks."""
+    made = [dist.new_group(list(ranks)) for ranks in dp_groups]
+    number = next(place for place, ranks in enumerate(dp_groups) if rank in ranks)
+    place, many = list(dp_groups[number]).index(rank), len(dp_groups[number])
+    came = ring_all_gather(torch.tensor([rank]), place, many, made[number])
+    return f"rank {rank} has the numbers of {', '.join(str(piece.item()) for piece in came)}"

@@ -112,7 +112,9 @@ def way_back_exercise() -> Exercise:
         "Two things turn around: the order of the hops, and each hop itself.",
         "reversed(route.hops) is the order; hop.inverse is the hop the other way.",
     )
-    return Exercise(judge, hints, "The hop that came last goes back first, each the other way.")
+    return Exercise(
+        judge, hints, "The hop that came last goes back first, each the other way.", keeps=("way_back",)
+    )
 
 
 def _refuse_blanks(function: Any) -> None:
@@ -195,7 +197,7 @@ def unpack_exercise() -> Exercise:
         "meta.global_range says where it lies in flat, meta.shape which shape this rank's piece has.",
         "flat[start:stop].view(meta.shape)",
     )
-    return Exercise(judge, hints, "Rows and columns are back.")
+    return Exercise(judge, hints, "Rows and columns are back.", keeps=("unpack",))
 
 
 def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> str | None:
@@ -238,7 +240,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
         return None
 
     praise = "On every grid that was tried, each rank asks for the same as the package's, to the bit."
-    return Exercise(judge, (), praise, Par("lines", PAR_LINES, lines_of))
+    return Exercise(judge, (), praise, Par("lines", PAR_LINES, lines_of), ("my_step",))
 
 
 def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:

@@ -100,7 +100,9 @@ def range_exercise() -> Exercise:
         "Slice number place begins at place * length in the bucket, and ends length later.",
         "Two intervals share what lies between the larger of their starts and the smaller of their ends.",
     )
-    return Exercise(judge, hints, "The same as plan.dist_meta, on every grid that was tried.")
+    return Exercise(
+        judge, hints, "The same as plan.dist_meta, on every grid that was tried.", keeps=("local_range",)
+    )
 
 
 def _judge_plan(local_range: LocalRange, plan: Plan) -> str | None:

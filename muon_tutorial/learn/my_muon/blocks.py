@@ -1,0 +1,124 @@
+"""The text of a my_muon.py: blocks between marks, what completes them, and what is wrong with a file.
+
+It deals in text alone. A block is the source of one answer with what it needs; all else in the file is the
+reader's, and stays where it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+REFERENCE = Path(__file__).with_name("reference.py")
+HEAD = '''"""My distributed Muon: my answers from the course, a block each. It needs torch alone."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+'''
+_MARK = re.compile(r"^# ── (?:lesson (\d\d): |end of )(\w+) ──$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One answer: its lesson and name, its source without the marks, and the line where that begins."""
+
+    lesson: str
+    name: str
+    source: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        body = self.source.strip("\n")
+        return f"# ── lesson {self.lesson}: {self.name} ──\n{body}\n\n\n# ── end of {self.name} ──\n"
+
+
+class BrokenFileError(ValueError):
+    """A file whose blocks cannot be told apart; says in which line."""
+
+
+def blocks_of(text: str) -> dict[str, Block]:
+    """The blocks of a file, by name.
+
+    Raises:
+        BrokenFileError: a mark has no partner.
+    """
+    found: dict[str, Block] = {}
+    opened: re.Match | None = None
+    for mark in _MARK.finditer(text):
+        line = text.count("\n", 0, mark.start()) + 1
+        if (opened is None) != (mark[1] is not None) or (opened and opened[2] != mark[2]):
+            what = (
+                f"the block of {opened[2]} has no end"
+                if opened
+                else f"the block of {mark[2]} has no beginning"
+            )
+            raise BrokenFileError(f"line {line}: {what}")
+        if opened:
+            start = text.count("\n", 0, opened.end()) + 2
+            found[mark[2]] = Block(opened[1], mark[2], text[opened.end() + 1 : mark.start()], start)
+        opened = None if opened else mark
+    if opened:
+        raise BrokenFileError(
+            f"line {text.count(chr(10), 0, opened.start()) + 1}: the block of {opened[2]} has no end"
+        )
+    return found
+
+
+def with_block(text: str, block: Block) -> str:
+    """A file with this block in the place of the one of that name, or at its end."""
+    if block.name not in blocks_of(text):
+        return f"{(text or HEAD).rstrip()}\n\n\n{block}"
+    start = text.index(f"# ── lesson {blocks_of(text)[block.name].lesson}: {block.name} ──")
+    end = f"# ── end of {block.name} ──"
+    return text[:start] + str(block).rstrip() + text[text.index(end, start) + len(end) :]
+
+
+@cache
+def reference() -> tuple[str, Mapping[str, Block]]:
+    """The text of the complete file, and its blocks, in the order of lessons."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    return text, blocks_of(text)
+
+
+def completed(mine: Mapping[str, Block]) -> str:
+    """The reference with the reader's blocks in the place of its own."""
+    text, due = reference()
+    for name, block in mine.items():
+        if name in due:
+            text = with_block(text, Block(due[name].lesson, name, f"# yours\n{block.source}"))
+    return text
+
+
+def problem_of(block: Block) -> str | None:
+    """Why a block cannot be used, with its line in the file, or None."""
+    try:
+        tree = ast.parse(block.source)
+    except SyntaxError as error:
+        return f"line {block.line + (error.lineno or 1) - 1}: {error.msg}"
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if block.name not in defined:
+        return f"line {block.line}: the block of {block.name} does not define it"
+    try:
+        scope: dict[str, object] = {}
+        exec(compile(HEAD + block.source, "my_muon.py", "exec"), scope)
+    except Exception as error:
+        return f"line {block.line}: the block of {block.name} raised {type(error).__name__}: {error}"
+    return None
+
+
+def names_of_reference() -> set[str]:
+    """What a block may use without bringing it along: all that the complete file defines or imports."""
+    names: set[str] = set()
+    for node in ast.parse(reference()[0]).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names

@@ -1,0 +1,167 @@
+"""The finale: the reader's completed optimizer trains a GPT on four real ranks, beside torch.optim.Muon.
+
+Nothing here stops a lesson: what the reader's file does wrong is said in a line, and the reference goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+
+from ...errors import TutorialError
+from ...launching.launch import launch
+from ...launching.start_torchrun import start_torchrun, torchrun_words
+from ..inputs import measure
+from . import training
+from .blocks import REFERENCE, reference
+from .keep import FILE, complete, read_mine, say_whose
+from .on_ranks import PHASES, try_file
+from .training import RunRecord
+
+GRIDS = ((4, 1), (2, 2), (1, 4))
+RANKS = 4
+SCRIPT = "train_my_muon.py"
+_SCRIPT = "from muon_tutorial.learn.my_muon.training import main\n\nif __name__ == '__main__':\n    main()\n"
+_LIMIT = 280.0
+
+
+@dataclass(frozen=True, slots=True)
+class GridRun:
+    """A run on one grid: rank 0's record, and how many entries of the weights differ from one process's."""
+
+    grid: tuple[int, int]
+    record: RunRecord
+    different: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finale:
+    """The runs on all grids and AdamW's losses; ``trouble`` is what the reader's file failed with."""
+
+    file: Path
+    runs: tuple[GridRun, ...]
+    adamw: tuple[float, ...]
+    trouble: str = ""
+
+
+def run_on(path: Path, grid: tuple[int, int], steps: int, seed: int) -> GridRun:
+    """Train with the optimizer in a file on a grid of four ranks, then compare with torch.optim.Muon."""
+    record = launch(training.train, RANKS, args=(str(path), grid, steps, seed), output="quiet", timeout=30.0)[
+        0
+    ]
+    with measure.one_thread():
+        alone = training.steps_alone(record, seed)
+    pairs = zip(record.weights, alone, strict=True)
+    return GridRun(grid, record, sum(int((a != b).sum()) for a, b in pairs))
+
+
+def try_it(folder: Path | None = None) -> str:
+    """Complete the reader's file, and say what four ranks make of it on each grid, two steps on each."""
+    mine, path = read_mine(folder), complete(folder)
+    lines = [say_whose(mine, "10"), *(_try_on(path, grid) for grid in GRIDS)]
+    return "\n".join(lines)
+
+
+def _try_on(path: Path, grid: tuple[int, int]) -> str:
+    where = f"dp={grid[0]} × tp={grid[1]}"
+    try:
+        found = launch(try_file, RANKS, args=(str(path), *grid), output="quiet", timeout=8.0)
+    except TutorialError as error:
+        return f"{where}: {first_line(error)}"
+    wrong = next((said for said in found if said), None)
+    return f"{where}: {wrong or 'the bits of torch.optim.Muon'}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a message that says anything."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
+    """Complete the reader's file, say whose is what, and train with it on all three grids."""
+    mine, path = read_mine(folder), complete(folder)
+    print(say_whose(mine))
+    trouble = ""
+    try:
+        runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
+    except TutorialError as error:
+        trouble = first_line(error)
+        print(f"{FILE} failed: {trouble}\nFrom here on, the reference is used alone.")
+        path = REFERENCE
+        runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
+    with measure.one_thread():
+        adamw = training.losses_of_adamw(steps, RANKS, seed)
+    return Finale(path, tuple(runs), adamw, trouble)
+
+
+def say_bits(finale: Finale) -> str:
+    """Each grid beside one process, in a line."""
+    lines = [
+        f"dp={run.grid[0]} × tp={run.grid[1]}: {len(run.record.losses)} steps, "
+        + ("the bits of torch.optim.Muon" if not run.different else f"{run.different} weights differ")
+        for run in finale.runs
+    ]
+    return "\n".join(lines)
+
+
+def scorecard(finale: Finale) -> str:
+    """Bytes, seconds and memory of one rank in a step on each grid, and the losses beside AdamW's."""
+    head = ["", *(f"{dp} × {tp}" for dp, tp in (run.grid for run in finale.runs))]
+    records = [run.record for run in finale.runs]
+    rows: list[Sequence[object]] = [head]
+    for phase, name in PHASES.items():
+        rows.append([f"bytes sent, {name}", *(f"{record.sent.get(phase, 0):,}" for record in records)])
+    bills = [sum(record.expected.values()) for record in records]
+    rows.append(["bytes sent, together", *(f"{sum(record.sent.values()):,}" for record in records)])
+    rows.append(["your bill said", *(f"{each:,}" for each in bills)])
+    rows.append(["bytes of momentum kept", *(f"{record.state:,}" for record in records)])
+    rows.append(["seconds a step", *(f"{median(record.seconds):.3f}" for record in records)])
+    rows.append(["loss at the end", *(f"{record.losses[-1]:.3f}" for record in records)])
+    rows.append(["AdamW, the text of 4 × 1", f"{finale.adamw[-1]:.3f}"])
+    return "\n".join(f"{row[0]:<38}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows)
+
+
+def command(steps: int, seed: int, file: str = "my_muon_complete.py") -> list[str]:
+    """The command line that trains on 2 × 2 ranks, and kills the last of them."""
+    numbers = {"dp": 2, "tp": 2, "steps": steps, "seed": seed, "victim": RANKS - 1}
+    words = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
+    return torchrun_words(SCRIPT, RANKS, restarts=1, arguments=[*words, "--file", file])
+
+
+def show_command(steps: int, seed: int) -> None:
+    """Print the command line."""
+    words = command(steps, seed)
+    cut = words.index(SCRIPT)
+    print(" ".join(words[:cut]), "\\\n   ", " ".join(words[cut:]))
+
+
+def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
+    """Run it under torchrun with a kill; says where it went on, and whether that changed the last bits."""
+    undisturbed = next(run.record for run in finale.runs if run.grid == (2, 2))
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / SCRIPT).write_text(_SCRIPT, encoding="utf-8")
+        try:
+            start_torchrun(command(steps, seed, str(finale.file)), folder, _LIMIT)
+        except TutorialError as error:
+            return f"It did not come to its end: {first_line(error)}"
+        end = torch.load(folder / "end.result", weights_only=True)
+    same = all(map(torch.equal, end["weights"], undisturbed.weights))
+    return (
+        f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps; torchrun started all {RANKS} "
+        "again\n"
+        f"they went on from the checkpoint of step {end['begin']}, to step {steps}\n"
+        f"the same bits as undisturbed: {same}"
+    )
+
+
+def say_yours(folder: Path | None = None) -> str:
+    """How many lines of the completed file the reader wrote."""
+    mine = read_mine(folder).blocks
+    lines = sum(bool(line.strip()) for block in mine.values() for line in block.source.splitlines())
+    return f"Of its {len(reference()[1])} functions {len(mine)} are yours, {lines} lines."

@@ -1,0 +1,201 @@
+"""What a right answer becomes: a block of the reader's my_muon.py, if the whole optimizer runs with it.
+
+The file lies in the folder in which the notebook runs. It is written whole or not at all, and what goes wrong
+is said in a line: no lesson stops because of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import sys
+import textwrap
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from ...errors import TutorialError
+from ...launching.launch import launch
+from . import on_ranks
+from .blocks import (
+    Block,
+    BrokenFileError,
+    blocks_of,
+    completed,
+    names_of_reference,
+    problem_of,
+    reference,
+    with_block,
+)
+
+FILE = "my_muon.py"
+_PARAMETERS = {"dp", "tp", "steps", "seed", "backend", "bucket", "widgets"}
+
+
+class NotKeptError(Exception):
+    """Why a right answer does not go into the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class MyMuon:
+    """The reader's file as it was found: its good blocks, and what is wrong with the others."""
+
+    blocks: dict[str, Block]
+    problems: tuple[str, ...] = ()
+
+
+def keep(name: str, function: Any, folder: Path | None = None) -> str:
+    """Write a right answer into the reader's file; returns a sentence that says so, or why not.
+
+    Only a function of a notebook's or a script's own is kept; of others nothing is said.
+    """
+    if getattr(function, "__module__", None) != "__main__":
+        return ""
+    path = (folder or Path.cwd()) / FILE
+    try:
+        block = Block(reference()[1][name].lesson, name, source_with_helpers(name, function))
+        if wrong := problem_of(block) or _try_on_ranks(block):
+            raise NotKeptError(wrong)
+        _write(path, with_block(_read(path), block))
+    except (NotKeptError, BrokenFileError, OSError) as error:
+        return f"It is not in {FILE} yet: {str(error).rstrip('.')}."
+    return f"{name} is in {FILE} now."
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except UnicodeDecodeError:
+        raise NotKeptError(f"{FILE} is not a text in UTF-8; move it away") from None
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _try_on_ranks(block: Block) -> str | None:
+    """What four ranks say of the complete file with this block in it, beside torch.optim.Muon."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / FILE
+        path.write_text(completed({block.name: block}), encoding="utf-8")
+        try:
+            found = launch(
+                on_ranks.try_file, 4, args=(str(path), 2, 2), output="quiet", timeout=8.0, limit=60.0
+            )
+        except TutorialError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"with it, the whole optimizer of the course fails on four ranks: {lines[0]}"
+    wrong = next((said for said in found if said), None)
+    return f"in the whole optimizer of the course, on four ranks, {wrong}" if wrong else None
+
+
+def source_with_helpers(name: str, function: Any) -> str:
+    """The source of an answer, under its name, with the functions and constants of the notebook that it uses.
+
+    Raises:
+        NotKeptError: it has no source, or it uses what a file that needs torch alone cannot have.
+    """
+    parts: dict[str, str] = {}
+    known = names_of_reference()
+    waiting = [(name, function)]
+    while waiting:
+        called, each = waiting.pop()
+        parts[called] = _source(called, each)
+        for used in sorted(_globals_of(each.__code__)):
+            value = each.__globals__.get(used, ...)
+            own = isinstance(value, types.FunctionType) and value.__module__ == "__main__"
+            if own and used in known and used not in reference()[1]:
+                raise NotKeptError(f"the file has a {used} of its own: give your helper another name")
+            if used in parts or used in known or value is ...:
+                continue
+            if own:
+                waiting.append((used, value))
+            else:
+                parts[used] = _line_for(used, value)
+    order = sorted(parts, key=lambda part: (parts[part].startswith("def "), part == name))
+    return "\n\n".join(parts[part].rstrip() for part in order)
+
+
+def _source(name: str, function: Any) -> str:
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        [node] = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        raise NotKeptError(f"the source of {name} cannot be found; write it as a def in a cell") from None
+    if not isinstance(node, ast.FunctionDef) or node.name != name:
+        raise NotKeptError(f"write it as `def {name}(…)` in a cell")
+    return source
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*(_globals_of(each) for each in inner))
+
+
+def _line_for(name: str, value: Any) -> str:
+    """The line that gives a file this name."""
+    if isinstance(value, ModuleType):
+        if value.__name__.split(".")[0] in {"torch", *sys.stdlib_module_names}:
+            return (
+                f"import {value.__name__}" if name == value.__name__ else f"import {value.__name__} as {name}"
+            )
+    elif name not in _PARAMETERS and isinstance(value, int | float | str | tuple):
+        return f"{name} = {value!r}"
+    what = "the lesson's own tools" if name == "lesson" else f"{name!r} of the notebook"
+    raise NotKeptError(
+        f"it uses {what}, which a file that needs torch alone lacks; pass what it needs, or write it out"
+    )
+
+
+def read_mine(folder: Path | None = None) -> MyMuon:
+    """The reader's file, read: never an error, whatever stands in it."""
+    path = (folder or Path.cwd()) / FILE
+    try:
+        found = {name: block for name, block in blocks_of(_read(path)).items() if name in reference()[1]}
+    except (BrokenFileError, NotKeptError, OSError) as error:
+        return MyMuon({}, (str(error),))
+    problems = {name: wrong for name, block in found.items() if (wrong := problem_of(block))}
+    good = {name: block for name, block in found.items() if name not in problems}
+    return MyMuon(good, tuple(problems.values()))
+
+
+def so_far(lesson: str, folder: Path | None = None) -> Any:
+    """All functions of the course, the reader's where there are such; prints in a line whose they are.
+
+    ``lesson`` is this one's number: of what comes after it nothing is said.
+    """
+    mine = read_mine(folder)
+    print(say_whose(mine, lesson))
+    module = types.ModuleType("my_muon_so_far")
+    with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look there for their module
+        exec(compile(completed(mine.blocks), FILE, "exec"), module.__dict__)
+    return module
+
+
+def say_whose(mine: MyMuon, lesson: str = "99") -> str:
+    """Which functions of earlier lessons are the reader's, and which the reference's, in a line."""
+    due = [name for name, block in reference()[1].items() if block.lesson < lesson]
+    yours = [name for name in due if name in mine.blocks]
+    others = [name for name in due if name not in mine.blocks]
+    said = [f"yours: {', '.join(yours)}"] if yours else []
+    said += [f"from the reference: {', '.join(others)}"] if others else []
+    broken = f"\n{FILE}, {'; '.join(mine.problems)}. The reference stands in for it." if mine.problems else ""
+    return f"{FILE} so far, {'; '.join(said)}.{broken}"
+
+
+def complete(folder: Path | None = None) -> Path:
+    """Write ``my_muon_complete.py`` beside the reader's file: their blocks, the reference for the rest."""
+    place = folder or Path.cwd()
+    path = place / "my_muon_complete.py"
+    _write(path, completed(read_mine(place).blocks))
+    return path

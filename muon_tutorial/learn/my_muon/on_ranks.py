@@ -1,0 +1,168 @@
+"""What real ranks do with a my_muon.py: one step of everything in it, beside ``torch.optim.Muon``."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ... import zeropower_via_newtonschulz
+from ...worlds.live import gather_objects
+
+Matrices = Sequence[tuple[tuple[int, int], str]]
+TRIED: Matrices = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
+"""What a file is tried with: matrices that are tall, wide, and cut unevenly."""
+LR = 0.02
+PHASES = {1: "gradient reduce_scatter", 2: "dp gather", 3: "tp gather", 7: "parameter all_gather"}
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """A my_muon.py as a module, wherever it lies."""
+    linecache.checkcache(str(path))
+    spec = importlib.util.spec_from_file_location("my_muon_as_run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look there for their module
+        spec.loader.exec_module(module)
+    return module
+
+
+def cut(whole: Tensor, kind: str, place: int, tp: int) -> Tensor:
+    """One tp rank's rows (``"column"``) or columns (``"row"``) of a matrix, as torch chunks them."""
+    dim = int(kind == "row")
+    most = math.ceil(whole.shape[dim] / tp)
+    begin = min(place * most, whole.shape[dim])
+    return whole.narrow(dim, begin, min(most, whole.shape[dim] - begin)).clone()
+
+
+@contextmanager
+def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
+    """The bytes that this rank sends meanwhile, by phase; an all_gather counts as a ring does."""
+    sent: dict[int, int] = {}
+
+    def noting(name: str, size: Callable[..., int]) -> Any:
+        call = getattr(dist, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            sent[phase()] = sent.get(phase(), 0) + size(*args)
+            return call(*args, **kwargs)
+
+        return patch.object(dist, name, counted)
+
+    def nbytes(tensor: Tensor, *_: Any) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def gathered(pieces: list[Tensor], mine: Tensor, *_: Any) -> int:
+        return (len(pieces) - 1) * nbytes(mine)
+
+    with noting("isend", nbytes), noting("send", nbytes), noting("all_gather", gathered):
+        yield sent
+
+
+def try_file(rank: int, path: str, dp: int, tp: int, matrices: Matrices = TRIED) -> str | None:
+    """What is wrong with a file on this grid, or None. Must be called by all ranks."""
+    module = load_file(path)
+    for trial in (_try_steps, _try_owners, _try_checkpoint):
+        if wrong := trial(module, dp, tp, matrices):
+            return wrong
+    return None
+
+
+def _integers(shape: tuple[int, int], *seeds: int) -> Tensor:
+    """A gradient of whole numbers: their sums are exact, in any order."""
+    generator = torch.Generator().manual_seed(hash(seeds) % 2**31)
+    return torch.randint(-8, 9, shape, generator=generator).float()
+
+
+def _start(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> tuple[list[nn.Parameter], Any]:
+    wholes = [nn.Parameter(_integers(shape, 0, i) / 8) for i, (shape, _) in enumerate(matrices)]
+    params = [
+        (nn.Parameter(cut(w.detach(), kind, dist.get_rank() % tp, tp)), shape, kind)
+        for w, (shape, kind) in zip(wholes, matrices, strict=True)
+    ]
+    return wholes, module.DistributedMuon(params, dp, tp, lr=LR)
+
+
+def _give_gradients(muon: Any, wholes: Sequence[nn.Parameter], matrices: Matrices, step: int) -> None:
+    """Each dp place has gradients of its own; one process has their mean."""
+    for i, (shape, kind) in enumerate(matrices):
+        of_place = [_integers(shape, step, i, place) for place in range(muon.dp)]
+        muon.params[i].grad = cut(
+            of_place[dist.get_rank() // muon.tp], kind, dist.get_rank() % muon.tp, muon.tp
+        )
+        wholes[i].grad = torch.stack(of_place).sum(0) / muon.dp
+
+
+def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
+    wholes, muon = _start(module, dp, tp, matrices)
+    stock = torch.optim.Muon(wholes, lr=LR)
+    for step in (1, 2):
+        _give_gradients(muon, wholes, matrices, step)
+        with counted_bytes(lambda: muon.phase) as sent:
+            muon.step()
+        stock.step()
+        for i, (shape, kind) in enumerate(matrices):
+            due = cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)
+            if not torch.equal(muon.params[i], due):
+                return (
+                    f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp} has other weights than "
+                    f"torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
+                )
+    found = {name: sent.get(phase, 0) for phase, name in PHASES.items()}
+    if found != muon.expected_bytes():
+        return f"the bill says {muon.expected_bytes()}, and rank {dist.get_rank()} sent {found}"
+    return None
+
+
+def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
+    """Rows over all ranks (lessons 11 and 12), and whole matrices on every rank (lesson 04)."""
+    rank, many = dist.get_rank(), dist.get_world_size()
+    grads = [_integers(shape, 3, i) for i, (shape, _) in enumerate(matrices)]
+    due = [zeropower_via_newtonschulz(grad) for grad in grads]
+    params = [nn.Parameter(torch.zeros_like(cut(grad, "column", rank, many))) for grad in grads]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = cut(grad, "column", rank, many)
+    rows = module.OwnerMuon(params, [shape for shape, _ in matrices], momentum=0.0).updates()
+    if not all(
+        torch.equal(mine, cut(whole, "column", rank, many)) for mine, whole in zip(rows, due, strict=True)
+    ):
+        return f"rank {rank} gets other rows of an update back from its owner than one process has"
+    flat = module.gathered_share([SimpleNamespace(grad=g, numel=g.numel) for g in grads], rank, many)
+    if not torch.equal(flat, torch.cat([whole.flatten() for whole in due])):
+        return f"the flat buffer of rank {rank} has other updates than one process"
+    return None
+
+
+def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
+    """Saved on one grid, loaded on its mirror image: the next step has the same bits."""
+    wholes, muon = _start(module, dp, tp, matrices)
+    _give_gradients(muon, wholes, matrices, 1)
+    muon.step()
+    folder = [TemporaryDirectory() if dist.get_rank() == 0 else None]
+    name = next(filter(None, gather_objects(folder[0].name if folder[0] else "", dist.group.WORLD)))
+    manager, model = module.Checkpoints(name), nn.Linear(2, 2)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
+    if module.load(manager, model, muon, scheduler) != 0:
+        return "load begins a new run with another step than 0"
+    module.save(manager, 7, model, muon, scheduler)
+    _, other = _start(module, tp, dp, matrices)
+    if (step := module.load(manager, model, other, scheduler)) != 7:
+        return f"saved after 7 steps, load goes on with step {step}"
+    gather = [each.whole(each._gather_slices(each.state)) for each in (muon, other)]
+    if not all(map(torch.equal, *gather)):
+        return "another grid has loaded another momentum than was saved"
+    dist.barrier()
+    return None

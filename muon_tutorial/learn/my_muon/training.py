@@ -1,0 +1,209 @@
+"""The finale on real ranks: a small GPT whose hidden matrices the reader's optimizer steps.
+
+tp cuts what the optimizer holds. Forward and backward run on whole weights on every rank, so the model needs
+no change: what is tried here is the optimizer. Embedding, head and norms go to AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ... import split_parameters
+from ...launching.start_torchrun import die_at_once
+from ...launching.torchrun import join_torchrun, leave_torchrun, restarted_by_torchrun
+from ...training import gpt
+from ...training.text import Batch, batch_at, load_text
+from .on_ranks import counted_bytes, cut, load_file
+
+SHAPE = gpt.GPTShape(layers=2, width=64, heads=4, context=64)
+BATCH, EVERY = 8, 4
+"""Sequences of one dp place in a step; steps from one checkpoint to the next."""
+KILLED_AFTER = EVERY + EVERY // 2
+LR, ADAMW_LR = 0.02, 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a rank tells of its run: losses, seconds and bytes of each step, and what it keeps, in bytes.
+
+    ``means`` are the full gradients that the optimizer found, step by step, and ``rates`` the learning rates;
+    ``begin`` is the step with which it began.
+    """
+
+    begin: int
+    losses: tuple[float, ...]
+    seconds: tuple[float, ...]
+    sent: Mapping[int, int]
+    expected: Mapping[str, int]
+    state: int
+    rates: tuple[float, ...]
+    means: tuple[list[Tensor], ...]
+    weights: list[Tensor]
+
+
+class BothOptimizers:
+    """The reader's optimizer and AdamW, as a checkpoint sees them."""
+
+    def __init__(self, muon: Any, adamw: torch.optim.Optimizer) -> None:
+        self.muon, self.adamw = muon, adamw
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both states. All ranks must call: the first is gathered."""
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Put both back."""
+        self.muon.load_state_dict(saved["muon"])
+        self.adamw.load_state_dict(saved["adamw"])
+
+
+def start(seed: int) -> tuple[gpt.GPT, list[nn.Parameter], list[str], list[nn.Parameter]]:
+    """The model, its hidden matrices and how tp cuts each, and the rest."""
+    model = gpt.build_gpt(SHAPE, seed)
+    split = split_parameters(model)
+    hidden = [dict(model.named_parameters())[name] for name in split.hidden_names]
+    kinds = ["row" if name.split(".")[-2] in ("o", "down") else "column" for name in split.hidden_names]
+    others = [p for name, p in model.named_parameters() if name not in set(split.hidden_names)]
+    return model, hidden, kinds, others
+
+
+def batch_of(step: int, place: int, dp: int, seed: int) -> Batch:
+    """What one dp place reads in a step."""
+    text = load_text(gpt.__file__, SHAPE.context)
+    return batch_at(text, step * dp + place, BATCH, SHAPE.context, seed)
+
+
+def scheduler_of(adamw: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Both learning rates fall in a line, to a tenth."""
+    return torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)
+
+
+def train(
+    rank: int,
+    path: str,
+    grid: tuple[int, int],
+    steps: int,
+    seed: int,
+    folder: str | None = None,
+    victim: int | None = None,
+) -> RunRecord:
+    """Train on this rank with the optimizer in a file; with a folder, save there and go on from there.
+
+    ``victim`` kills itself in the middle between two checkpoints. Must be called by all ranks.
+    """
+    module, (dp, tp) = load_file(path), grid
+    model, hidden, kinds, others = start(seed)
+    pieces = [nn.Parameter(cut(w.detach(), k, rank % tp, tp)) for w, k in zip(hidden, kinds, strict=True)]
+    shapes = [tuple(whole.shape) for whole in hidden]
+    muon = module.DistributedMuon(list(zip(pieces, shapes, kinds, strict=True)), dp, tp, lr=LR)
+    adamw = torch.optim.AdamW(others, lr=ADAMW_LR)
+    scheduler = scheduler_of(adamw, steps)
+    both = BothOptimizers(muon, adamw)
+    begin, losses, seconds, rates, means = 0, [], [], [], []
+    if folder:
+        begin = module.load(module.Checkpoints(folder), model, both, scheduler)
+        for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):
+            piece.data.copy_(cut(whole.detach(), kind, rank % tp, tp))
+    for step in range(begin, steps):
+        began = time.perf_counter()
+        losses.append(_backward(model, others, batch_of(step, rank // tp, dp, seed)))
+        for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):
+            piece.grad = cut(_grad(whole), kind, rank % tp, tp)
+        muon.lr = LR * adamw.param_groups[0]["lr"] / ADAMW_LR
+        rates.append(muon.lr)
+        with counted_bytes(lambda: muon.phase) as sent:
+            muon.step()
+        adamw.step()
+        scheduler.step()
+        means.append(muon.whole(muon._gather_slices(muon.mean)))
+        _write_wholes(hidden, muon.whole(muon.pack([piece.detach() for piece in pieces])))
+        seconds.append(time.perf_counter() - began)
+        if folder and (step + 1) % EVERY == 0:
+            module.save(module.Checkpoints(folder), step + 1, model, both, scheduler)
+        if victim == rank and step + 1 == KILLED_AFTER:
+            die_at_once()
+    weights = [whole.detach().clone() for whole in hidden]
+    kept = muon.state.numel() * muon.state.element_size()
+    expected = muon.expected_bytes()
+    return RunRecord(
+        begin, tuple(losses), tuple(seconds), sent, expected, kept, tuple(rates), tuple(means), weights
+    )
+
+
+def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> float:
+    """The loss on this rank's text; AdamW's gradients are averaged over all ranks, as DDP would."""
+    model.zero_grad()
+    loss = gpt.next_byte_loss(model, batch.inputs, batch.targets)
+    loss.backward()
+    for param in others:
+        dist.all_reduce(_grad(param))
+        param.grad = _grad(param) / dist.get_world_size()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+def _grad(param: nn.Parameter) -> Tensor:
+    assert param.grad is not None
+    return param.grad
+
+
+def _write_wholes(hidden: Sequence[nn.Parameter], wholes: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for param, whole in zip(hidden, wholes, strict=True):
+            param.copy_(whole)
+
+
+def steps_alone(record: RunRecord, seed: int) -> list[Tensor]:
+    """What torch.optim.Muon makes of the hidden matrices in this one process, from the same gradients."""
+    wholes = [nn.Parameter(whole.detach().clone()) for whole in start(seed)[1]]
+    stock = torch.optim.Muon(wholes, lr=LR)
+    for lr, means in zip(record.rates, record.means, strict=True):
+        stock.param_groups[0]["lr"] = lr
+        for whole, mean in zip(wholes, means, strict=True):
+            whole.grad = mean.clone()
+        stock.step()
+    return [whole.detach() for whole in wholes]
+
+
+def losses_of_adamw(steps: int, dp: int, seed: int) -> tuple[float, ...]:
+    """The losses if AdamW has all of the model, in this one process, with the text of all dp places."""
+    model = start(seed)[0]
+    adamw = torch.optim.AdamW(model.parameters(), lr=ADAMW_LR)
+    scheduler, losses = scheduler_of(adamw, steps), []
+    for step in range(steps):
+        batches = [batch_of(step, place, dp, seed) for place in range(dp)]
+        inputs, targets = (torch.cat([getattr(b, n) for b in batches]) for n in ("inputs", "targets"))
+        model.zero_grad()
+        loss = gpt.next_byte_loss(model, inputs, targets)
+        loss.backward()
+        adamw.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return tuple(losses)
+
+
+def main() -> None:
+    """What torchrun starts: a run in the present folder that goes on where it was killed."""
+    parser = argparse.ArgumentParser()
+    for name in ("dp", "tp", "steps", "seed"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--file", required=True)
+    parser.add_argument("--victim", type=int)
+    asked = parser.parse_args()
+    rank = join_torchrun("gloo").rank
+    victim = None if restarted_by_torchrun() else asked.victim
+    grid = (asked.dp, asked.tp)
+    record = train(rank, asked.file, grid, asked.steps, asked.seed, str(Path.cwd()), victim)
+    if rank == 0:
+        torch.save({"begin": record.begin, "weights": record.weights}, Path.cwd() / "end.result")
+    leave_torchrun()

@@ -1,0 +1,291 @@
+"""my_muon.py: what right answers become, what completes it, and that it is torch.optim.Muon to the bit."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import math
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from muon_tutorial import launch, zeropower_via_newtonschulz
+from muon_tutorial.engine.collective import Start, Wait
+from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.travel import travel
+from muon_tutorial.learn.course import series
+from muon_tutorial.learn.exercises.judge import Exercise
+from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks, training
+from muon_tutorial.learn.my_muon.blocks import Block
+from scripts.notebooks import read_text, sources
+
+NAMES = list(blocks.reference()[1])
+OTHERWISE = {"newton_schulz", "gather", "redistribute"}
+"""Answers whose solution stands in the lesson with a helper, and in the reference without."""
+EXERCISES: dict[str, Callable[[Any], Iterable[Exercise]]] = {
+    "02": lambda lesson: lesson.all_exercises(5),
+    "03": lambda lesson: (lesson.check_ring(4), lesson.check_reduce_scatter(4)),
+    "04": lambda lesson: lesson.all_exercises(4, "gloo", 0),
+    "05": lambda lesson: lesson.all_exercises(4, 1, 400),
+    "06": lambda lesson: lesson.all_exercises(2, 3, "gloo"),
+    "07": lambda lesson: lesson.all_exercises(2, 3, "gloo"),
+    "08": lambda lesson: lesson.all_exercises(2, 4, "gloo"),
+    "09": lambda lesson: lesson.all_exercises(lesson.plan_of(2, 2), 0),
+    "10": lambda lesson: lesson.all_exercises(2, 2),
+    "11": lambda lesson: lesson.all_exercises(2, 2, 0, "gloo"),
+    "12": lambda lesson: lesson.all_exercises(4, 0),
+    "16": lambda lesson: lesson.all_exercises(4, 1, lesson.Job(12, 0), "gloo"),
+}
+
+
+def solutions(number: str) -> str:
+    """The functions among a lesson's folded solutions, as one text."""
+    [path] = sources([number])
+    cells = read_text(path.read_text(encoding="utf-8")).cells
+    folded = [cell.source for cell in cells if "solution" in cell.metadata.get("tags", [])]
+    code = "\n".join(
+        found for each in folded for found in re.findall(r"```python\n(.*?)```", each, re.DOTALL)
+    )
+    functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+    return "\n\n\n".join(ast.get_source_segment(code, node) or "" for node in functions) + "\n"
+
+
+def cell(text: str, place: Path, **more: Any) -> dict[str, Any]:
+    """What a notebook's cell defines: functions of ``__main__`` that have a source."""
+    place.write_text(text, encoding="utf-8")
+    scope: dict[str, Any] = {
+        "__name__": "__main__",
+        "math": math,
+        "torch": torch,
+        "dist": dist,
+        "take": take,
+        "travel": travel,
+        "Start": Start,
+        "Wait": Wait,
+        "zeropower_via_newtonschulz": zeropower_via_newtonschulz,
+        "local_shape": on_ranks.load_file(blocks.REFERENCE).local_shape,
+        **more,
+    }
+    exec(compile(text, str(place), "exec"), scope)
+    return scope
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a reader who has answered every exercise in order, with the solutions."""
+    folder = tmp_path_factory.mktemp("reader")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for number, make in EXERCISES.items():
+            lesson = import_module(f"muon_tutorial.learn.{series.lesson(number).package}")
+            answers = cell(solutions(number), folder / f"cell_{number}.py")
+            for exercise in make(lesson):
+                if exercise.keeps:
+                    verdict = exercise.check(*(answers[name] for name in exercise.keeps))
+                    assert verdict, (number, verdict)
+                    for name in exercise.keeps:
+                        assert f"{name} is in my_muon.py now." in verdict.message
+    return folder
+
+
+def tried(path: Path) -> set[str | None]:
+    """What four ranks say of a file, on all three grids."""
+    return {
+        wrong
+        for grid in finale.GRIDS
+        for wrong in launch(on_ranks.try_file, 4, args=(str(path), *grid), output="quiet")
+    }
+
+
+def without(folder: Path, skipped: Iterable[str], to: Path) -> Path:
+    """A reader's folder in which some answers were never given."""
+    text = (folder / keep.FILE).read_text(encoding="utf-8")
+    for name in skipped:
+        text = text.replace(str(blocks.blocks_of(text)[name]), "")
+    (to / keep.FILE).write_text(text, encoding="utf-8")
+    return to
+
+
+def test_all_answers_together_are_torch_optim_muon_to_the_bit_on_three_grids(built: Path) -> None:
+    assert list(keep.read_mine(built).blocks) == NAMES
+    assert tried(finale.complete(built)) == {None}
+    assert "18 functions 18 are yours" in finale.say_yours(built)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_was_skipped_it_still_is_and_says_what_is_whose(
+    built: Path, tmp_path: Path, seed: int
+) -> None:
+    skipped = random.Random(seed).sample(NAMES, 5 + 4 * seed)
+    reader = without(built, skipped, tmp_path)
+    assert tried(finale.complete(reader)) == {None}
+    yours, others = keep.say_whose(keep.read_mine(reader)).split("; from the reference: ")
+    assert others.rstrip(".").split(", ") == [name for name in NAMES if name in skipped]
+    assert yours.split("yours: ")[1].split(", ") == [name for name in NAMES if name not in skipped]
+
+
+def test_the_file_and_the_reference_need_torch_alone(built: Path) -> None:
+    for path in (blocks.REFERENCE, built / keep.FILE, finale.complete(built)):
+        code = f"import sys; sys.modules['muon_tutorial'] = None; import runpy; runpy.run_path({str(path)!r})"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_solutions_are_the_reference() -> None:
+    for name, block in blocks.reference()[1].items():
+        if name not in OTHERWISE:
+            due = ast.dump(ast.parse(block.source))
+            found = ast.parse(solutions(block.lesson)).body
+            assert due in [ast.dump(ast.Module([node], [])) for node in found], name
+
+
+WRONG_GROUPS = "def groups(dp, tp):\n    return [[0]], [[0]]\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says", "lost"),
+    [
+        (("def groups(dp, tp):", "def groups(dp, tp:"), "never closed", {"groups"}),
+        (("def groups(dp, tp):", "def grups(dp, tp):"), "the block of groups does not define it", {"groups"}),
+        (("def bill(", "1 / 0\n\ndef bill("), "the block of bill raised ZeroDivisionError", {"bill"}),
+        (("# ── end of groups ──\n", ""), "the block of groups has no end", set(NAMES)),
+        (("# ── lesson 06: groups ──\n", ""), "the block of groups has no beginning", set(NAMES)),
+    ],
+)
+def test_a_broken_file_is_one_clear_message_and_stops_nothing(
+    built: Path, tmp_path: Path, damage: tuple[str, str], says: str, lost: set[str]
+) -> None:
+    text = (built / keep.FILE).read_text(encoding="utf-8")
+    assert damage[0] in text
+    (tmp_path / keep.FILE).write_text(text.replace(*damage), encoding="utf-8")
+    mine = keep.read_mine(tmp_path)
+    [problem] = mine.problems
+    assert says in problem
+    assert re.match(r"line \d+: ", problem)
+    assert set(NAMES) - set(mine.blocks) == lost
+    assert f"{problem}. The reference stands in for it." in keep.say_whose(mine)
+    compile(finale.complete(tmp_path).read_text(encoding="utf-8"), "complete", "exec")
+
+
+def test_a_file_that_is_no_text_is_said_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / keep.FILE).write_bytes(b"\xff\xfe\x00")
+    assert "not a text in UTF-8" in keep.say_whose(keep.read_mine(tmp_path))
+    answer = cell(solutions("06"), tmp_path / "cell.py")["groups"]
+    assert "not a text in UTF-8" in keep.keep("groups", answer, tmp_path)
+    assert (tmp_path / keep.FILE).read_bytes() == b"\xff\xfe\x00"
+
+
+def test_an_answer_replaces_the_one_before_and_what_the_reader_added_stays(tmp_path: Path) -> None:
+    for text in (
+        solutions("05"),
+        solutions("05").replace("begin = place * length", "begin = length * place"),
+    ):
+        assert "is in my_muon.py now" in keep.keep(
+            "local_range", cell(text, tmp_path / "cell.py")["local_range"], tmp_path
+        )
+        path = tmp_path / keep.FILE
+        path.write_text(path.read_text(encoding="utf-8") + "\n# mine\n", encoding="utf-8")
+        linecache.clearcache()
+    written = (tmp_path / keep.FILE).read_text(encoding="utf-8")
+    assert written.count("def local_range") == 1
+    assert "length * place" in written
+    assert written.count("# mine") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("local_range", "local_range = lambda r, place, length: (0, 0)\n", "write it as"),
+        ("groups", "def groups(dp, tp):\n    return lesson.groups(dp, tp)\n", "the lesson's own tools"),
+        ("groups", "def groups(a, b):\n    return [[dp]], [[tp]]\n", "'dp' of the notebook"),
+        ("groups", WRONG_GROUPS, "the whole optimizer of the course fails on four ranks"),
+        ("bill", "def bill(*args):\n    return {}\n", "the bill says {}"),
+        (
+            "newton_schulz",
+            "def newton_schulz(G, steps=5):\n    X = G / G.norm()\n    for _ in range(steps):\n"
+            "        A = X @ X.T\n        X = 3.4445 * X + (2.0315 * A @ A - 4.775 * A) @ X\n    return X\n",
+            "has other weights than torch.optim.Muon",
+        ),
+        (
+            "ring_all_gather",
+            "def ring_all_gather(mine, rank, ranks):\n    return [mine] * ranks\n",
+            "takes 3 positional arguments but 4 were given",
+        ),
+    ],
+)
+def test_what_would_not_run_in_the_optimizer_is_not_kept_and_says_why(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    answer = cell(text, tmp_path / "cell.py", lesson=object(), dp=2, tp=2)[name]
+    said = keep.keep(name, answer, tmp_path)
+    assert said.startswith("It is not in my_muon.py yet: ")
+    assert says in said
+    assert not (tmp_path / keep.FILE).exists()
+
+
+def test_helpers_constants_and_imports_go_along(tmp_path: Path) -> None:
+    text = (
+        "import itertools as it\nFIRST = 0\n\ndef every(start, end, step):\n"
+        "    return list(it.islice(it.count(start, step), (end - start + step - 1) // step))\n\n"
+        "def groups(dp, tp):\n    return (\n        [every(FIRST + t, dp * tp, tp) for t in range(tp)],\n"
+        "        [every(d * tp, d * tp + tp, 1) for d in range(dp)],\n    )\n"
+    )
+    answer = cell(text, tmp_path / "cell.py")["groups"]
+    assert keep.keep("groups", answer, tmp_path) == "groups is in my_muon.py now."
+    source = keep.read_mine(tmp_path).blocks["groups"].source
+    for part in ("import itertools as it\n", "FIRST = 0\n", "def every(", "def groups("):
+        assert part in source
+
+
+def test_functions_that_no_reader_wrote_are_not_kept(tmp_path: Path) -> None:
+    assert keep.keep("groups", import_module("muon_tutorial.learn.the_grid").groups, tmp_path) == ""
+    assert not (tmp_path / keep.FILE).exists()
+
+
+def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
+    built: Path, capsys: pytest.CaptureFixture
+) -> None:
+    end = finale.train_it(training.KILLED_AFTER + 2, 0, built)
+    assert "yours: newton_schulz" in capsys.readouterr().out
+    assert not end.trouble
+    assert finale.say_bits(end).count("the bits of torch.optim.Muon") == 3
+    for run in end.runs:
+        assert run.record.losses[-1] < run.record.losses[0]
+        assert {on_ranks.PHASES[phase]: sent for phase, sent in run.record.sent.items() if sent} == {
+            name: due for name, due in run.record.expected.items() if due
+        }
+    assert "AdamW, the text of 4 × 1" in finale.scorecard(end)
+    said = finale.run_torchrun(end, training.KILLED_AFTER + 2, 0)
+    assert f"rank 3 was killed after {training.KILLED_AFTER} steps" in said
+    assert f"from the checkpoint of step {training.EVERY}" in said
+    assert "the same bits as undisturbed: True" in said
+
+
+def test_a_file_that_fails_as_it_trains_is_said_and_the_reference_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    text = blocks.with_block("", Block("06", "groups", WRONG_GROUPS))
+    (tmp_path / keep.FILE).write_text(text, encoding="utf-8")
+    end = finale.train_it(2, 0, tmp_path)
+    assert end.trouble
+    assert f"my_muon.py failed: {end.trouble}" in capsys.readouterr().out
+    assert finale.say_bits(end).count("the bits of torch.optim.Muon") == 3
+
+
+def test_a_lesson_gets_the_readers_functions_and_a_line(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    mine = keep.so_far("06", without(built, ["newton_schulz"], tmp_path))
+    assert capsys.readouterr().out == (
+        "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range; "
+        "from the reference: newton_schulz.\n"
+    )
+    assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])
