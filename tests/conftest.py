@@ -16,8 +16,10 @@ AS_USERS_DO = (
     "tests/training/",
     "tests/test_cli.py",
     "tests/test_one_page.py",
+    "tests/evidence/test_memory.py",
 )
-"""Where ranks do what they do elsewhere, with a lesson or a training loop around it."""
+"""Where ranks do what they do elsewhere, with a lesson or a training loop around it; and where memory is counted,
+of which torch's checks keep some."""
 
 collect_ignore = ["launching/torchrun_rank.py"]  # a program, not a module
 

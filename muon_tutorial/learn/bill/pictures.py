@@ -35,6 +35,7 @@ _NUMBER = {
     "dp gather": "2",
     "tp gather": "3",
     "updates all_reduce": "6",
+    "update broadcast": "6",
     "gather to owners": "2",
     "scatter from owners": "6",
     "parameter all_gather": "7",

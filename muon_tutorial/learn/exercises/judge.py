@@ -167,8 +167,7 @@ class Exercise:
         self.wrong += 1
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
-        said = f"{found.what} Hint: {hint}" if hint else found.what
-        return AnswerVerdict(False, said, found.picture)
+        return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)
 
     def _keep(self, answers: Sequence[Any]) -> list[str]:
         """What is said of answers that go into my_muon.py."""

@@ -7,7 +7,7 @@ stands below the last block connects them. ``DistributedMuon`` is the optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -278,13 +278,13 @@ class Route:
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)
 
 
-def take(x: Tensor, hop: Hop, dtype: torch.dtype, at: Any, label: str) -> Iterator[Any]:
+def take(x: Tensor, hop: Hop, dtype: torch.dtype, at: Any, label: str) -> Generator[Any, Any, Tensor]:
     """One hop. The lessons' networks wait at a yield; torch.distributed answers at once."""
     return hop.go(x.to(dtype))
     yield
 
 
-def travel(x: Tensor, route: Route, at: Any, label: str) -> Iterator[Any]:
+def travel(x: Tensor, route: Route, at: Any, label: str) -> Generator[Any, Any, Tensor]:
     """All hops of a route, in order."""
     for hop in route.hops:
         x = yield from take(x, hop, route.dtype, at, label)
@@ -453,8 +453,9 @@ class OwnerMuon:
         """This rank's rows of each matrix's update; matrix i + 1 comes while i is worked on."""
         owners, inputs, found = assign(self.params, self.state), [], {}
         for param, buffer in zip(self.params, self.buffers, strict=True):
-            buffer.lerp_(param.grad, 1 - self.mu)
-            inputs.append(param.grad.lerp(buffer, self.mu).bfloat16())
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            buffer.lerp_(grad, 1 - self.mu)
+            inputs.append(grad.lerp(buffer, self.mu).bfloat16())
         states = [{**self.state, "param_idx": i, "local_shape": tuple(x.shape)} for i, x in enumerate(inputs)]
 
         def fetch(i: int) -> Callable[[], Tensor | None]:
