@@ -18,8 +18,8 @@ AS_USERS_DO = (
     "tests/test_one_page.py",
     "tests/evidence/test_memory.py",
 )
-"""Where ranks do what they do elsewhere, with a lesson or a training loop around it; and where memory is counted,
-of which torch's checks keep some."""
+"""Where ranks do what they do elsewhere, with a lesson or a training loop around it; and where memory is
+counted, of which torch's checks keep some."""
 
 collect_ignore = ["launching/torchrun_rank.py"]  # a program, not a module
 
