@@ -44,12 +44,9 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "learn/test_every_widget.py": {
-        "test_every_position_is_a_picture_with_words_of_its_own[14: 11-a-grid-you-have-not-seen-24]": (
+        "test_every_position_is_a_picture_with_words_of_its_own[14: 11-a-grid-you-have-not-seen-few]": (
             "each position plans another grid; learn/test_many_ranks.py draws some and reads their numbers"
         ),
-    },
-    "learn/test_replay.py": {
-        "test_every_position_of_the_scrubber_can_be_drawn[(2, 4)]": "(2, 2) and (3, 2)",
     },
     "test_cli.py": {
         f"{_RUNS}[4 1]": "the grids 1×1 and 2×2",

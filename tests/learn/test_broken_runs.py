@@ -214,18 +214,6 @@ def test_a_first_wrong_try_is_told_neither_the_right_rank_nor_the_right_phase(
     assert phase not in lesson.judge(run, fault, (who, wrong_phase, kind)).what
 
 
-def test_ranks_are_said_as_one_would(lie: TrainingRun) -> None:
-    assert "on                            ranks 1 and 3 alone" in repr(lesson.first_difference(lie))
-
-
-def test_size_and_cosine_are_said_for_each_rank_at_a_rung(lie: TrainingRun) -> None:
-    lines = lesson.say_numbers(lie, 2, "share").splitlines()
-    assert len(lines) == 1 + 4 * 4
-    assert any(re.match(r"rank 0 +\w+ +1\.0000 +1\.0000 +0e\+00", line) for line in lines)
-    with pytest.raises(UsageError, match="there is no rung 'average' of step 0"):
-        lesson.say_numbers(lie, 0, "average")
-
-
 def test_no_bug_is_within_rounding_and_every_lie_is_far_outside(clinic: Any) -> None:
     off = {letter: lesson.first_difference(run_of(clinic, letter)).off for letter in "ACEF"}
     assert 0 < off["E"] < 20 * lesson.ROUNDING
@@ -244,12 +232,6 @@ def test_the_guilty_rank_is_silent_and_all_who_wait_point_to_it(hang: TrainingRu
     assert lesson.say_calls(hang, 3).splitlines()[2:] == ["rank 2: none", "rank 3: load …"]
     assert "rank 3: self.load()" in lesson.say_lines(hang)
     assert "rank 2: returned" in lesson.say_lines(hang)
-
-
-def test_the_first_picture_is_the_recording_of_that_run(hang: TrainingRun) -> None:
-    recorded, fresh = lesson.hero().alt, lesson.draw_waits(hang, guilty=2).alt
-    assert recorded.partition(". ")[2] == fresh.partition(". ")[2]
-    assert "rank 3 waits for rank 2 in load of step 3" in recorded
 
 
 def test_copies_agree_though_they_are_wrong(lie: TrainingRun) -> None:

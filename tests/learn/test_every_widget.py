@@ -26,14 +26,23 @@ CASES = [(source, cell.id) for source in sources() for cell in widget_cells(note
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("most", [FEW, left_out(MOST)])
+@pytest.mark.parametrize(
+    ("most", "parameters"),
+    [
+        pytest.param(FEW, {"steps": 1}, id="few"),
+        left_out(MOST, {"steps": 1}, id="all"),
+        left_out(FEW, {"steps": 1, "dp": 3}, id="another grid"),
+    ],
+)
 @pytest.mark.parametrize(
     ("source", "cell"), CASES, ids=[f"{source.stem[:2]}: {cell}" for source, cell in CASES]
 )
-def test_every_position_is_a_picture_with_words_of_its_own(source: Path, cell: str, most: int) -> None:
+def test_every_position_is_a_picture_with_words_of_its_own(
+    source: Path, cell: str, most: int, parameters: dict[str, int]
+) -> None:
     notebook = notebook_of(source)
     [display] = [other for other in notebook.cells if other.id == cell]
-    shown = displayed(notebook, display, {"steps": 1})
+    shown = displayed(notebook, display, parameters)
     if isinstance(shown, Reveal):
         drive_question(shown)
     else:
