@@ -49,9 +49,9 @@ class Recipe:
 
     A launcher that would take a fixed port, at which two runs at once would meet, gets a free one.
     ``alone`` is the recipe that does the same work in one process.
-    ``sharded`` says that parameters must be DTensors. ``daily`` ones run in a usual run: DDP under the Trainer
-    of transformers, and FSDP2 under accelerate. The others change with their host's version alone; what they
-    share is the optimizer's contract, which ``tests/optimizer`` and ``tests/configs`` hold.
+    ``sharded`` says that parameters must be DTensors. ``daily`` ones run in a usual run: DDP under the
+    Trainer of transformers, and FSDP2 under accelerate. The others change with their host's version alone;
+    what they share is the optimizer's contract, which ``tests/optimizer`` and ``tests/configs`` hold.
     """
 
     launcher: tuple[str, ...]
