@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial import Grid, Muon, build_mesh, launch
+from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
-from muon_tutorial.learn.cuts import pictures as cuts_pictures
 from muon_tutorial.learn.cuts import qkv
-from muon_tutorial.learn.cuts.on_ranks import KINDS, CutKind
+from muon_tutorial.learn.cuts.on_ranks import KINDS
 
 from .answers import assert_quiz, assert_wrong
 
@@ -292,31 +291,6 @@ def test_a_wrong_cut_is_told_the_first_torn_head_or_lost_row(shard: Any, join: A
 
 
 # Pictures.
-
-
-@pytest.mark.parametrize("tp", [3, 5, 8, 10])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_thinnest_sliver_keeps_its_label(tp: int, kind: CutKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, float]] = []
-    monkeypatch.setattr(
-        cuts_pictures, "write", lambda axes, x, y, text, size, **look: written.append((text, size))
-    )
-    cuts_pictures.draw_linear(Grid.of(dp=1, tp=tp), lesson.UP, 0, kind)
-    labels = [text.removeprefix("tp ") for text, _ in written]
-    held = [r for r in range(tp) if by_chunk(lesson.UP, kind, r, tp)[KINDS.index(kind)]]
-    assert all(str(tp_rank) in labels for tp_rank in held)
-    assert min(size for _, size in written) >= 11
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_buffers_say_who_keeps_which_slice(dp: int, tp: int) -> None:
-    said = lesson.picture_of_buffers(dp, tp).alt
-    length = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp) * dp
-    assert said.count(f"a buffer of {length} entries") == tp
-    assert lesson.slice_length(dp, tp) == length // dp
-    for rank in range(dp * tp):
-        start = rank // tp * length // dp
-        assert f"rank {rank} keeps {start} to {start + length // dp}" in said
 
 
 # Training.

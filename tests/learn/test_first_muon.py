@@ -150,13 +150,6 @@ def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
         assert_wrong(lesson.predict(ranks), *case)
 
 
-def test_why_a_matrix_is_wrong_is_told() -> None:
-    moved = lesson.predict(4).check(["up1", "v2", "o2"]).message
-    assert "Rank 1 puts its update at 7,168; its place begins at 8,192" in moved
-    hit = lesson.predict(4).check(["down1", "v2", "o2"]).message
-    assert "Rank 1 puts its update for down1 at 7,168, and that reaches into it" in hit
-
-
 def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
     run = pretended(2)
     flag, flats = torch.ones(3), [run.filled(rank) for rank in range(2)]
@@ -166,15 +159,6 @@ def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
     unknown = reported([[flag], [flag]], [run.after(0) / 2] * 2)
     assert not unknown.writers().any()
     assert "is not Newton–Schulz of the gradient of q1" in str(misplaced.explain(unknown))
-
-
-def test_who_lacks_what_is_told_of_each_matrix() -> None:
-    told = {
-        ((0, "q1"), (1, "o2")): "rank 0 lacks the gradient of q1 and rank 1 lacks the gradient of o2",
-        ((0, "k1"), (1, "k1")): "all ranks lack the gradient of k1",
-    }
-    for lacking, who in told.items():
-        assert str(misplaced.explain(pretended(2, lacking))).startswith(f"Where {who}: the")
 
 
 @pytest.mark.parametrize("ranks", RANKS)

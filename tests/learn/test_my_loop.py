@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from muon_tutorial import CheckpointManager, launch
-from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import my_loop as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.my_loop import (
@@ -358,8 +357,3 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return folder
 
     monkeypatch.setattr(lives, "new_folder", new_folder)
-
-
-def test_a_failure_of_the_readers_own_is_shown_as_it_is() -> None:
-    found = exercises._explain_failure(RankFailedError("rank 1 of 2 raised ValueError: no", 1, None))
-    assert "ValueError: no" in found.what

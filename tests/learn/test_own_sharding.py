@@ -16,7 +16,7 @@ from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong
 
 GRIDS = [(2, 2), (3, 2), (4, 1), (1, 2)]
 QUICK = 4.0
@@ -204,12 +204,6 @@ def test_a_failed_step_and_a_wrong_step_are_told() -> None:
     found = exercises.explain_functions(replace(run, trials=(failed,)))
     assert isinstance(found, Diagnosis)
     assert "step 1 of Muon raised: ConfigError: no" in found.what
-
-
-def test_hints_come_one_by_one_for_the_same_mistake() -> None:
-    exercise = lesson.guess(4)
-    first = message_of_wrong(exercise, [3, 2, 2, 2], [None, None, None, "tensor"])
-    assert "Hint: torch rounds 9 / 4 up to 3" in first
 
 
 def test_the_quiz_knows_right_from_wrong() -> None:

@@ -20,6 +20,7 @@ from tests.notebooks import lesson_form
 from .reading import bold_terms
 
 SOURCES = sources()
+LEAST_WRITTEN = 150  # lines
 
 
 @pytest.fixture(params=SOURCES, ids=lambda path: path.stem[:2])
@@ -103,6 +104,12 @@ def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
     notebook = read_text(text)
     assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
     assert re.search(r"\*(Easy|Medium|Hard) · \d+ minutes? · (required|optional)\*", text)
+
+
+def test_the_reader_writes_enough_in_the_whole_course() -> None:
+    texts = [read_text(source.read_text(encoding="utf-8")) for source in SOURCES]
+    posed = [each for text in texts for each in lesson_form.exercises(text)]
+    assert sum(len(each.written) for each in posed) >= LEAST_WRITTEN
 
 
 def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:
