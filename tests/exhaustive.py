@@ -44,11 +44,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
         "test_ratios_are_of_the_slowest_rank_within_a_round": "the tables kept, in test_results.py",
     },
-    "learn/test_every_widget.py": {
-        "test_every_position_is_a_picture_with_words_of_its_own[14: 11-a-grid-you-have-not-seen-few]": (
-            "each position plans another grid; learn/test_many_ranks.py draws some and reads their numbers"
-        ),
-    },
     "test_cli.py": {
         f"{_RUNS}[4 1]": "the grids 1×1 and 2×2",
         f"{_RUNS}[4 2]": "the grids 1×1 and 2×2; eight ranks are in the equality table",

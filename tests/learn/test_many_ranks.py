@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from muon_tutorial import launch
+from muon_tutorial.learn import many_ranks as lesson
 from muon_tutorial.learn.many_ranks import balance, exercises, on_ranks, scaling
 from muon_tutorial.timing.planner import estimate
 from muon_tutorial.timing.report import plan_model
@@ -129,3 +131,15 @@ def test_the_quiz_knows_right_from_wrong() -> None:
     wrong = {"idle": (560, "idle_owners"), "floor": (0.06, "milliseconds"), "latency": (512, "Divide")}
     assert_quiz(exercises.quiz(), right, wrong)
     assert "Still open" in message_of_wrong(exercises.quiz(), {**right, "idle": ...})
+
+
+def test_pictures_say_their_numbers_and_that_no_clock_has_run() -> None:
+    hero = lesson.hero()
+    assert "Predicted seconds" in hero.alt
+    assert "16,384 ranks owners are idle for 85% of the busiest one's time" in hero.alt
+    assert "no clock has run" in hero.svg
+    shell: Any = lesson.explore_scale()
+    shown = shell.at(doubling=9, links="slower")
+    assert "2,048 owners share 560 matrices; 1,488 have none" in shown.alt
+    assert "predicted, with links 0.125 times as fast" in shown.alt
+    assert lesson.explore_scale(live=False) == shell.still
