@@ -63,6 +63,8 @@ LONGEST = (
     "test_cli.py",
     "configs/test_table.py",
     "timing/test_planner.py",
+    "training/test_restarts.py",
+    "training/test_resume.py",
 )
 """Files of minutes. One process runs a whole file: at the end, the others would wait for it."""
 
