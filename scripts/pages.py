@@ -362,8 +362,9 @@ def _ways(lesson: series.Lesson, copies: str) -> list[dict[str, str]]:
 
 def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
     """For each cell that displays a widget, by its id, the widget's pictures at all its positions."""
-    shown = {cell.id: displayed(notebook, cell) for cell in widget_cells(notebook)}
-    shells = {name: shell for name, shell in shown.items() if isinstance(shell, Shell)}
+    cells = widget_cells(notebook)
+    shown = zip(cells, displayed(notebook, cells), strict=True)
+    shells = {cell.id: shell for cell, shell in shown if isinstance(shell, Shell)}
     room, frames = PAGE_BYTES - len(nbformat.writes(notebook)), {}
     for waiting, (name, shell) in zip(range(len(shells), 0, -1), shells.items(), strict=True):
         frames[name] = draw_frames(shell, room // waiting)

@@ -13,7 +13,7 @@ import torch
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import broken_runs as lesson
-from muon_tutorial.learn.broken_runs.broken import KINDS, PHASE_OF, Fault
+from muon_tutorial.learn.broken_runs.broken import KINDS, PHASE_OF
 from muon_tutorial.learn.broken_runs.on_ranks import LETTERS, TrainingRun, run_with
 from muon_tutorial.learn.exercises.judge import Exercise
 
@@ -214,18 +214,6 @@ def test_a_first_wrong_try_is_told_neither_the_right_rank_nor_the_right_phase(
     assert phase not in lesson.judge(run, fault, (who, wrong_phase, kind)).what
 
 
-def test_ranks_are_said_as_one_would(lie: TrainingRun) -> None:
-    assert "on                            ranks 1 and 3 alone" in repr(lesson.first_difference(lie))
-
-
-def test_size_and_cosine_are_said_for_each_rank_at_a_rung(lie: TrainingRun) -> None:
-    lines = lesson.say_numbers(lie, 2, "share").splitlines()
-    assert len(lines) == 1 + 4 * 4
-    assert any(re.match(r"rank 0 +\w+ +1\.0000 +1\.0000 +0e\+00", line) for line in lines)
-    with pytest.raises(UsageError, match="there is no rung 'average' of step 0"):
-        lesson.say_numbers(lie, 0, "average")
-
-
 def test_no_bug_is_within_rounding_and_every_lie_is_far_outside(clinic: Any) -> None:
     off = {letter: lesson.first_difference(run_of(clinic, letter)).off for letter in "ACEF"}
     assert 0 < off["E"] < 20 * lesson.ROUNDING
@@ -244,12 +232,6 @@ def test_the_guilty_rank_is_silent_and_all_who_wait_point_to_it(hang: TrainingRu
     assert lesson.say_calls(hang, 3).splitlines()[2:] == ["rank 2: none", "rank 3: load …"]
     assert "rank 3: self.load()" in lesson.say_lines(hang)
     assert "rank 2: returned" in lesson.say_lines(hang)
-
-
-def test_the_first_picture_is_the_recording_of_that_run(hang: TrainingRun) -> None:
-    recorded, fresh = lesson.hero().alt, lesson.draw_waits(hang, guilty=2).alt
-    assert recorded.partition(". ")[2] == fresh.partition(". ")[2]
-    assert "rank 3 waits for rank 2 in load of step 3" in recorded
 
 
 def test_copies_agree_though_they_are_wrong(lie: TrainingRun) -> None:
@@ -327,35 +309,3 @@ def test_every_fault_ends_in_numbers_or_in_a_stand(phase: str, rank: int) -> Non
     skipped = lesson.film_of(2, 2, rank, phase, "skips")
     assert skipped[-1].end
     assert (phase, rank) not in skipped[-1].done
-
-
-def test_words_are_wrapped_and_a_recorder_that_is_off_says_how_to_turn_it_on(lie: TrainingRun) -> None:
-    off = replace(lie, reports=tuple(replace(report, flight=()) for report in lie.reports))
-    assert "TORCH_FR_BUFFER_SIZE" in lesson.say_flight(off, 0)
-    entry = {
-        "profiling_name": "gloo:all_gather",
-        "process_group": ["3", ""],
-        "collective_seq_id": 7,
-        "input_sizes": [[4]],
-    }
-    on = replace(lie, reports=(replace(lie.reports[0], flight=(entry,)), *lie.reports[1:]))
-    assert re.fullmatch(r"gloo:all_gather +group 3 +call 7 +sizes \[\[4\]\]", lesson.say_flight(on, 0))
-
-
-def test_the_recorded_dump_names_the_call_in_which_the_run_says_that_rank_stands(hang: TrainingRun) -> None:
-    stack = re.findall(r"^    (\w+) \(", lesson.recorded_dump(), re.MULTILINE)
-    assert stack[0] == "all_gather"
-    assert stack[-2:] == ["load", "take_step"]
-    assert "rank 3: self.load()" in lesson.say_lines(hang)
-
-
-def test_a_hang_that_has_no_wrong_number_says_how_far_that_was_looked_at(hang: TrainingRun) -> None:
-    assert repr(lesson.first_difference(hang)) == "nothing differs from the oracle in what the ranks reached"
-    assert "in the order in which they complained" in lesson.say_outcome(hang)
-
-
-def test_faults_name_their_lines() -> None:
-    assert list(lesson.MEANINGS) == list(KINDS)
-    assert all(f"{kind} " in line for kind, line in zip(KINDS, lesson.say_kinds().splitlines(), strict=True))
-    assert all(lesson.guilty_lines(kind).count("def ") == 1 for kind in KINDS)
-    assert Fault("no bug").rank == -1

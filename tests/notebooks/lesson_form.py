@@ -6,10 +6,7 @@ tagged ``predict`` asks for predictions; what answers them is said in cells tagg
 are folded. The lesson declares, for each predicted name, patterns of what would answer it. A pattern that no
 cell tagged ``answer`` says is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
 
-It counts, too. Prose is what a reader sees of Markdown outside folds. Its words stand between spaces and hold
-a letter or a digit; headings, headers of exercises, fenced code, the targets of links and the bars of tables
-are left out. Code is the lines of code cells that are not hidden, but for blank ones and comments. What a
-reader writes is the lines of the solutions that do not stand in their stubs.
+It counts, too: what a reader writes is the lines of the solutions that do not stand in their stubs.
 """
 
 from __future__ import annotations
@@ -36,8 +33,6 @@ FOLD = '<details class="answer">'
 """How a page begins to fold the outputs of a cell tagged ``answer``."""
 _INLINE = {"span", "code", "a", "b", "i", "em", "strong", "sub", "sup"}
 _FOLDED = re.compile(r"<details.*?</details>", re.DOTALL)
-_NOT_PROSE = re.compile(r"^#+ [^\n]*$|^```.*?^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class _Seen(HTMLParser):
@@ -233,32 +228,6 @@ def exercises(notebook: Mapping[str, Any]) -> list[PosedExercise]:
 def code_lines_of(source: str) -> list[str]:
     """The lines of code in a source: neither blank nor a comment."""
     return [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
-
-
-def visible_code_lines(notebook: Mapping[str, Any]) -> int:
-    """How many lines of code a reader sees."""
-    cells = [
-        cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
-    ]
-    return sum(len(code_lines_of(cell["source"])) for cell in cells)
-
-
-def visible_words(notebook: Mapping[str, Any]) -> int:
-    """How many words of prose a reader sees."""
-    return sum(
-        len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
-    )
-
-
-def prose_words(text: str) -> list[str]:
-    """The words of Markdown outside folds.
-
-    >>> prose_words("# A title\\n\\n- See [the *grid*](06.ipynb) below.\\n\\n| a | 1 × 2 |\\n|---|---|")
-    ['See', 'the', '*grid*', 'below.', 'a', '1', '2']
-    """
-    shown = _NOT_PROSE.sub("", HEADER.sub("", _FOLDED.sub("", text)))
-    words = _LINK.sub(r"\1", shown).replace("|", " ").split()
-    return [word for word in words if any(map(str.isalnum, word))]
 
 
 def required_minutes(notebook: Mapping[str, Any]) -> int:

@@ -14,12 +14,12 @@ from nbformat import NotebookNode
 from muon_tutorial.learn.course import series
 from scripts.notebook_guards import declared_parameters
 from scripts.notebooks import built_path, check, read_text, solved, sources
-from scripts.pages import page_of
 from tests.notebooks import lesson_form
 
 from .reading import bold_terms
 
 SOURCES = sources()
+LEAST_WRITTEN = 150  # lines
 
 
 @pytest.fixture(params=SOURCES, ids=lambda path: path.stem[:2])
@@ -71,12 +71,12 @@ def test_parameters_follow_the_set_up_one_annotated_assignment_a_line(committed:
 
 
 def test_it_begins_with_question_and_picture_and_gives_nothing_away(
-    source: Path, committed: NotebookNode
+    source: Path, committed: NotebookNode, site: Path
 ) -> None:
     number = source.stem[:2]
     assert tagged(committed, "hero")
     lesson = importlib.import_module(f"muon_tutorial.learn.{series.lesson(number).package}")
-    page = page_of(built_path(source), still=True)
+    page = (site / f"{source.stem}.html").read_text(encoding="utf-8")
     assert lesson_form.form_problems(committed, series.lesson(number).name, "*Previous:*") == []
     assert lesson_form.spoilers(committed, lesson.SPOILERS) == []
     assert lesson_form.spoilers(committed, lesson.SPOILERS, page) == []
@@ -103,6 +103,12 @@ def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
     notebook = read_text(text)
     assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
     assert re.search(r"\*(Easy|Medium|Hard) · \d+ minutes? · (required|optional)\*", text)
+
+
+def test_the_reader_writes_enough_in_the_whole_course() -> None:
+    texts = [read_text(source.read_text(encoding="utf-8")) for source in SOURCES]
+    posed = [each for text in texts for each in lesson_form.exercises(text)]
+    assert sum(len(each.written) for each in posed) >= LEAST_WRITTEN
 
 
 def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:
