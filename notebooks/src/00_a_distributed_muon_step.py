@@ -20,10 +20,10 @@ from muon_tutorial.learn import first_look as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: five minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Five minutes.** At the end you can say, for one matrix, which process holds which part of it before, during
-# and after a Muon step. And you have run that step on real processes, with a function of your own.
+# **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part of it before, during and
+# after a Muon step. And you have run that step on real processes, with a function of your own.
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
 #

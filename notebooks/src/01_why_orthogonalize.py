@@ -20,10 +20,10 @@ from muon_tutorial.learn import why_muon as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: half an hour, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can write Muon's whole update, to the same bits as PyTorch's, say what
-# each line does, and say which matrices of a model it is for.
+# **Forty minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the same
+# bits as PyTorch's, say what each line does, and say which matrices of a model it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.

@@ -20,10 +20,10 @@ from muon_tutorial.learn import five_products as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: thirty-five minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty-five minutes.** At the end you can write Newton–Schulz, say where it brings a singular value
-# without any matrix, bound where all of them end, and count its FLOPs.
+# **Forty-five minutes.** At the end you can write Newton–Schulz, say where it brings a singular value without any
+# matrix, bound where all of them end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #

@@ -20,11 +20,11 @@ from muon_tutorial.learn import collectives as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: thirty minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can say, for the calls that all of this course is made of, which messages they
-# send, and how many bytes, in any dtype and on any number of ranks. And you have written such calls yourself, run
-# them on real processes, and seen what a wrong one says.
+# **Forty-five minutes.** The optional exercises take twelve more. At the end you can say, for the calls that all of
+# this course is made of, which messages they send, and how many bytes, in any dtype and on any number of ranks. And
+# you have written such calls yourself, run them on real processes, and seen what a wrong one says.
 #
 # *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
 #

@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can say who orthogonalizes which matrix in the first published distributed
-# Muon, what travels, how much of it is zeros, and when the work is shared badly. You will have found and fixed a
-# bug in it that raises no error, on real processes.
+# **Forty-five minutes.** The optional exercises take ten more. At the end you can say who orthogonalizes which matrix
+# in the first published distributed Muon, what travels, how much of it is zeros, and when the work is shared badly.
+# You will have found and fixed a bug in it that raises no error, on real processes.
 #
 # *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. Of Newton–Schulz, only
 # that it is the costly part of Muon: it turns a gradient into an update of the same shape.

@@ -22,8 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can say, for any Linear, any grid and either cut, the shape that a rank holds and
-# who holds which entries. Your own cuts have moved bytes on real ranks, and you know why q, k and v want a cut each.
+# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid
+# and either cut, the shape that a rank holds and who holds which entries. Your own cuts have moved bytes on real
+# ranks, and you know why q, k and v want a cut each.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid and its groups).
 #

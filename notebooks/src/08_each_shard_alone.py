@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can say what goes wrong if every rank orthogonalizes only what it holds, why
-# no learning rate repairs it, and why a test with random matrices does not notice. You will have written the
-# gather that repairs it, and run it on real processes.
+# **Thirty-five minutes.** The optional exercises take twelve more. At the end you can say what goes wrong if every
+# rank orthogonalizes only what it holds, why no learning rate repairs it, and why a test with random matrices does
+# not notice. You will have written the gather that repairs it, and run it on real processes.
 #
 # *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and
 # how tp cuts a matrix.

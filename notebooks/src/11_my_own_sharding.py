@@ -20,18 +20,18 @@ from muon_tutorial.learn import own_sharding as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: forty-five minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal
-# out the work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
+# **Fifty minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
+# work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
 #
 # - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has nothing to
-#   install.
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
+#   nothing to install.
 #
 # *Other grids:* any dp and tp of two or more in all; the more ranks, the emptier the shards.
 #

@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The hard exercise takes twenty more. At the end you can say, for any model on any grid, what a step
-# waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
+# **Twenty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes, latency
+# or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
 #

@@ -20,11 +20,11 @@ from muon_tutorial.learn import my_loop as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: forty minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can put Muon into a loop of your own, stop it with a kill, and go on on
-# another grid. You know which bits stay the same, and which do not, and why. It is the last lesson, and ends
-# with your own `my_muon.py`, which trains a GPT under torchrun.
+# **Fifty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
+# stop it with a kill, and go on on another grid. You know which bits stay the same, and which do not, and why. It is
+# the last lesson, and ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -230,8 +230,8 @@ print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 #
 # <details><summary>Hint</summary>
 #
-# `extra` is a dictionary of yours, and it comes back from `manager.load`. What does the loop have that is neither in
-# the model nor in the optimizer? The scheduler has a `state_dict()`.
+# `extra` is a dictionary of yours, and it comes back from `manager.load`. What does the loop remember beyond the
+# model and the optimizer? The scheduler has a `state_dict()`.
 #
 # </details>
 #

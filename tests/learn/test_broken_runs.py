@@ -87,7 +87,7 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
     [
         ("A", "nothing", "start of step 0 on ranks 1, 2 and 3 still differs"),
         ("A", {6: "return self.seed + 1"}, "start of step 0 on all ranks still differs"),
-        ("B", {43: "if self.loss > 0:"}, "average of step 1 on all ranks still differs"),
+        ("B", {43: "if self.loss > 0:"}, "momentum of step 1 on all ranks still differs"),
         ("B", {44: ""}, "waits for rank"),
         ("C", {80: "return 1.0"}, "size 0.7071, cosine 1.0000"),
         ("D", {40: "if self.loss < 0:", 41: "pass"}, ""),

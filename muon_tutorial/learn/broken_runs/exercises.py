@@ -67,8 +67,8 @@ class Clinic:
         Raises:
             UsageError: there is no patient of that name.
         """
+        self._text(name)
         if name not in self.kept:
-            self._text(name)
             self.kept[name] = run_patient(name, self.dp, self.tp, self.seed, self.backend)
         return self.kept[name]
 
