@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from textwrap import indent
 from typing import Any
 from urllib.parse import quote
 
@@ -162,7 +161,7 @@ def index(copies: str = "", essay: str = "") -> str:
         "fifteen": f"[The essay that plays]({essay})"
         if essay
         else "[Lesson 00](00_a_distributed_muon_step.html)",
-        "paths": indent(_linked(series.paths()), "    "),
+        "paths": _linked(series.paths()),
         "lessons": f'<div class="lessons">\n{cards}\n</div>',
         "words": "\n".join(
             f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()

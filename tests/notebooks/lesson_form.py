@@ -33,6 +33,8 @@ FOLD = '<details class="answer">'
 """How a page begins to fold the outputs of a cell tagged ``answer``."""
 _INLINE = {"span", "code", "a", "b", "i", "em", "strong", "sub", "sup"}
 _FOLDED = re.compile(r"<details.*?</details>", re.DOTALL)
+_NOT_PROSE = re.compile(r"^#+ [^\n]*$|^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class _Seen(HTMLParser):
@@ -230,7 +232,40 @@ def code_lines_of(source: str) -> list[str]:
     return [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
-def required_minutes(notebook: Mapping[str, Any]) -> int:
-    """The minutes of all required exercises together."""
+def visible_code_lines(notebook: Mapping[str, Any]) -> int:
+    """How many lines of code a reader sees."""
+    cells = [
+        cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
+    ]
+    return sum(len(code_lines_of(cell["source"])) for cell in cells)
+
+
+def visible_words(notebook: Mapping[str, Any]) -> int:
+    """How many words of prose a reader sees."""
+    return sum(
+        len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
+    )
+
+
+def prose_words(text: str) -> list[str]:
+    """The words of Markdown outside folds.
+
+    >>> prose_words("# A title\\n\\n- See [the *grid*](06.ipynb) below.\\n\\n| a | 1 × 2 |\\n|---|---|")
+    ['See', 'the', '*grid*', 'below.', 'a', '1', '2']
+    """
+    shown = _NOT_PROSE.sub("", HEADER.sub("", _FOLDED.sub("", text)))
+    words = _LINK.sub(r"\1", shown).replace("|", " ").split()
+    return [word for word in words if any(map(str.isalnum, word))]
+
+
+def exercise_minutes(notebook: Mapping[str, Any], kind: str = "required") -> int:
+    """The minutes of all required exercises together, or of all optional ones."""
     text = "\n\n".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    return sum(int(minutes) for _, minutes, kind, _ in HEADER.findall(text) if kind == "required")
+    return sum(int(minutes) for _, minutes, is_kind, _ in HEADER.findall(text) if is_kind == kind)
+
+
+def reading_minutes(notebook: Mapping[str, Any]) -> float:
+    """How long a newcomer reads: 150 words or 12 lines a minute, and half a minute for what a cell shows."""
+    shown = [c for c in notebook["cells"] if c["cell_type"] == "code" and not is_hidden(c, "source")]
+    cells = sum(not has(cell, "stub") for cell in shown)
+    return visible_words(notebook) / 150 + visible_code_lines(notebook) / 12 + cells / 2
