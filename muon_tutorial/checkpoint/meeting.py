@@ -36,15 +36,15 @@ _NAMES_A_RANK = re.compile(r"ranks? (\d+)")
 class Meeting:
     """Ranks that have begun one thing together. ``id`` is the same on all of them, and never used again.
 
-    ``timeout``, in seconds, is that of the default process group. ``store`` is None in a single process.
+    ``timeout``, in seconds, is that of the default process group.
     """
 
     id: str
     what: str
-    rank: int = 0
-    size: int = 1
-    timeout: float = 0.0
-    store: Any = None
+    rank: int
+    size: int
+    timeout: float
+    store: Any
 
     def agree(
         self, stage: str, make: Callable[[], tuple[K, T]], decide: Callable[[list[T]], Sequence[A]]
@@ -64,13 +64,6 @@ class Meeting:
         if threading.current_thread() is threading.main_thread():
             report_phase(f"{self.what} · {stage}")
         made, own = _attempt(make)
-        if self.store is None:
-            answers, own = _attempt(lambda: decide([made[1]])) if made is not None else (None, own)
-            if own is not None:
-                raise self._named(own, self._line(own))
-            assert made is not None
-            assert answers is not None
-            return made[0], answers[0]
         try:
             answer = self._exchange(stage, made and made[1], own, decide)
         except dist.DistError as error:
@@ -147,7 +140,7 @@ class Meeting:
     def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
         """What this rank raises: its own error, if that is why, else what it was told."""
         if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
-            return self._named(own, complaint)
+            return self._named(own, complaint if self.size > 1 else self._line(own))
         named = _NAMES_A_RANK.match(complaint)
         return CheckpointError(complaint, int(named[1]) if named else None)
 
@@ -191,7 +184,7 @@ def call_meeting(what: str) -> Meeting:
     """
     fresh = uuid.uuid4().hex
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return Meeting(fresh, what)
+        return Meeting(fresh, what, 0, 1, 0.0, dist.HashStore())
     try:
         found = gather_objects((fresh, what))
     except RuntimeError as error:

@@ -176,7 +176,7 @@ def as_before(saved: Any, current: Any) -> Any:
 
 
 def _as_numbers(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if hasattr(value, "item"):  # a tensor, or a number of numpy's
         return value.item()
     return tuple(_as_numbers(part) for part in value) if isinstance(value, tuple) else value
 
