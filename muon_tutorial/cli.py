@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -47,7 +48,7 @@ from .plan.strategies import STRATEGIES
 from .timing.commands import add_calibrate, add_plan
 from .timing.recipe_command import add_recipes
 from .training import job
-from .training.checkpoints import TIME, Saving, StoppedRun
+from .training.checkpoints import RUN, TIME, Saving, StoppedRun
 from .training.records import RunResult
 from .training.report import describe_verdict, summary_table, traffic_table
 from .training.resume import (
@@ -192,9 +193,10 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
     if options.resume is None:
         settings = _settings(options, dp)
         job.check_inputs(settings, settings.world_size)
-        folder = _make_folder(options, settings)
+        run = uuid.uuid4().hex
+        folder = _make_folder(options, settings, run)
         options.hold(folder.held())
-        return settings, folder, _asked_of(Saving(folder.path, options.save_every), options)
+        return settings, folder, _asked_of(Saving(folder.path, options.save_every, run=run), options)
     if options.out is not None:
         raise UsageError("--resume goes on in the run's own folder: leave out --out")
     folder, said = RunFolder.reopen(find_run(options.resume))
@@ -424,9 +426,9 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
     return dp
 
 
-def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFolder:
+def _make_folder(options: argparse.Namespace, settings: TrainSettings, run: str) -> RunFolder:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    beside = {SAVE_EVERY: options.save_every, RUN_ID: torchrun_run_id()}
+    beside = {SAVE_EVERY: options.save_every, RUN: run, RUN_ID: torchrun_run_id()}
     return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
 
 

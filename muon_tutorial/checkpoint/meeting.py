@@ -110,7 +110,11 @@ class Meeting:
         if error is None:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
-        self.store.set(f"{stage}/verdict", _ANSWERED if error is None else _refused(self._verdict(error)))
+        verdict = _ANSWERED
+        if error is not None:  # what this package finds is true of all ranks; any other error is rank 0's
+            whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
+            verdict = _refused(whose + self._line(error))
+        self.store.set(f"{stage}/verdict", verdict)
         return error
 
     def _wait_for_verdict(self, stage: str) -> bytes:
@@ -140,40 +144,26 @@ class Meeting:
     def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
         """What this rank raises: its own error, if that is why, else what it was told."""
         if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
-            return self._named(own, complaint if self.size > 1 else self._line(own))
-        named = _NAMES_A_RANK.match(complaint)
-        return CheckpointError(complaint, int(named[1]) if named else None)
-
-    def _verdict(self, error: BaseException) -> str:
-        """Why all ranks are refused: what this package found is true of all; any other error is rank 0's."""
-        return (
-            self._line(error)
-            if isinstance(error, TutorialError)
-            else f"rank {self.rank}: {self._line(error)}"
-        )
+            if isinstance(own, TutorialError):
+                return own
+            if not isinstance(own, Exception):
+                raise own
+            named = CheckpointError(complaint if self.size > 1 else self._line(own))
+            named.__cause__ = own
+            return named
+        guilty = _NAMES_A_RANK.match(complaint)
+        return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
         """An error in one line; what this package did not raise itself says also where it came from."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
-    def _named(self, error: BaseException, line: str) -> TutorialError:
-        """The error as one of this package's. Interrupts are none."""
-        if isinstance(error, TutorialError):
-            return error
-        if not isinstance(error, Exception):
-            raise error
-        named = CheckpointError(line)
-        named.__cause__ = error
-        return named
-
     def _leave(self, stage: str) -> None:
         """Have the last rank remove what the store holds of this stage."""
         if self.store.add(f"{stage}/left", 1) == self.size:
-            ranks = [
-                key for rank in range(self.size) for key in (f"{stage}/{rank}", f"{stage}/answer/{rank}")
-            ]
-            for key in (*ranks, f"{stage}/verdict", f"{stage}/left"):
-                self.store.delete_key(key)
+            posts = [f"{kind}{rank}" for rank in range(self.size) for kind in ("", "answer/")]
+            for post in (*posts, "verdict", "left"):
+                self.store.delete_key(f"{stage}/{post}")
 
 
 def call_meeting(what: str) -> Meeting:

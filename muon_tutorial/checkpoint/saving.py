@@ -115,7 +115,7 @@ def contents_to_save(
     buffers = {f"model.{name}" for name in contents.buffers}
     groups = {item.name: item.record for item in contents.stepped}
     for name, record in groups.items():
-        manifest.hyperparameters_to_json(name, record["group"])
+        manifest.record_to_json(name, record)
     saved_extra = dump_plain("extra", dict(extra or {})) if _is_first() else b""
     return ContentsToSave(tensors, buffers, groups, saved_extra)
 

@@ -1,6 +1,7 @@
-"""What ranks tell each other through the process group's store, as JSON: nothing that is read can run code.
+"""Plain values as JSON: what ranks tell each other through their store, and hyperparameters in a manifest.
 
-torchrun's store listens on every network interface, and whoever reaches it can write to it.
+Nothing that is read can run code. torchrun's store listens on every network interface, and whoever reaches it
+can write to it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from ..errors import CheckpointError
 
 _LARGEST = 1 << 30  # bytes of one record
+_CONTAINERS = {"tuple": tuple, "set": set}
 
 
 def pack(value: Any) -> bytes:
@@ -20,7 +22,7 @@ def pack(value: Any) -> bytes:
     Raises:
         CheckpointError: a part of it is something else.
     """
-    return zlib.compress(json.dumps(_plain(value)).encode(), 1)
+    return zlib.compress(json.dumps(to_json("what a rank tells", value)).encode(), 1)
 
 
 def unpack(data: bytes) -> Any:
@@ -34,29 +36,48 @@ def unpack(data: bytes) -> Any:
         text = reader.decompress(data, _LARGEST)
         if not reader.eof:
             raise ValueError("it is too long, or cut off")
-        return _rebuilt(json.loads(text))
-    except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        return from_json(json.loads(text))
+    except (ValueError, TypeError, RecursionError, zlib.error) as error:
         raise CheckpointError(f"the ranks' store holds what no rank wrote: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def to_json(what: str, value: Any) -> Any:
+    """Return a value as JSON has it; tuples, sets and dicts with other keys than text keep their kind.
+
+    Raises:
+        CheckpointError: a part of it is neither number, text nor such a container; says of ``what``.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, list):
+        return [to_json(what, part) for part in value]
     if isinstance(value, dict):
-        return {"dict": [[_plain(key), _plain(part)] for key, part in value.items()]}
+        if all(isinstance(key, str) for key in value):
+            return {"dict": {key: to_json(what, part) for key, part in value.items()}}
+        return {"pairs": [[to_json(what, key), to_json(what, part)] for key, part in value.items()]}
     for name, kind in _CONTAINERS.items():
         if isinstance(value, kind):
-            return {name: [_plain(part) for part in value]}
-    raise CheckpointError(f"a {type(value).__name__} is nothing that ranks tell each other")
+            return {name: [to_json(what, part) for part in value]}
+    raise CheckpointError(
+        f"{what} is a {type(value).__name__}, which a checkpoint does not take: make it numbers or text"
+    )
 
 
-def _rebuilt(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """Return what ``to_json`` was given.
+
+    Raises:
+        ValueError, TypeError: it did not make this.
+    """
+    if isinstance(value, list):
+        return [from_json(part) for part in value]
     if not isinstance(value, dict):
         return value
     [(name, its)] = value.items()
     if name == "dict":
-        return {_rebuilt(key): _rebuilt(part) for key, part in its}
-    return _CONTAINERS[name](_rebuilt(part) for part in its)
-
-
-_CONTAINERS = {"tuple": tuple, "set": set, "list": list}
+        return {key: from_json(part) for key, part in dict(its).items()}
+    if name == "pairs":
+        return {from_json(key): from_json(part) for key, part in its}
+    if name not in _CONTAINERS or not isinstance(its, list):
+        raise ValueError(f"a value of the kind {name!r}")
+    return _CONTAINERS[name](from_json(part) for part in its)

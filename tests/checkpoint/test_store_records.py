@@ -43,5 +43,5 @@ def test_what_no_rank_wrote_is_one_error(data: bytes) -> None:
 
 
 def test_what_is_not_read_is_not_written() -> None:
-    with pytest.raises(CheckpointError, match="a Planted is nothing that ranks tell each other"):
+    with pytest.raises(CheckpointError, match="is a Planted, which a checkpoint does not take"):
         pack([Planted()])
