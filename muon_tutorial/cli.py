@@ -290,6 +290,7 @@ def _place_run_under_torchrun(
             known, said = RunFolder.reopen(folder)
             if run_id is None or said.get(RUN_ID) != run_id:
                 raise in_use(folder)
+            _fit_grid(options, said, started)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
             saving = _going_on(known, said, options)
             if (saving.begin or 0) >= settings.steps and (folder / RESULT).exists():
@@ -297,12 +298,17 @@ def _place_run_under_torchrun(
             return settings, known, saving
     if options.resume is not None:
         _, said = RunFolder.reopen(find_run(options.resume))
-        tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
-        options.tp, options.dp = tp, _dp_under_torchrun(options.dp, tp, started)
-        options.given = {*options.given, "dp", "tp"}
+        _fit_grid(options, said, started)
     else:
         options.dp = _dp_under_torchrun(options.dp, options.tp, started)
     return _place_run(options, options.dp)
+
+
+def _fit_grid(options: argparse.Namespace, said: dict[str, Any], started: int) -> None:
+    """Have a run that goes on take as many ranks as torchrun has started, perhaps on fewer nodes."""
+    options.tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
+    options.dp = _dp_under_torchrun(options.dp, options.tp, started)
+    options.given = {*options.given, "dp", "tp"}
 
 
 def build_parser() -> argparse.ArgumentParser:
