@@ -33,8 +33,14 @@ from .errors import (
     UsageError,
 )
 from .launching.agent import run_agent
-from .launching.command import BAD_INPUT, FAILED, INTERRUPTED, raise_on_interrupt, said_of
-from .launching.descriptors import fill_standard_descriptors
+from .launching.command import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    fill_standard_descriptors,
+    raise_on_interrupt,
+    said_of,
+)
 from .launching.signals import exit_by
 from .launching.torchrun import (
     TorchrunEnvironment,

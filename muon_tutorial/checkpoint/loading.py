@@ -81,8 +81,15 @@ def load_found(
 
         def compare(told: list[Found]) -> list[list[str]]:
             found = [Found(*each) for each in told]
-            _check_alike(path, [each.digest for each in found])
-            _check_nothing_is_left(path, found[0].saved, [each.names for each in found])
+            for rank, each in enumerate(found):
+                if each.digest != found[0].digest:
+                    raise CheckpointError(
+                        f"{path} is another checkpoint on rank {rank} than on rank 0: the ranks share no "
+                        "file system, or it was replaced just now; load again"
+                    )
+            unknown = sorted(found[0].saved.difference(*(each.names for each in found)))
+            if unknown:
+                raise CheckpointError(f"{path} holds {unknown[0]}, which no rank's model has")
             stepped = set().union(*(each.stepped for each in found))
             kinds = {found[0].states[name] for name in stepped}
             left = [name for name, kind in found[0].states.items() if kind in kinds and name not in stepped]
@@ -217,15 +224,6 @@ def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
             )
 
 
-def _check_alike(path: Path, digests: Sequence[str]) -> None:
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise CheckpointError(
-                f"{path} is another checkpoint on rank {rank} than on rank 0: the ranks share no file "
-                "system, or it was replaced just now; load again"
-            )
-
-
 def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
     """Everything to be filled, checked."""
     entries = model_entries(contents)
@@ -292,13 +290,6 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
                 f"{other} and {item.name} share a group here, and were saved with {wrong[0]} "
                 f"{its.get(wrong[0])!r} and {ours.get(wrong[0])!r}"
             )
-
-
-def _check_nothing_is_left(path: Path, saved: Iterable[str], names: Sequence[set[str]]) -> None:
-    """Refuse a checkpoint with a parameter that no rank's model has."""
-    left = sorted(set(saved) - set().union(*names))
-    if left:
-        raise CheckpointError(f"{path} holds {left[0]}, which no rank's model has")
 
 
 def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:

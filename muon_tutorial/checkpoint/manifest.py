@@ -70,11 +70,7 @@ def sha256(data: bytes) -> str:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The file: JSON, in which the SHA-256 of the content stands before the content.
-
-    Raises:
-        CheckpointError: a hyperparameter is nothing that JSON holds.
-    """
+    """The file: JSON, in which the SHA-256 of the content stands before the content."""
     files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in manifest.files.items()}
     content = {
         "format": FORMAT,

@@ -167,11 +167,7 @@ class Meeting:
 
 
 def call_meeting(what: str) -> Meeting:
-    """Begin something together. All ranks of the default process group must call, in their main thread.
-
-    Raises:
-        CheckpointError: a rank did not come, or came for something else.
-    """
+    """Begin something together. All ranks of the default process group must call, in their main thread."""
     fresh = uuid.uuid4().hex
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Meeting(fresh, what, 0, 1, 0.0, dist.HashStore())

@@ -67,11 +67,7 @@ def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
 
 
 def write_pieces(path: Path, entries: Mapping[str, TensorInPieces], share: Sequence[Place]) -> Written:
-    """Write these pieces to a file, each as ``torch.save`` writes a tensor, and see it onto the disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write these pieces to a file, each as ``torch.save`` writes a tensor, and see it onto the disk."""
     places, digest = {}, hashlib.sha256()
     with open(path, "xb") as file:
         for key, offset in share:

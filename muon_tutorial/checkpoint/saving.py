@@ -100,11 +100,7 @@ class SaveJob:
 def contents_to_save(
     model: nn.Module, optimizer: Saveable, extra: Mapping[str, Any] | None, rename: Rename | None
 ) -> ContentsToSave:
-    """Find out what this rank has to save, in the model's own memory.
-
-    Raises:
-        CheckpointError: there is something that cannot be saved.
-    """
+    """Find out what this rank has to save, in the model's own memory."""
     if extra is not None and not isinstance(extra, Mapping):
         raise CheckpointError(f"extra is a dict of what is to be saved beside the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)

@@ -26,11 +26,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what was packed, named tuples as tuples; of bytes that ``pack`` did not make, an error.
-
-    Raises:
-        CheckpointError: they are damaged, or somebody else wrote them.
-    """
+    """Return what was packed, named tuples as tuples; of bytes that ``pack`` did not make, an error."""
     try:
         reader = zlib.decompressobj()
         text = reader.decompress(data, _LARGEST)

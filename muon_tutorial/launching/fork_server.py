@@ -176,11 +176,7 @@ class ForkedRanks:
         self.waitables = [self._line]  # what becomes readable when there is news
 
     def news(self) -> list[ProcessState]:
-        """Return what the server has told since the last call.
-
-        Raises:
-            LaunchError: the server is gone.
-        """
+        """Return what the server has told since the last call."""
         if self._is_lost:
             return [ProcessState(rank, pid, -signal.SIGKILL) for rank, pid in self._pids.items()]
         news: list[ProcessState] = []

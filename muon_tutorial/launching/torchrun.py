@@ -181,11 +181,7 @@ def _seat() -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _meeting(rank: int, world_size: int) -> Iterator[None]:
-    """Tell in one line why the ranks did not meet.
-
-    Raises:
-        LaunchError: they did not.
-    """
+    """Tell in one line why the ranks did not meet."""
     try:
         yield
     except TutorialError:
@@ -227,11 +223,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Refuse at once what a store's client would try for its whole timeout.
-
-    Raises:
-        LaunchError: torchrun's agent ended before this rank asked for it.
-    """
+    """Refuse at once what a store's client would try for its whole timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, and need not do so yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

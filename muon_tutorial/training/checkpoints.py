@@ -120,10 +120,6 @@ class Saver:
         extra[RUN] = self.saving.run
         self.manager.save(done, self.model, self.optimizer, extra=extra, wait=wait)
 
-    def wait(self) -> None:
-        """Wait for the save that is under way."""
-        self.manager.wait()
-
     def asked(self, is_first: bool) -> set[str]:
         """What this rank sees the run asked for, of ``REASONS``; the clock is the first rank's."""
         found = {SAVE} if self.saving.save_file.exists() else set()

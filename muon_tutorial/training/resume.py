@@ -91,9 +91,6 @@ def saving_of(
     """How a run that goes on saves, and from where it begins: its newest checkpoint that is whole, if any.
 
     ``say`` is told of damaged ones, which are put aside.
-
-    Raises:
-        UsageError: its ``settings.json`` holds no number of steps to save after.
     """
     own = said.get(SAVE_EVERY)
     if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):
