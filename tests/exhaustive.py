@@ -78,7 +78,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "training/test_two_nodes.py": {
-        "test_a_rank_killed_on_one_of_two_nodes_ends_with_one_machines_bits": (
+        "test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one": (
             "a rank killed on one node ends with the same bits, in training/test_restarts.py"
         ),
     },

@@ -39,11 +39,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
-    """The folder that a user names, which need not exist: what a link points to, in the place of the link.
-
-    Raises:
-        CheckpointError: it can be no checkpoint's.
-    """
+    """The folder that a user names, which need not exist: what a link points to, in the place of the link."""
     target = Path(path).absolute()
     target = target.resolve() if target.is_symlink() else target
     if not target.name:
@@ -224,11 +220,7 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Have two paths change places in one step.
-
-    Raises:
-        OSError: of ``_CANNOT_EXCHANGE``, where the system or the file system cannot.
-    """
+    """Have two paths change places in one step."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -238,11 +230,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Read a plain file of at most so many bytes; a pipe or a device would be waited for, or never end.
-
-    Raises:
-        OSError: it is none, or larger, or cannot be read.
-    """
+    """Read a plain file of at most so many bytes; a pipe or a device would be waited for, or never end."""
     try:
         with _plain(os.open(path, _READING), path) as file:
             data = file.read(most + 1)

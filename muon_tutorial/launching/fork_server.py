@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from typing import NoReturn
@@ -57,7 +56,7 @@ except SystemExit:
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Importing torch's compiler makes a folder for its cache; the server names one that is there already.
-_NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
+_NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
 # What ranks are likely to import, torch's optimizers among them: seconds if each rank did it. Imported one by
 # one while nothing runs, so that the first launch does not wait for them.
 _LATER = (
@@ -177,11 +176,7 @@ class ForkedRanks:
         self.waitables = [self._line]  # what becomes readable when there is news
 
     def news(self) -> list[ProcessState]:
-        """Return what the server has told since the last call.
-
-        Raises:
-            LaunchError: the server is gone.
-        """
+        """Return what the server has told since the last call."""
         if self._is_lost:
             return [ProcessState(rank, pid, -signal.SIGKILL) for rank, pid in self._pids.items()]
         news: list[ProcessState] = []

@@ -27,7 +27,7 @@ from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Builder, Plan, fingerprint, one_by_one, owner
-from ..step.parameter_state import ParameterState, group_parts
+from ..step.parameter_state import ParameterState, group_parts, local_part
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, check_same, drive, refuse
@@ -91,6 +91,7 @@ class StrategySteps:
             plan = self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
             if plan.expects == "local":
                 _check_no_ddp(plan.strategy, groups)
+                _check_own_memory(plan.strategy, groups)
             check_gram_recipes(plan, groups)
             return plan
 
@@ -222,6 +223,20 @@ def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
         return Assigned(params, state, meshes, checked_assignments(config, params, state))
     except TutorialError as error:
         return Assigned(params, state, meshes, error)
+
+
+def _check_own_memory(strategy: str, groups: Groups) -> None:
+    """Refuse a parameter that begins where another does, as its transposed view: an update would be lost."""
+    first: dict[int, str] = {}
+    for number, group in enumerate(groups):
+        for name, param in named_params(group, number):
+            local = local_part(param.detach())
+            other = first.setdefault(local.data_ptr(), name) if local.numel() and not local.is_meta else name
+            if other != name:
+                raise StrategyError(
+                    f"{name} and {other} share their memory, and strategy {strategy!r} would lose the update "
+                    "of one: give each its own, or make them one parameter"
+                )
 
 
 def _check_no_ddp(strategy: str, groups: Groups) -> None:

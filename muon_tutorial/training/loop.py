@@ -108,7 +108,7 @@ def train_rank(
                 say(f"saved after step {step + 1} in {saver.saving.checkpoints}")
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
     if saver is not None:
-        saver.wait()
+        saver.manager.wait()
     text = trainer.text
     return RunResult(
         settings=settings,
