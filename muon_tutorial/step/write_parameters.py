@@ -92,7 +92,7 @@ def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
     """
     if stepped is None:
         return
-    label = Label("parameter all_gather", bucket.name)
+    label = Label("parameter broadcast" if bucket.is_owned else "parameter all_gather", bucket.name)
     whole = yield from travel(stepped, bucket.plan.parameter, bucket.at, label)
     write_parameters(bucket, whole)
 
