@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Literal, TypeAlias, TypeVar
 
@@ -208,7 +208,7 @@ def zero1(
         if cut == "list":
             return sliced(_list_of(run, grid), limit)
         runs = fill_buckets(run, _weights(run, grid), round_bytes)
-        return (bucket for its in runs for bucket in sliced(_List(its, grid), everything))
+        return (bucket for its in runs for bucket in sliced(_List.of(its, grid), everything))
 
     everything = Limit(sys.maxsize, sys.maxsize)
 
@@ -579,62 +579,48 @@ def _averaged_bucket(
     return Bucket(0, 0, ("dp",), entries, whole, whole, worked, *stay, phases=phases)
 
 
-@dataclass(frozen=True)  # without slots: what follows from the order is worked out once
+@dataclass(frozen=True, slots=True)
 class _List:
-    """Matrices one after the other, cut over dp into slices of one length."""
+    """Matrices one after the other, cut over ``dp`` into slices of ``length``: where each ends, and the
+    positions whose slices hold a part of it. In elements."""
 
     matrices: Sequence[Matrix]
-    grid: Grid
+    dp: int
+    length: int
+    sizes: list[int]
+    ends: list[int]
+    workers: list[range]
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Elements of each matrix in the list."""
-        return [largest_piece(matrix, self.grid) for matrix in self.matrices]
+    @classmethod
+    def of(cls, run: Sequence[Matrix], grid: Grid) -> _List:
+        """The list of matrices in this order."""
+        sizes, dp = [largest_piece(matrix, grid) for matrix in run], grid.size("dp")
+        length, ends = padded(sum(sizes), dp) // dp, [*accumulate(sizes)]
+        runs = zip(ends, sizes, strict=True)
+        workers = [range((end - size) // length, (end - 1) // length + 1) for end, size in runs]
+        return cls(run, dp, length, sizes, ends, workers)
 
-    @cached_property
-    def length(self) -> int:
-        """Elements of a slice."""
-        return padded(sum(self.sizes), self.grid.size("dp")) // self.grid.size("dp")
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """Where each matrix ends in the list."""
-        return [*accumulate(self.sizes)]
-
-    @cached_property
-    def workers(self) -> list[range]:
-        """The positions whose slices hold a part of each matrix."""
-        runs = zip(self.ends, self.sizes, strict=True)
-        return [range((end - size) // self.length, (end - 1) // self.length + 1) for end, size in runs]
-
-    @cached_property
     def most_work(self) -> int:
         """Operations of the position that has most to do."""
-        work = Counter[int]()
+        work = [0] * self.dp
         for matrix, places in zip(self.matrices, self.workers, strict=True):
             for place in places:
                 work[place] += newton_schulz_cost(matrix.sides)
-        return max(work.values(), default=0)
+        return max(work)
 
     def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
         """How the slices cut a bucket of some of the matrices, by their numbers."""
-        dp = self.grid.size("dp")
         if len(its) == len(self.matrices):
-            return SlicedBuffer("dp", dp * self.length)
-        size, places = (
-            sum(_pick(self.sizes, its)),
-            range(self.workers[its[0]].start, self.workers[its[-1]].stop),
-        )
-        if len(places) == 1:
-            return SlicedBuffer("dp", size, owner=places.start)
-        held = [0] * dp
+            return SlicedBuffer("dp", self.dp * self.length)
+        held = [0] * self.dp
         for number in its:
-            end = self.ends[number]
+            start, end = self.ends[number] - self.sizes[number], self.ends[number]
             for place in self.workers[number]:
-                held[place] += min(end, (place + 1) * self.length) - max(
-                    end - self.sizes[number], place * self.length
-                )
-        return SlicedBuffer("dp", size, tuple(held))
+                held[place] += min(end, (place + 1) * self.length) - max(start, place * self.length)
+        owner = min(self.workers[its[0]].start, self.dp - 1)  # of no elements, perhaps
+        if held[owner] == sum(held):
+            return SlicedBuffer("dp", sum(held), owner=owner)
+        return SlicedBuffer("dp", sum(held), tuple(held))
 
 
 def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
@@ -644,9 +630,9 @@ def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
     work. In the other each slice begins with the largest and goes on with the largest that fits, so that
     few matrices lie in two slices, where two positions would work on them.
     """
-    spread = _List(_spread(run), grid)
-    filled = _List(_slice_by_slice(run, grid, spread.length), grid)
-    return min(spread, filled, key=lambda order: order.most_work)
+    spread = _List.of(_spread(run), grid)
+    filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
+    return min(spread, filled, key=_List.most_work)
 
 
 def _spread(run: Sequence[Matrix]) -> list[Matrix]:
