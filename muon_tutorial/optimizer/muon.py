@@ -36,6 +36,7 @@ from ..orthogonalizers.named import STOCK
 from ..parameters.mesh_parameters import same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
+from ..plan.rounds import IN_FLIGHT
 from ..plan.strategies import Builder, Plan, find_builder
 from ..step.agreement import Stamp
 from ..step.parameter_state import group_parts, local_gradient
@@ -81,7 +82,8 @@ class Muon(torch.optim.Optimizer):
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` go first.
-        window: how many buckets may be in flight at once.
+        window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
+            and one back while a third is worked on; with one, a step holds a third as much.
         parts: how parameters hold several matrices, each orthogonalized on its own: rows of each
             (``(d, d, d)`` for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for
             convolutions. Best set on a parameter group.
@@ -133,7 +135,7 @@ class Muon(torch.optim.Optimizer):
         strategy: str | Builder | None = None,
         mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
         tp_dim: TpDim = 0,
-        window: int = 1,
+        window: int = IN_FLIGHT,
         parts: Parts = None,
         transposed: bool = False,
         distributed_config: DistributedConfig | None = None,

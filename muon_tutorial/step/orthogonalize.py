@@ -35,7 +35,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     that does not work on a matrix stands by.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
-    boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: dp gather
+    boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     boxes = kept_for_work(bucket, boxes)
     yield ABREAST  # until the other owners of the round have theirs
     yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
@@ -52,7 +52,9 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
             yield from stand_by(matrix.entry.route)
     yield ABREAST  # until they have computed: from here on they wait for each other
     boxes = ready_to_return(bucket, boxes)
-    return (yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back))  # 6: dp slice
+    return (
+        yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back)
+    )  # 6: [worked on] → [stored]
 
 
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
@@ -89,10 +91,12 @@ def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pi
     if matrix.index in wholes:
         whole = wholes.pop(matrix.index)()
     else:
-        whole = yield from travel(take_box(boxes, matrix), route, bucket.at, Label("tp gather", name))  # 3
+        whole = yield from travel(
+            take_box(boxes, matrix), route, bucket.at, Label("tp gather", name)
+        )  # 3: [rows, columns]
     with record_function(f"Newton-Schulz of {name}"):
         whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group, bucket.workspace)  # 4
-    return (yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name)))  # 5
+    return (yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name)))  # 5: this rank's box
 
 
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -126,8 +130,11 @@ def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.dev
 
 
 def newton_schulz_update(
-    whole: Tensor, sides: Sequence[int], group: Mapping[str, Any], workspace: Workspace | None = None
-) -> Tensor:
+    whole: Tensor,  # [rows, columns], [matrices, rows, columns], or a parameter's own dimensions
+    sides: Sequence[int],
+    group: Mapping[str, Any],
+    workspace: Workspace | None = None,
+) -> Tensor:  # as whole
     """Newton–Schulz with a group's settings, on a whole matrix seen as ``sides``; the shape is kept.
 
     ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them. A ``workspace`` keeps the

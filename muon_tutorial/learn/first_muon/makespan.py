@@ -26,7 +26,7 @@ def plan_of(ranks: int, way: Way) -> Plan:
     """The package's plan for the large model: round robin, or its owners chosen with the costliest first."""
     matrices = [Matrix(number, name, shape) for number, (name, shape) in enumerate(LARGE.items())]
     if way == "by index":
-        return round_robin(matrices, Grid.of(dp=ranks))
+        return round_robin(matrices, Grid.of(dp=ranks), order="index")
     one_bucket = sum(matrix.numel for matrix in matrices) * matrices[0].grad_dtype.itemsize
     return owner(matrices, Grid.of(dp=ranks), round_bytes=one_bucket)
 

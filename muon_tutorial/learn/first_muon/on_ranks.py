@@ -424,7 +424,9 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
     counted = []
     for back in BACKS:
         ledger = Ledger()
-        muon = Muon(named_parameters(seed), strategy=partial(round_robin, back=back), mesh=world)
+        muon = Muon(
+            named_parameters(seed), strategy=partial(round_robin, order="index", back=back), mesh=world
+        )
         world.observers[:] = [ledger]
         muon.step()
         rows = {row.phase: row for row in ledger.rows(world.at.rank)}

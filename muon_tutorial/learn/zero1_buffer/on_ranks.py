@@ -40,9 +40,8 @@ def measure_buckets(rank: int, dp: int, tp: int, seed: int, steps: int) -> list[
 
 def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> BucketCost:
     ledger = Ledger()
-    muon = Muon(
-        _matrices(seed), strategy=partial(zero1, cut="bucket", round_bytes=size), mesh=world, tp_dim=None
-    )
+    builder = partial(zero1, cut="bucket", round_bytes=size)
+    muon = Muon(_matrices(seed), strategy=builder, mesh=world, tp_dim=None, window=1)
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)
