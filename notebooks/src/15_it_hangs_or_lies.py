@@ -418,7 +418,7 @@ clinic.check("E", repair_e)
 # %% [markdown]
 # ### File F
 #
-# *"It learns, but slowly, as if it had no momentum."*
+# *"It learns as if it had no momentum."*
 #
 # <details><summary>Hint</summary>
 #
