@@ -162,7 +162,7 @@ P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
 D | 10 | The number of ranks in a ring of one axis.
-J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns, and an axis that is not named holds copies.
+J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis not named holds copies.
 {U_dp} | 03 04 05 09 10 11 13 | Unreduced: each dp rank has a summand, and the sum is still to be taken.
 @dp=k | 11 14 | Owned: the rank at place k of dp has the tensor whole, and the others have nothing.
 """
