@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take twelve more. At the end you can say, for the calls that all of
+# **Sixty minutes.** At the end you can say, for the calls that all of
 # this course is made of, which messages they send, and how many bytes, in any dtype and on any number of ranks. And
 # you have written such calls yourself, run them on real processes, and seen what a wrong one says.
 #
@@ -248,7 +248,8 @@ ring.check(ring_all_gather)
 # Training needs sums, because each rank has the gradient of its own data, and all of them need the total. Your
 # function gets all pieces of this rank's tensor. It returns *one* of them, the one with your rank's number, summed
 # over all ranks. To see how, follow a digit in the first picture backwards. (You could also fetch everything and add
-# it up at home. The result would be right, but look at par.)
+# it up at home. The result would be right, but look at par.) Both of your halves go into `my_muon.py`, because your
+# optimizer is made of them.
 #
 # <details><summary>Hint</summary>
 #
@@ -257,7 +258,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · optional · par 24576 bytes for the whole all_reduce, with the given parameters*
+# *Hard · 12 minutes · required · par 24576 bytes for the whole all_reduce, with the given parameters*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):

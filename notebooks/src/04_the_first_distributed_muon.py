@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take ten more. At the end you can say who orthogonalizes which matrix
+# **Sixty minutes.** At the end you can say who orthogonalizes which matrix
 # in the first published distributed Muon, what travels, how much of it is zeros, and when the work is shared badly.
 # You will have found and fixed a bug in it that raises no error, on real processes.
 #
@@ -276,7 +276,7 @@ print(lesson.say_bytes(counted[0], dp))
 #
 # </details>
 #
-# *Medium · 10 minutes · optional · par 36864 bytes*
+# *Medium · 10 minutes · required · par 36864 bytes*
 
 # %% tags=["stub"]
 def gathered_share(parameters, rank, ranks):
