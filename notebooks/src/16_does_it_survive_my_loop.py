@@ -436,6 +436,15 @@ print(my_muon.say_yours())
 # with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and with a folder that all of them see, and compare
 # the first steps with one process, as you have just done.
 #
+# <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
+#
+# In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
+# -m pytest tests/test_one_page.py` then fails, and its messages tell you what the page has to offer. You are done
+# when it passes: the seven phases on at most 200 lines, with torch alone, and to the bits of one process. Afterwards
+# compare your page with the one that you put away.
+#
+# </details>
+#
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and find
 # and repair the line when it goes wrong. And you have a file of your own that does all this and needs torch alone.
