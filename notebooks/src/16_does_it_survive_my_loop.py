@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Fifty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
-# stop it with a kill, and go on on another grid. You know which bits stay the same, and which do not, and why. It is
-# the last lesson, and ends with your own `my_muon.py`, which trains a GPT under torchrun.
+# kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This is the
+# last lesson. It ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
