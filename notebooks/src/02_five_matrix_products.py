@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can write Newton–Schulz, say where it brings a singular value without any
-# matrix, bound where all of them end, and count its FLOPs.
+# **Forty-five minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
+# value, find bounds for where all of them end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #
@@ -33,8 +33,8 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
 #   nothing to install.
 #
-# All lessons begin with the same parameters. This one uses `steps`, here those of Newton–Schulz (Muon takes
-# five), and `widgets`.
+# All lessons begin with the same parameters. This one uses `steps`, here those of Newton–Schulz (Muon takes five),
+# and `widgets`.
 #
 # </details>
 

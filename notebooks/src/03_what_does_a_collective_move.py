@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take twelve more. At the end you can say, for the calls that all of
+# **Sixty minutes.** At the end you can say, for the calls that all of
 # this course is made of, which messages they send, and how many bytes, in any dtype and on any number of ranks. And
 # you have written such calls yourself, run them on real processes, and seen what a wrong one says.
 #
@@ -248,7 +248,8 @@ ring.check(ring_all_gather)
 # Training needs sums, because each rank has the gradient of its own data, and all of them need the total. Your
 # function gets all pieces of this rank's tensor. It returns *one* of them, the one with your rank's number, summed
 # over all ranks. To see how, follow a digit in the first picture backwards. (You could also fetch everything and add
-# it up at home. The result would be right, but look at par.)
+# it up at home. The result would be right, but look at par.) Both of your halves go into `my_muon.py`, because your
+# optimizer is made of them.
 #
 # <details><summary>Hint</summary>
 #
@@ -257,7 +258,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · optional · par 24576 bytes for the whole all_reduce, with the given parameters*
+# *Hard · 12 minutes · required · par 24576 bytes for the whole all_reduce, with the given parameters*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -310,6 +311,41 @@ total = lesson.run_sum(all_reduce, ranks, backend)
 lesson.explore_sum(total, live=widgets)
 
 # %% [markdown]
+# <details><summary>A build of an hour, without a stub: all the collectives of a ring</summary>
+#
+# Save the following as `test_ring.py` in an empty folder and run it with `python test_ring.py`. It fails, because
+# there is no `ring.py`. Write that file with `dist.isend`, `dist.send` and `dist.recv` alone, until the last line is
+# printed. Each function may send to the next rank only. (In `all_to_all`, rank r brings a list with one piece for
+# each rank, and leaves with the list of the pieces that were meant for it.)
+#
+# ```python
+# import sys, torch, torch.distributed as dist
+# from muon_tutorial import launch
+# sys.path.insert(0, ".")
+#
+# def compare(rank, ranks):
+#     import ring  # yours: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all
+#     pieces = [torch.tensor([float(10 * rank + n)]) for n in range(ranks)]
+#     whole, right = torch.cat(pieces), [torch.empty(1) for _ in range(ranks)]
+#     dist.all_gather(right, pieces[0])
+#     assert torch.equal(torch.cat(ring.all_gather(pieces[0], rank, ranks)), torch.cat(right)), "all_gather"
+#     total = whole.clone()
+#     dist.all_reduce(total)
+#     assert torch.equal(torch.cat(ring.all_reduce(pieces, rank, ranks)), total), "all_reduce"
+#     assert torch.equal(ring.reduce_scatter(pieces, rank, ranks), total[rank : rank + 1]), "reduce_scatter"
+#     assert ring.broadcast(whole, rank, ranks, root=1)[0] == 10, "broadcast"
+#     came = torch.empty(ranks)
+#     dist.all_to_all_single(came, whole)
+#     assert torch.equal(torch.cat(ring.all_to_all(pieces, rank, ranks)), came), "all_to_all"
+#
+# if __name__ == "__main__":
+#     for ranks in (2, 3, 5):
+#         launch(compare, ranks, args=(ranks,), timeout=5.0)
+#     print("all of them, on every ring that was tried")
+# ```
+#
+# </details>
+#
 # ## Bytes, for any ring
 #
 # Now in general: on a ring of P ranks, how many bytes does one rank send in an `"all_gather"`, a `"reduce_scatter"`

@@ -22,12 +22,12 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take ten more. At the end you can say who orthogonalizes which matrix
-# in the first published distributed Muon, what travels, how much of it is zeros, and when the work is shared badly.
-# You will have found and fixed a bug in it that raises no error, on real processes.
+# **Sixty minutes.** At the end you can say who orthogonalizes which matrix in the first published distributed Muon,
+# what travels, how much of it is zeros, and when the work is shared badly. You will have found and fixed a bug in it
+# that raises no error, on real processes.
 #
-# *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. Of Newton–Schulz, only
-# that it is the costly part of Muon: it turns a gradient into an update of the same shape.
+# *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. About Newton–Schulz you only need
+# to know that it is the costly part of Muon and turns a gradient into an update of the same shape.
 #
 # - *Previous:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
@@ -276,7 +276,7 @@ print(lesson.say_bytes(counted[0], dp))
 #
 # </details>
 #
-# *Medium · 10 minutes · optional · par 36864 bytes*
+# *Medium · 10 minutes · required · par 36864 bytes*
 
 # %% tags=["stub"]
 def gathered_share(parameters, rank, ranks):

@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Forty minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any matrix,
-# which rank keeps its momentum, and where in its memory; which matrices straddle a boundary, who needs them, and what
-# that costs. You will have found it with functions of your own, on real processes.
+# which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary, which
+# ranks need them, and what that costs. You will have found it with functions of your own, on real processes.
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
@@ -34,8 +34,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
 #   nothing to install.
 #
-# *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp
-# hold.
+# *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp hold.
 #
 # </details>
 

@@ -23,7 +23,7 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid
-# and either cut, the shape that a rank holds and who holds which entries. Your own cuts have moved bytes on real
+# and either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
 # ranks, and you know why q, k and v want a cut each.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid and its groups).

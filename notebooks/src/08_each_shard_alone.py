@@ -26,8 +26,8 @@ lesson.hero()
 # rank orthogonalizes only what it holds, why no learning rate repairs it, and why a test with random matrices does
 # not notice. You will have written the gather that repairs it, and run it on real processes.
 #
-# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and
-# how tp cuts a matrix.
+# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and how tp
+# cuts a matrix.
 #
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
@@ -37,8 +37,8 @@ lesson.hero()
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #
-# *The heat maps:* each square stands for 4 × 4 entries, the darker the larger, on a square-root scale, so that you see
-# what is faint.
+# *The heat maps:* each square stands for 4 × 4 entries. The darker it is, the larger they are, on a square-root
+# scale, so that you also see what is faint.
 #
 # </details>
 

@@ -33,10 +33,10 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
 #   nothing to install.
 #
-# *All seconds here are predicted.* The planner walks the package's own step without data, and charges it by the file
-# of a machine: `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number comes from, and
-# which are estimates. Nobody has held these seconds against a clock at such a scale. dp and tp below are for the cell
-# that runs on real ranks; take what your machine can bear.
+# *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
+# that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
+# comes from, and which of them are estimates. At such a scale these seconds have never been compared with a clock.
+# The parameters dp and tp below are for the cell that runs on real ranks, so take what your machine can bear.
 #
 # </details>
 

@@ -49,6 +49,7 @@ widgets: bool = True
 # %% jupyter={"source_hidden": true}
 import os
 os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # PyTorch's flight recorder: on, before any rank starts
+import torch
 from muon_tutorial.learn import broken_runs as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 
@@ -116,7 +117,7 @@ print(lesson.say_outcome(hang))
 
 # %% [markdown]
 # The rank that complains first has only been waiting longest, so its message says where it stood and little more.
-# This is that message's stack, from rank 3, with the lines of the file:
+# Here is the stack of one of those that waited, rank 3, with the lines of the file:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
@@ -162,7 +163,7 @@ print(clinic.read("hang", "train"))
 # Line 10 ends one step early on rank 2. A repair is a dictionary of line numbers and new lines, and `check` runs the
 # repaired file on real ranks:
 
-# %%
+# %% tags=["volatile"]
 clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
 
 # %% [markdown]
@@ -174,7 +175,7 @@ clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
 
 # %%
 mine, right = lie.reports[1].notes.rungs[2, "share"], lie.expected(1)[2, "share"]
-print({name: bool((mine[name] == right[name]).all()) for name in right})
+print({name: torch.equal(mine[name], right[name]) for name in right})
 
 # %% [markdown]
 # The ladder in your last repair does this for every rung of every rank, and so does this one, for `lie`. The letters
@@ -203,7 +204,7 @@ print(lesson.say_numbers(lie, 2, "share"))
 # %%
 print(clinic.read("lie", "share"))
 
-# %%
+# %% tags=["volatile"]
 clinic.check("lie", {84: "", 85: ""})  # "" deletes a line
 
 # %% [markdown]
@@ -218,8 +219,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Each of the following files has one mistake, and the letters are in no special order. For each you get the log. From
-# there on you choose your tools:
+# Here are seven more files. In each of A to F one line or a few are wrong, or perhaps none at all. You get the log,
+# and from there on you choose your tools:
 #
 # > *It hangs:* `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`, `lesson.say_stacks(run)`,
 # > `lesson.say_flight(run, rank)`.<br>
@@ -227,7 +228,7 @@ lesson.explore_spread(dp, tp, live=widgets)
 # > *The file:* `clinic.read("A")`, or one method of it, such as `clinic.read("A", "momentum")`.
 #
 # Answer with a repair, such as `{12: "the new line"}`. If you come to the conclusion that nothing is wrong, answer
-# `"nothing"`. A failed repair costs nothing but a few seconds, and its ladder shows what is left.
+# `"nothing"`. A failed repair costs you a few seconds, and its ladder shows what is left.
 #
 # ### File A
 #
@@ -418,7 +419,7 @@ clinic.check("E", repair_e)
 # %% [markdown]
 # ### File F
 #
-# *"It learns, but slowly, as if it had no momentum."*
+# *"It learns as if it had no momentum."*
 #
 # <details><summary>Hint</summary>
 #

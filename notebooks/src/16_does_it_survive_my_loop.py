@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Fifty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
-# stop it with a kill, and go on on another grid. You know which bits stay the same, and which do not, and why. It is
-# the last lesson, and ends with your own `my_muon.py`, which trains a GPT under torchrun.
+# kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This is the
+# last lesson. It ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -435,6 +435,15 @@ print(my_muon.say_yours())
 # Nothing in this course has been run on several machines. If you have some, start the same command on each of them,
 # with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and with a folder that all of them see, and compare
 # the first steps with one process, as you have just done.
+#
+# <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
+#
+# In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
+# -m pytest tests/test_one_page.py` then fails, and its messages tell you what the page has to offer. You are done
+# when it passes: the seven phases on at most 200 lines, with torch alone, and to the bits of one process. Afterwards
+# compare your page with the one that you put away.
+#
+# </details>
 #
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and find

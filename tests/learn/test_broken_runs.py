@@ -237,7 +237,7 @@ def test_a_wrong_number_reaches_everybody_and_a_skipped_call_stops_all() -> None
     assert {rank for phase, rank in wrong[-1].wrong if phase == "average"} == {0, 2}
     assert {rank for phase, rank in wrong[-1].wrong if phase == "gather"} == {0, 1, 2, 3}
     stands = lesson.film_of(2, 2, 2, "average", "skips")
-    assert stands[-1].end.startswith("Nobody can go on")
+    assert stands[-1].end.startswith("No rank can go on")
     assert ("average", 0) in stands[-1].waiting
     assert ("average", 2) not in stands[-1].waiting | stands[-1].done
 

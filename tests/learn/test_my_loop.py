@@ -337,7 +337,7 @@ def mine(model: Any, shard: Any) -> Any:
 def test_what_has_not_passed_is_taken_from_the_reference_and_said(capsys: pytest.CaptureFixture) -> None:
     ported, survived = Exercise(lambda *_: None), Exercise(lambda *_: None)
     assert exercises.finished_port(ported, survived) == Port()
-    assert "prepare and update nor for save and load" in capsys.readouterr().out
+    assert "prepare and update or for save and load" in capsys.readouterr().out
     ported.check(mine, port.update)
     assert exercises.finished_port(ported, survived).prepare is mine
     assert "for save and load" in capsys.readouterr().out

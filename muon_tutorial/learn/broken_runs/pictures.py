@@ -73,7 +73,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         for each in edges
     ]
     blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
-    return finish(figure, name, f"{title}. Who waits for whom: {'; '.join(said) or 'nobody waits'}.{blame}")
+    return finish(figure, name, f"{title}. Who waits for whom: {'; '.join(said) or 'no rank waits'}.{blame}")
 
 
 def _draw_edge(

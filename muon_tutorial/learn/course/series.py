@@ -78,13 +78,13 @@ LESSONS = (
     Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 15, 0),
     Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 40, 8),
     Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 45, 0, ("01",)),
-    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 45, 12, ("00",)),
+    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 60, 0, ("00",)),
     Lesson(
         "04_the_first_distributed_muon",
         "first_muon",
         "How did the first distributed Muon work?",
-        45,
-        10,
+        60,
+        0,
         ("03",),
     ),
     Lesson(
