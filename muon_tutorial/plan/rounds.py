@@ -58,12 +58,15 @@ def fill_rounds(jobs: Sequence[Job], limit: int) -> list[list[int]]:
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, 1), fill_rounds(jobs, 20)
     ([[0, 1], [2, 3]], [[0, 1, 2, 3]])
+    >>> fill_rounds([Job(0, 10, 10, range(1)), Job(1, 0, 0, range(0))], 1)
+    [[0, 1]]
     """
     rounds: list[_Round] = []
     first_open: dict[int, int] = {}  # of each position; those before are full
     least = min((job.weight for job in jobs), default=0)
     for job in sorted(jobs, key=lambda job: (-job.cost, job.number)):
-        start = max(first_open.get(place, 0) for place in job.places)
+        open_at = (first_open.get(place, 0) for place in job.places)
+        start = max(open_at, default=0)  # an empty matrix has no place
         found = next((it for it in rounds[start:] if it.has_room(job)), None)
         if found is None:
             room = max(limit, job.weight)
