@@ -49,11 +49,7 @@ def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
 
 
 def check_alike(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse to save what ranks disagree on.
-
-    Raises:
-        CheckpointError: the same on every rank.
-    """
+    """Refuse to save what ranks disagree on."""
     said: dict[str, tuple[int, Any]] = {}
 
     def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:

@@ -23,6 +23,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -275,7 +276,8 @@ class OpenFolder:
 
     def sizes(self) -> dict[str, int]:
         """The size of each entry in bytes; -1 of what is no plain file."""
-        found = {name: self._stat(name) for name in os.listdir(self.descriptor)}
+        stat_of = partial(os.stat, dir_fd=self.descriptor, follow_symlinks=False)
+        found = {name: stat_of(name) for name in os.listdir(self.descriptor)}
         return {name: it.st_size if stat.S_ISREG(it.st_mode) else -1 for name, it in found.items()}
 
     def open(self, name: str) -> IO[bytes]:
@@ -283,17 +285,10 @@ class OpenFolder:
         flags = _READING | os.O_NOFOLLOW
         return _plain(os.open(name, flags, dir_fd=self.descriptor), self.path / name)
 
-    def _stat(self, name: str) -> os.stat_result:
-        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[OpenFolder]:
-    """Hold a folder open, or the one that stepped aside from there.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Hold a folder open, or the one that stepped aside from there."""
     try:
         descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -112,11 +112,7 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def record_to_json(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``groups`` says of a parameter, as JSON takes it.
-
-    Raises:
-        CheckpointError: a hyperparameter is neither number, text, truth value, None, nor made of these.
-    """
+    """What ``groups`` says of a parameter, as JSON takes it."""
     group = {key: to_json(f"{key} of {name}", value) for key, value in record["group"].items()}
     return {**record, "group": group}
 

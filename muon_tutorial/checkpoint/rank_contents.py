@@ -116,11 +116,7 @@ class RankContents:
 
 
 def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> RankContents:
-    """Find out what there is.
-
-    Raises:
-        CheckpointError: the optimizer is none that can be saved, or its parameters are not the model's.
-    """
+    """Find out what there is."""
     parts = parts_of(optimizer)
     muon = parts.get("muon")
     steps = muon.plan_steps if isinstance(muon, Muon) else []

@@ -152,11 +152,7 @@ class StagingMemory:
 
 
 def run_save(job: SaveJob) -> None:
-    """Save, together with the other ranks of the meeting.
-
-    Raises:
-        CheckpointError: as ``save_checkpoint`` does.
-    """
+    """Save, together with the other ranks of the meeting."""
     meeting = job.meeting
 
     def prepare() -> tuple[tuple[dict[str, TensorInPieces], bytes], SaveSummary]:

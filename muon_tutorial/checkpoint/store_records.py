@@ -17,11 +17,7 @@ _CONTAINERS = {"tuple": tuple, "set": set}
 
 
 def pack(value: Any) -> bytes:
-    """Return numbers, text, and containers of these as bytes.
-
-    Raises:
-        CheckpointError: a part of it is something else.
-    """
+    """Return numbers, text, and containers of these as bytes."""
     return zlib.compress(json.dumps(to_json("what a rank tells", value)).encode(), 1)
 
 
@@ -60,11 +56,7 @@ def to_json(what: str, value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what ``to_json`` was given.
-
-    Raises:
-        ValueError, TypeError: it did not make this.
-    """
+    """Return what ``to_json`` was given."""
     if isinstance(value, list):
         return [from_json(part) for part in value]
     if not isinstance(value, dict):

@@ -42,7 +42,6 @@ RESTARTS_FAIL = (
     f"ranks on several machines cannot restart: set {OWN_STORE}=1 before each torchrun starts, "
     "or start python -m muon_tutorial torchrun in its place"
 )
-_LARGEST_PORT, _LONGEST_NUMBER = 65535, 10  # characters
 
 # Whether this process has missed another rank: it can then not leave its groups in good order.
 _has_missed_rank = False
@@ -170,9 +169,9 @@ def leave_torchrun() -> None:
 def _seat() -> tuple[int, int, int]:
     """Return the rank, the local rank and how many ranks there are, by the environment."""
     texts = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
-    fit = all(text.isdecimal() and len(text) < _LONGEST_NUMBER for text in texts.values())
+    fit = all(text.isdecimal() and len(text) < 10 for text in texts.values())
     rank, local_rank, size, port = map(int, texts.values()) if fit else (0, 0, 0, 0)
-    if not (rank < size and local_rank < size and port <= _LARGEST_PORT):
+    if not (rank < size and local_rank < size and port < 1 << 16):
         raise UsageError(
             f"torchrun sets these to numbers that fit each other; the environment has {texts!s:.200}"
         )

@@ -78,6 +78,8 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))
     ([[0, 1], [2, 3]], [[0, 1, 2, 3]])
+    >>> fill_rounds([Job(0, 10, 10, range(1)), Job(1, 0, 0, range(0))], Limit(1, 1))
+    [[0, 1]]
     """
     weights = Counter[int]()
     for job in jobs:
@@ -90,7 +92,8 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     least, most = min(job.weight for job in jobs), max(job.weight for job in jobs)
     room = max(limit.each, most)
     for job in sorted(jobs, key=lambda job: (-job.cost, job.number)):
-        start = max(first_open.get(place, 0) for place in job.places)
+        open_at = (first_open.get(place, 0) for place in job.places)
+        start = max(open_at, default=0)  # an empty matrix has no place
         found = next((rounds[i] for i in range(start, len(rounds)) if rounds[i].has_room(job)), None)
         if found is None:
             found = _Round(room, job.cost * max(1, room // max(1, job.weight)))

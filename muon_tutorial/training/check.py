@@ -22,16 +22,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ..engine.collective import Label
+from ..engine.travel import all_reduce
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..orthogonalizers.gram import DIFFERENCE
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, gather_objects
-from .exchange import sum_over
 from .records import CheckVerdict
 
-LABEL = "built-in check"
+
+def sum_over(world: LiveWorld, axis: str, tensor: Tensor, label: str = "built-in check") -> Tensor:
+    """The sum of the ranks' tensors along ``axis``; the same bits on all of them. All must call."""
+    return world.run(all_reduce(tensor, axis, world.at, Label(label)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +123,7 @@ def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
 
 
 def _sum_over_dp(world: LiveWorld, param: Tensor, local: Tensor) -> Tensor:
-    return _whole(param, sum_over(world, "dp", local, LABEL))
+    return _whole(param, sum_over(world, "dp", local))
 
 
 def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.optim.Muon:

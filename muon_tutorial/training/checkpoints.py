@@ -62,7 +62,11 @@ class Saving:
 
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest whole checkpoint; damaged ones are put aside, and ``say`` is told."""
-        return CheckpointManager(self.checkpoints, KEPT).whole_step(say)
+        return self.manager().whole_step(say)
+
+    def manager(self) -> CheckpointManager:
+        """What saves and loads there."""
+        return CheckpointManager(self.checkpoints, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,10 @@ class Saver:
     """Saves what one rank trains. All ranks must make one, and call it alike."""
 
     saving: Saving
-    manager: CheckpointManager
     model: nn.Module
     optimizer: MuonWithAdamW
     scheduler: LRScheduler
-
-    @classmethod
-    def of(cls, saving: Saving, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler) -> Saver:
-        """A saver for what is trained here."""
-        return cls(saving, CheckpointManager(saving.checkpoints, KEPT), model, optimizer, scheduler)
+    manager: CheckpointManager
 
     def resume(self) -> dict[str, Any]:
         """Load the checkpoint of ``saving.begin``; returns what ``save`` was told.

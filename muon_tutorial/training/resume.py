@@ -25,11 +25,7 @@ SAVE_EVERY, RUN_ID = "save_every", "torchrun_run_id"
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of the run to go on with: the one given, or that of the newest checkpoint under ``runs/``.
-
-    Raises:
-        RunFolderError: there is none.
-    """
+    """The folder of the run to go on with: the one given, or that of the newest checkpoint under runs/."""
     if folder != NEWEST:
         return folder
     pointers = sorted(RUNS.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
