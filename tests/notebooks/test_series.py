@@ -79,7 +79,7 @@ def text_of(lesson: series.Lesson) -> str:
     return (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("lost", ['# %% tags=["parameters"]', "*Previous:*"])
+@pytest.mark.parametrize("lost", ["# %% tags=", "*Previous:*"])
 def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
     each = series.lesson("05")
     with pytest.raises(UsageError, match="lesson 05 lacks"):
