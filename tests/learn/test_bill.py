@@ -151,7 +151,7 @@ def test_pictures_of_other_grids_say_their_numbers(dp: int, tp: int) -> None:
 
 
 def test_one_entry_over_a_rounding_edge_moves_a_whole_matrix() -> None:
-    gradients = rounding.exact_gradients(0, 2)
+    gradients = rounding.mean_of(0, 2)
     nudged = rounding.nudged(gradients)
     assert different_bits(gradients, nudged) == 1
     place = (gradients["o"] != nudged["o"]).nonzero()[0].tolist()

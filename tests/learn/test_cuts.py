@@ -15,6 +15,7 @@ from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import pictures as cuts_pictures
 from muon_tutorial.learn.cuts import qkv
 from muon_tutorial.learn.cuts.on_ranks import KINDS, CutKind
+from muon_tutorial.learn.pictures import picture
 
 from .answers import assert_quiz, assert_wrong
 
@@ -317,9 +318,12 @@ def test_the_picture_says_which_piece_a_rank_holds(dp: int, tp: int, kind: CutKi
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_thinnest_sliver_keeps_its_label(tp: int, kind: CutKind, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[str, float]] = []
-    monkeypatch.setattr(
-        cuts_pictures, "write", lambda axes, x, y, text, size, **look: written.append((text, size))
-    )
+
+    def note(axes: object, x: float, y: float, text: str, size: float = 11, **look: object) -> None:
+        written.append((text, size))
+
+    for module in (cuts_pictures, picture):
+        monkeypatch.setattr(module, "write", note)
     cuts_pictures.draw_linear(Grid.of(dp=1, tp=tp), lesson.UP, 0, kind)
     labels = [text.removeprefix("tp ") for text, _ in written]
     held = [r for r in range(tp) if by_chunk(lesson.UP, kind, r, tp)[KINDS.index(kind)]]

@@ -297,14 +297,16 @@ def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     """Three numbers that the notebook has measured."""
     spot = first_difference(lie)
     assert spot
-    expected = {
-        "waiting": len({wait.waiter for wait in waits(hang)}),
-        "agree": int(copies_agree(lie)),
-        "step": spot.step,
-    }
-    why = {
-        "waiting": "Count who waits: len({wait.waiter for wait in lesson.waits(hang)}).",
-        "agree": "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
-        "step": "Ask lesson.first_difference(lie).step.",
-    }
-    return numbers(expected, why)
+    return numbers(
+        (
+            "waiting",
+            len({wait.waiter for wait in waits(hang)}),
+            "Count who waits: len({wait.waiter for wait in lesson.waits(hang)}).",
+        ),
+        (
+            "agree",
+            int(copies_agree(lie)),
+            "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
+        ),
+        ("step", spot.step, "Ask lesson.first_difference(lie).step."),
+    )
