@@ -137,7 +137,7 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
 
 
 def test_one_entry_over_a_rounding_edge_moves_a_whole_matrix() -> None:
-    gradients = rounding.exact_gradients(0, 2)
+    gradients = rounding.mean_of(0, 2)
     nudged = rounding.nudged(gradients)
     assert different_bits(gradients, nudged) == 1
     place = (gradients["o"] != nudged["o"]).nonzero()[0].tolist()

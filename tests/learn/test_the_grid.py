@@ -15,8 +15,8 @@ from muon_tutorial.errors import MismatchError, RankFailedError
 from muon_tutorial.learn import the_grid as lesson
 from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
 from muon_tutorial.learn.the_grid import on_ranks as work
-from muon_tutorial.learn.the_grid.film import NOBODY, Axis, film_of
-from muon_tutorial.learn.widgets import rank_buttons
+from muon_tutorial.learn.the_grid.pictures import NOBODY, Axis, film_of
+from muon_tutorial.learn.widgets import shell
 
 from .answers import assert_quiz, assert_wrong
 
@@ -169,15 +169,15 @@ def test_wrong_groups_of_any_axes_are_told_the_first_wrong_one(answer: Any, says
 
 @pytest.mark.parametrize("pressed", range(6))
 def test_a_pressed_rank_has_its_colour_and_its_row_and_column_an_edge(pressed: int) -> None:
-    buttons = rank_buttons.RankButtons(3, 2)
+    buttons = shell.RankButtons(3, 2)
     buttons.children[pressed].click()
     at = Grid.of(dp=3, tp=2).at(pressed)
     assert buttons.value == pressed
     for rank, button in enumerate(buttons.children):
         assert button.style.button_color == (rank_colour(rank) if rank == pressed else EMPTY)
         edge = button.layout.border_top
-        assert (edge == rank_buttons.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
-        assert (edge == rank_buttons.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
+        assert (edge == shell.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
+        assert (edge == shell.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

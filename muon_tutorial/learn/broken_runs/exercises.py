@@ -197,14 +197,21 @@ def outcomes(lie: TrainingRun) -> dict[str, Any]:
 
 def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     """Three numbers that the notebook has measured."""
-    expected = {
-        "waiting": sum(bool(report.stuck) for report in hang.reports),
-        "agree": int(copies_agree(lie)),
-        "step": spot.step if (spot := first_difference(lie)) else 0,
-    }
-    why = {
-        "waiting": "Count who gave up: sum(bool(report.stuck) for report in hang.reports).",
-        "agree": "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
-        "step": "In which step of the lying run's ladder does the first red rung stand?",
-    }
-    return numbers(expected, why)
+    spot = first_difference(lie)
+    return numbers(
+        (
+            "waiting",
+            sum(bool(report.stuck) for report in hang.reports),
+            "Count who gave up: sum(bool(report.stuck) for report in hang.reports).",
+        ),
+        (
+            "agree",
+            int(copies_agree(lie)),
+            "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
+        ),
+        (
+            "step",
+            spot.step if spot else 0,
+            "In which step of the lying run's ladder does the first red rung stand?",
+        ),
+    )

@@ -15,8 +15,7 @@ from ...plan.grid import Grid
 from .. import inputs
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
 from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
+from ..widgets.shell import Shell, choice, play
 from .evidence import Wait, hash_of, rungs, waits
 from .on_ranks import TrainingRun
 from .spread import SPREADS, Moment, film_of, moments_of

@@ -283,17 +283,20 @@ def explain_life(life: RunLife) -> Diagnosis | None:
 def quiz(life: RunLife) -> Exercise:
     """Three numbers that the notebook has measured."""
     first = life.attempts[0]
-    expected = {
-        "twice": life.taken_twice,
-        "files": len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp"))),
-        "too_long": math.sqrt(first.ranks),
-    }
-    why = {
-        "twice": "From the checkpoint up to the kill; or ask life.taken_twice.",
-        "files": "Every rank writes one: lesson.tensor_files(life).",
-        "too_long": "Squares of norms add up over ranks; or ask plain.clipped_alone.",
-    }
-    return numbers(expected, why, within=1e-3)
+    return numbers(
+        ("twice", life.taken_twice, "From the checkpoint up to the kill; or ask life.taken_twice."),
+        (
+            "files",
+            len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp"))),
+            "Every rank writes one: lesson.tensor_files(life).",
+        ),
+        (
+            "too_long",
+            math.sqrt(first.ranks),
+            "Squares of norms add up over ranks; or ask plain.clipped_alone.",
+        ),
+        within=1e-3,
+    )
 
 
 def finished_port(ported: Exercise, survived: Exercise) -> Port:
