@@ -300,7 +300,8 @@ print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradien
 
 # %% [markdown]
 # These are the same bits, for any gradient and any cut. What you pay with is messages, and work that every rank of
-# the group repeats. (The last line is a part of the one above it, measured in the same run.)
+# the group repeats. (In what the next cell prints, the last line is a part of the one above it, measured in the same
+# run.)
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)

@@ -447,5 +447,5 @@ print(my_muon.say_yours())
 #
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and find
-# and repair the line when it goes wrong. And you have a file of your own that does all this and needs torch alone.
-# Take it with you.
+# and repair the line when it goes wrong. And you have a file of your own that takes the step, with torch alone. Take
+# it with you.
