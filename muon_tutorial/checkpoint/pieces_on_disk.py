@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -162,10 +162,7 @@ def _saved_box(folder: OpenFolder, file: IO[bytes], box: SavedBox, dtype: torch.
         tensor = load_plain(file.read(box.size))
     except Exception as error:
         raise CheckpointError(f"{folder.path / box.file} cannot be read: {one_line(error)}") from error
-    if not _is_plain(tensor) or tensor.shape != box.shape or tensor.dtype != dtype:
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_plain or tensor.shape != box.shape or tensor.dtype != dtype:
         raise CheckpointError(f"{folder.path / box.file} holds something else than manifest.json says")
     return tensor
-
-
-def _is_plain(tensor: Any) -> bool:
-    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
