@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -68,7 +68,8 @@ def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
 
 def write_pieces(path: Path, entries: Mapping[str, TensorInPieces], share: Sequence[Place]) -> Written:
     """Write these pieces to a file, each as ``torch.save`` writes a tensor, and see it onto the disk."""
-    places, digest = {}, hashlib.sha256()
+    digest = hashlib.sha256()
+    places: dict[Place, tuple[int, int]] = {}
     with open(path, "xb") as file:
         for key, offset in share:
             piece, buffer, start = entries[key].pieces[offset].detach().cpu(), io.BytesIO(), file.tell()
@@ -118,13 +119,13 @@ def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -
         TensorStorageMetadata,
     )
 
-    described, places = {}, {}
+    described: dict[str, Any] = {}
+    places: dict[Any, Any] = {}
     for key, tensor in tensors.items():
         chunks = [ChunkStorageMetadata(Size(box.offset), Size(box.shape)) for box in tensor.boxes]
         described[key] = TensorStorageMetadata(TensorProperties(tensor.dtype), Size(tensor.shape), chunks)
         for box in tensor.boxes:
-            place = _StorageInfo(box.file, box.start, box.size)
-            places[MetadataIndex(key, Size(box.offset))] = place
+            places[MetadataIndex(key, Size(box.offset))] = _StorageInfo(box.file, box.start, box.size)
     return pickle.dumps(Metadata(described, None, places, StorageMeta(save_id=save_id)))
 
 
