@@ -41,8 +41,10 @@ from .launching.command import (
     raise_on_interrupt,
     said_of,
 )
+from .launching.signals import exit_by
 from .launching.torchrun import (
     TorchrunEnvironment,
+    is_this_run,
     join_torchrun,
     joined_by_torchrun,
     leave_torchrun,
@@ -237,8 +239,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
     seat = join_torchrun(options.backend, options.timeout)
     try:
         settings, folder, saving = _agree_on_run(options, seat)
-        says = STOPPING if seat.rank == 0 else None
-        with heeding_signals(saving, says, options.grace, lambda number: os._exit(128 + number), ECHO):
+        with heeding_signals(saving, STOPPING if seat.rank == 0 else None, options.grace, exit_by, ECHO):
             result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
         if isinstance(result, StoppedRun):
             return _say_stopped(result, folder) if folder is not None else exit_code(result.reason)
@@ -294,8 +295,7 @@ def _place_run_under_torchrun(
             print(NOT_FOUND_AGAIN, file=sys.stderr)
         if folder is not None and (folder / "settings.json").exists():
             known, said = RunFolder.reopen(folder)
-            ids = (run_id, os.environ.get("TORCHELASTIC_RUN_ID"))  # of the one node that is left, of them all
-            if run_id is None or said.get(RUN_ID) not in ids:
+            if not is_this_run(said.get(RUN_ID)):
                 raise in_use(folder)
             _fit_grid(options, said, started)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})

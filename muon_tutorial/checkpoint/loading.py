@@ -75,9 +75,11 @@ def load_found(
             names = {*contents.tensors, *(item.name for item in contents.stepped)}
             stepped = {item.name for item in contents.stepped}
             states = {name: str(it["optimizer"]) for name, it in saved.manifest.groups.items()}
-            return (saved, _targets(saved, contents)), Found(
-                saved.digest, saved.names, states, names, stepped
-            )
+            models = {
+                key.removeprefix("model.") for key in saved.manifest.tensors if key.startswith("model.")
+            }
+            found = Found(saved.digest, models | set(states), states, names, stepped)
+            return (saved, _targets(saved, contents)), found
 
         def compare(told: list[Found]) -> list[list[str]]:
             found = [Found(*each) for each in told]
@@ -155,12 +157,6 @@ class SavedEntries:
     folder: OpenFolder
     manifest: Manifest
     digest: str
-
-    @property
-    def names(self) -> set[str]:
-        """The parameters and buffers in it."""
-        models = {key.removeprefix("model.") for key in self.manifest.tensors if key.startswith("model.")}
-        return models | set(self.manifest.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

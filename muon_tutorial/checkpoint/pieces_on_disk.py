@@ -68,7 +68,8 @@ def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
 
 def write_pieces(path: Path, entries: Mapping[str, TensorInPieces], share: Sequence[Place]) -> Written:
     """Write these pieces to a file, each as ``torch.save`` writes a tensor, and see it onto the disk."""
-    places, digest = {}, hashlib.sha256()
+    digest = hashlib.sha256()
+    places: dict[Place, tuple[int, int]] = {}
     with open(path, "xb") as file:
         for key, offset in share:
             piece, buffer, start = entries[key].pieces[offset].detach().cpu(), io.BytesIO(), file.tell()
@@ -118,13 +119,13 @@ def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -
         TensorStorageMetadata,
     )
 
-    described, places = {}, {}
+    described: dict[str, Any] = {}
+    places: dict[Any, Any] = {}
     for key, tensor in tensors.items():
         chunks = [ChunkStorageMetadata(Size(box.offset), Size(box.shape)) for box in tensor.boxes]
         described[key] = TensorStorageMetadata(TensorProperties(tensor.dtype), Size(tensor.shape), chunks)
         for box in tensor.boxes:
-            place = _StorageInfo(box.file, box.start, box.size)
-            places[MetadataIndex(key, Size(box.offset))] = place
+            places[MetadataIndex(key, Size(box.offset))] = _StorageInfo(box.file, box.start, box.size)
     return pickle.dumps(Metadata(described, None, places, StorageMeta(save_id=save_id)))
 
 
@@ -162,10 +163,7 @@ def _saved_box(folder: OpenFolder, file: IO[bytes], box: SavedBox, dtype: torch.
         tensor = load_plain(file.read(box.size))
     except Exception as error:
         raise CheckpointError(f"{folder.path / box.file} cannot be read: {one_line(error)}") from error
-    if not _is_plain(tensor) or tensor.shape != box.shape or tensor.dtype != dtype:
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_plain or tensor.shape != box.shape or tensor.dtype != dtype:
         raise CheckpointError(f"{folder.path / box.file} holds something else than manifest.json says")
     return tensor
-
-
-def _is_plain(tensor: Any) -> bool:
-    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"

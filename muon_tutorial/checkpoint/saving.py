@@ -112,7 +112,8 @@ def contents_to_save(
     groups = {item.name: item.record for item in contents.stepped}
     for name, record in groups.items():
         manifest.record_to_json(name, record)
-    saved_extra = dump_plain("extra", dict(extra or {})) if _is_first() else b""
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    saved_extra = dump_plain("extra", dict(extra or {})) if is_first else b""
     return ContentsToSave(tensors, buffers, groups, saved_extra)
 
 
@@ -166,11 +167,12 @@ def run_save(job: SaveJob) -> None:
         first = _FirstRank(job, held)
         (entries, extra), (draft, share) = meeting.agree("prepare its part", prepare, first.begin)
 
+        path = Path(draft, f"__{meeting.rank}_0.distcp")
+
         def write() -> tuple[None, Written | None]:
             if meeting.rank == 0:
                 first.write(EXTRA, extra)
-            file = Path(draft, f"__{meeting.rank}_0.distcp")
-            return None, write_pieces(file, entries, share) if share else None
+            return None, write_pieces(path, entries, share) if share else None
 
         meeting.agree("write its files", write, first.complete)
 
@@ -250,7 +252,3 @@ def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:
                 f"rank 0 does not find the {file.size} bytes of {name} that were written to {draft}: the "
                 "ranks must share the file system of a checkpoint"
             )
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0

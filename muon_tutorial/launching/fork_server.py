@@ -93,11 +93,6 @@ class ForkServer:
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._control.close)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._child.poll() is None
-
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
         """Ask for one rank per pair of ends; returns the line that tells of their processes."""
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,7 +144,7 @@ def warm_server() -> ForkServer:
     """Return this process' server, started now if there is none that runs. It may still be importing."""
     with _STARTING:
         server = _SERVERS.get(os.getpid())
-        if server is None or not server.is_alive:
+        if server is None or server._child.poll() is not None:
             server = _SERVERS[os.getpid()] = ForkServer()
         return server
 
@@ -313,9 +308,8 @@ class _Server:
             for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
                 end.close()
             gc.enable()
-            if (
-                "numpy" in sys.modules
-            ):  # Python reseeds its own generator in a fork; torch starts every process alike
+            # Python reseeds its own generator in a fork; torch starts every process alike.
+            if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()
             messages, output = (socket.socket(fileno=descriptor) for descriptor in ends)
             be_rank(rank, RankEnds(messages, output), RunFiles.behind(files))

@@ -6,6 +6,7 @@ they use. The cells' text travels beside them, so that tracebacks in a rank show
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -66,10 +67,8 @@ def cell_labels() -> dict[str, str]:
 def _closure(fn: FunctionType) -> dict[str, Any]:
     values = {}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):
             values[name] = cell.cell_contents
-        except ValueError:
-            continue
     return values
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from typing import NoReturn
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 SENT = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
@@ -41,6 +42,11 @@ def ignore_only(numbers: Iterable[int]) -> None:
     """Ignore these signals, and let the others of ``SENT`` end this process."""
     for number in SENT:
         signal.signal(number, signal.SIG_IGN if number in numbers else signal.SIG_DFL)
+
+
+def exit_by(number: int) -> NoReturn:
+    """Exit at once, as a rank that others may keep waiting, with the exit code of a signal."""
+    os._exit(128 + number)
 
 
 @contextlib.contextmanager

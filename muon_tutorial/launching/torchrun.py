@@ -104,6 +104,11 @@ def torchrun_run_id() -> str | None:
     return folders[-1] if folders else own_id
 
 
+def is_this_run(name: object) -> bool:
+    """Return whether what named a run before a restart, perhaps when it had more nodes, names this one."""
+    return name is not None and name in (torchrun_run_id(), os.environ.get("TORCHELASTIC_RUN_ID"))
+
+
 def restarted_by_torchrun() -> bool:
     """Return whether ranks before these have failed, and torchrun started this process in their place."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

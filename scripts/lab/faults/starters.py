@@ -232,38 +232,23 @@ def ended(process, code, says=""):
     if process.returncode != code or says not in said:
         sys.exit(f"exit code {{process.returncode}}: {{said}}")
 """
-_TWO_JOBS = (
-    *(
-        "-c",
-        _JOBS
-        + """
+_TWO_JOBS = """
 first = train("--save-every", "1", "--out", "run")
 while not glob.glob("run/checkpoints/latest") and first.poll() is None:
     time.sleep(0.05)
 ended(train("--resume", "run"), 1, "is training in")
 first.terminate()
 ended(first, 143, "saved after step")
-""",
-    ),
-)
-_DAMAGED = (
-    *(
-        "-c",
-        _JOBS
-        + """
+"""
+_DAMAGED = """
 ended(train("--save-every", "1", "--out", "run", "--max-seconds", "2"), 0, "saved after step")
 newest = pathlib.Path(sorted(glob.glob("run/checkpoints/step-*/*.distcp"))[-1])
 data = bytearray(newest.read_bytes())
 data[len(data) // 2] ^= 1
 newest.write_bytes(data)
 ended(train("--resume", "run", "--max-seconds", "2"), 0, "put aside as damaged-")
-""",
-    ),
-)
-_PLANTED = (
-    *(
-        "-c",
-        """
+"""
+_PLANTED = """
 import pathlib, subprocess, sys
 pathlib.Path("job.py").write_text('''
 import os, pickle, zlib, torch
@@ -289,18 +274,16 @@ else:
 words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "job.py"]
 done = subprocess.run([sys.executable, *words], stderr=subprocess.PIPE, text=True)
 sys.exit(done.stderr if done.returncode or pathlib.Path("executed").exists() else 0)
-""",
-    ),
-)
+"""
 
 COMMAND_LINE: Mapping[str, Shell] = {
     "SIGTERM while it starts": Shell(_send(signal.SIGTERM), (143, -signal.SIGTERM), moment=2.0),
     "SIGUSR1, then SIGTERM while it starts": Shell(
         _send(signal.SIGUSR1, signal.SIGTERM), (143, -signal.SIGTERM, -signal.SIGUSR1), moment=2.0
     ),
-    "two jobs in one run folder": Shell(None, (0,), words=_TWO_JOBS),
-    "a bit flipped in the newest checkpoint": Shell(None, (0,), words=_DAMAGED),
-    "a pickle in torchrun's store": Shell(None, (0,), words=_PLANTED),
+    "two jobs in one run folder": Shell(None, (0,), words=("-c", _JOBS + _TWO_JOBS)),
+    "a bit flipped in the newest checkpoint": Shell(None, (0,), words=("-c", _JOBS + _DAMAGED)),
+    "a pickle in torchrun's store": Shell(None, (0,), words=("-c", _PLANTED)),
     "Ctrl-C": Shell(_send(signal.SIGINT), (130,)),
     "Ctrl-C in the first two seconds": Shell(_send(signal.SIGINT), (130,), moment=2.0),
     "Ctrl-C twice": Shell(_send(signal.SIGINT, signal.SIGINT), (130,)),
