@@ -52,10 +52,15 @@ class Fused:
     @property
     def word(self) -> str:
         """How the parts lie, in a word."""
-        if not isinstance(self.parts, tuple):
-            return "heads" if isinstance(self.parts, int) else self.parts or ""
-        words = [str(word) for word in self.parts if isinstance(word, str)]
-        return " of ".join(words if words and words != ["stack"] else [*words, "split"])
+        return parts_word(self.parts)
+
+
+def parts_word(parts: Parts) -> str:
+    """How ``parts`` lie in a weight, in a word; empty where it is one matrix."""
+    if not isinstance(parts, tuple):
+        return "heads" if isinstance(parts, int) else parts or ""
+    words = [str(word) for word in parts if isinstance(word, str)]
+    return " of ".join(words if words and words != ["stack"] else [*words, "split"])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
