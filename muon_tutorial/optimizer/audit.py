@@ -83,12 +83,11 @@ class AuditReport:
     @property
     def line(self) -> str:
         """The outcome in one line."""
-        seen = f"{len(self.findings)} parameters" + (
-            f" of {len(self.findings) + self.left_out}" * bool(self.left_out)
-        )
+        seen = f"{len(self.findings)} of {len(self.findings) + self.left_out} parameters"
         if self.wrong:
             name, wrong = next(iter(self.wrong.items()))
-            return f"Muon is not Muon: the update of {name} is {wrong} ({len(self.wrong)} of {seen})"
+            many = f"{len(self.wrong)} of {len(self.findings)}"
+            return f"Muon is not Muon: the update of {name} is {wrong} ({many} that were seen)"
         if self.miscounted:
             return f"Muon is not Muon: {self.miscounted[0]}"
         calls = sum(made for made, _ in self.calls.values()) if self.calls else 0

@@ -1,9 +1,10 @@
-"""An audit names eight impostors of Muon, under DDP, FSDP2, ``zero1``, in one process and under the Trainer."""
+"""An audit names eight impostors of Muon: under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, UsageError, build_mesh, launch
+from muon_tutorial import MuonWithAdamW, UsageError, build_mesh, launch
 from muon_tutorial import zeropower_via_newtonschulz as newton_schulz
 from muon_tutorial.optimizer import update_verdict
 from muon_tutorial.optimizer.audit import AuditReport, audit
@@ -151,13 +152,107 @@ def check(found: dict[str, AuditReport]) -> None:
 
 
 EVERY = ["none", *SAID]
+DAILY = ["none", "on each micro-batch", "momentum lost"]
+LONG = [pytest.param(host, EVERY, marks=pytest.mark.exhaustive) for host in ("ddp", "zero1")]
 
 
-@pytest.mark.parametrize("host", ["ddp", "fsdp2", "zero1"])
-def test_an_audit_names_impostors_over_ranks(host: str) -> None:
-    for found in launch(reports, 2, args=(host, EVERY), timeout=60):
+@pytest.mark.parametrize(("host", "names"), [("fsdp2", EVERY), ("ddp", DAILY), ("zero1", DAILY), *LONG])
+def test_an_audit_names_impostors_over_ranks(
+    host: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with DETAIL a second DDP ends its process
+    for found in launch(reports, 2, args=(host, names), timeout=60):
         check(found)
 
 
 def test_an_audit_names_impostors_in_one_process() -> None:
     check(reports(0, "plain", EVERY))
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = build()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": (self.body(x) - labels).square().mean()}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_audit_names_impostors_under_the_trainer(name: str, tmp_path: Any) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    settings = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=64, max_steps=STEPS,
+        gradient_accumulation_steps=MICRO_BATCHES, report_to="none", learning_rate=0.02,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    made = torch.Generator().manual_seed(0)
+    data = [{key: torch.randn(24, generator=made) for key in ("x", "labels")} for _ in range(384)]
+    model = WithLoss()
+    optimizer = MuonWithAdamW.from_model(
+        model, lr=0.02, parts={f"body.{key}": it for key, it in PARTS.items()}
+    )
+    trainer = transformers.Trainer(model, settings, train_dataset=data, optimizers=(optimizer, None))
+    with planted(name, optimizer):
+        seen = audit(trainer.optimizer)
+        trainer.train()
+        report = seen.report()
+    check({name: replace(report, findings=tuple(replace(it, name=it.name[5:]) for it in report.findings))})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda params: torch.optim.Muon(params, lr=0.02), None),
+        (lambda params: torch.optim.SGD(params, lr=0.02), update_verdict.SGD),
+        (lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9), update_verdict.SGD),
+        (lambda params: torch.optim.AdamW(params, lr=0.02), update_verdict.ADAMW),
+        (lambda params: torch.optim.AdamW(params, lr=0.0001), update_verdict.ADAMW),
+        (lambda params: torch.optim.SGD(params, lr=1e-30), update_verdict.STILL),
+    ],
+)
+def test_any_optimizer_is_audited_by_the_models_matrices(make: Any, said: str | None) -> None:
+    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    optimizer = make(model.parameters())
+    seen = audit(optimizer, model)
+    trained(0, model, optimizer)
+    assert set(seen.report().wrong.values()) == ({said} if said else set())
+
+
+def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> None:
+    model = build()
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=PARTS)
+    assert not optimizer._optimizer_step_pre_hooks
+    seen = optimizer.audit()
+    with pytest.raises(UsageError, match="an audit reports of a step"):
+        seen.report()
+    trained(0, model, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert orthogonalize.CALLS.get() is None
+    assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
+    bits = [param.clone() for param in model.parameters()]
+    torch.manual_seed(0)
+    other = build()
+    again = MuonWithAdamW.from_model(other, lr=0.02, parts=PARTS)
+    audit(again, step=lambda: trained(0, other, again))
+    assert all(map(torch.equal, bits, other.parameters()))  # to look changes nothing
+
+
+def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = single_process.newton_schulz_update
+
+    def twice(*given: Any) -> Tensor:
+        before(*given)
+        return before(*given)
+
+    monkeypatch.setattr(single_process, "newton_schulz_update", twice)
+    model = build()
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=PARTS)
+    report = audit(optimizer, step=lambda: trained(0, model, optimizer))
+    assert report.miscounted[0] == "6 Newton–Schulz calls at 24 × 24, where 3 are planned"
+    assert report.line == f"Muon is not Muon: {report.miscounted[0]}"
+
+
+def test_what_does_not_say_its_matrices_asks_for_the_model() -> None:
+    with pytest.raises(UsageError, match="pass the model"):
+        audit(torch.optim.SGD(build().parameters(), lr=0.1))
