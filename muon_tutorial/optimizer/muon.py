@@ -222,6 +222,17 @@ class Muon(torch.optim.Optimizer):
         """The plan of a step, where there is one."""
         return self.plans[0] if self.plans else None
 
+    @property
+    def distributed_functions(self) -> bool:
+        """Whether a user's own functions move what is orthogonalized: there is no plan then."""
+        return isinstance(self._make_steps, ConfigSteps) and not self._make_steps.config.planned
+
+    def audit(self, **options: Any) -> Any:
+        """Look at the coming steps: ``audit``, with this optimizer."""
+        from .audit import audit
+
+        return audit(self, **options)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
         self._refuse_while_ready("add_param_group")

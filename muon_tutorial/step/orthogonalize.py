@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -26,6 +29,9 @@ from .rank_bucket import RankBucket, RankMatrix
 
 Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
 """What puts each whole matrix together, by its index."""
+
+CALLS: ContextVar[Counter[tuple[int, int]] | None] = ContextVar("CALLS", default=None)
+"""Where an audit counts the matrices that this process orthogonalizes, by rows and columns."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -141,6 +147,8 @@ def newton_schulz_update(
     memory of a recipe between steps.
     """
     matrix, name = whole.reshape(*sides), name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    if (calls := CALLS.get()) is not None:
+        calls[sides[-2], sides[-1]] += math.prod(sides[:-2])
     if name == STOCK:
         update = zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
     else:

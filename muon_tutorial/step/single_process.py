@@ -92,7 +92,7 @@ def _step_parameter(
         "momentum_buffer" not in state
     ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
         state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-    for here, sides in _matrices(tuple(param.shape), *group_parts(group)):
+    for here, sides in matrices_in(tuple(param.shape), *group_parts(group)):
         momentum = state["momentum_buffer"][here]
         ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
         if here is not ...:
@@ -134,7 +134,7 @@ def _step_part(
         part.copy_(stepped)
 
 
-def _matrices(
+def matrices_in(
     shape: tuple[int, ...], parts: Parts, transposed: bool
 ) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
     """Where each matrix lies in a parameter, and its rows and columns."""
