@@ -474,8 +474,8 @@ def _plan(
         for abreast in rounds(run, limit):
             number = buckets[-1].round + 1 if buckets else 0
             for it in abreast:
-                placed = {"index": len(buckets), "buffer": buffer, "round": number, "tp_gather": tp_gather}
-                buckets.append(replace(it, **placed))
+                placed = replace(it, index=len(buckets), buffer=buffer, round=number, tp_gather=tp_gather)
+                buckets.append(placed)
     return Plan(name, grid, tuple(buckets), expects)
 
 
