@@ -209,9 +209,9 @@ class _Tables:
         busy, held, peak, moving, latency = (
             each if each.shape[-1] == 1 else each[..., one.kinds] for each in row.values
         )
-        asks, root, asked = None, None, row.asked
-        if row.asks is not None and asked is not None:
-            asks = row.asks[one.kinds]
+        asked = row.asked
+        root: tuple[int | slice, ...] | None = None
+        asks = None if row.asks is None else row.asks[one.kinds]
         if asked is not None and asked.root is not None and asked.root_copy:
             root = self.plan.line(asked.axes, one.roots.get(asked.root, asked.root))
         return _Turn(busy, held, peak, moving, latency, asked, asks, root, beside, is_last)

@@ -242,8 +242,11 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
 
 def _root_copies(trace: Trace, roots: Mapping[int, int], at: Coordinate) -> float:
     """Seconds that a rank copies what it is the root of, before that is broadcast."""
-    asked = (turn for turn in trace if turn.root is not None)
-    return sum(it.root_copy for it in asked if roots.get(it.root, it.root) == at.position(*it.axes))
+    return sum(
+        turn.root_copy
+        for turn in trace
+        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
+    )
 
 
 def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
