@@ -46,7 +46,7 @@ from muon_tutorial.timing.timeline_cases import (
     predict_case,
     record_cases,
 )
-from muon_tutorial.timing.timeline_picture import TimelinePair, draw_pairs
+from scripts.lab.benchmarks.timeline_picture import TimelinePair, draw_pairs
 from scripts.result_files import command_line
 from scripts.shaped import run_shaped
 

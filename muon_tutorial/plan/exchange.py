@@ -8,9 +8,11 @@ all ranks.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Literal
 
 from .grid import Coordinate
@@ -47,7 +49,7 @@ class VirtualBuffer:
         return self.size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: where uneven slices begin is added up once and kept
 class SlicedBuffer:
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
 
@@ -87,17 +89,30 @@ class SlicedBuffer:
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
-        if axes != (self.axis,) or self.sizes is not None:
+        first, last = entry.offset, entry.offset + entry.size - 1
+        if axes != (self.axis,):
             return range(at.size(*axes))
+        if self.owner is not None:
+            return range(self.owner, self.owner + 1)
+        if self.sizes is not None:
+            return range(bisect_right(self._starts, first) - 1, bisect_right(self._starts, last))
         step = -(-self.size // at.size(self.axis))
-        return range(entry.offset // step, (entry.offset + entry.size - 1) // step + 1)
+        return range(first // step, last // step + 1)
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
         """Those of them that may send to a rank: all."""
         return self.holders(entry, axes, to)
 
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where each slice begins, if their sizes are stated."""
+        return tuple(accumulate(self.sizes or (), initial=0))[:-1]
+
     def _slice(self, at: Coordinate) -> Box:
-        return shard_box((self.size,), self.cut, at[self.axis], at.size(self.axis))
+        place = at[self.axis]
+        if self.sizes is not None and self.owner is None:  # thousands of them, not added up for each box
+            return Box((self._starts[place],), (self.sizes[place],))
+        return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +301,25 @@ class Exchange:
             kept=tuple(part.cargo for part in kept),
             kept_as=tuple(part.cargo for part in kept_as),
             kept_at=tuple(known.get(part.key) for part in kept),
-            sends=tuple(_elements(out.get(position, ())) for position in range(positions)),
-            starts=tuple(starts.get(position, 0) for position in range(positions)),
-            receives=tuple(_elements(into.get(position, ())) for position in range(positions)),
+            sends=_listed({place: _elements(parts) for place, parts in out.items()}, positions),
+            starts=_listed(starts, positions),
+            receives=_listed({place: _elements(parts) for place, parts in into.items()}, positions),
             length=self.dst.length(self.entries, at),
         )
 
     def _leaving(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
+        group = at.group(*self.axes)
         for held in self._slices(self.src, at):
             for position in self.dst.holders(held.entry, self.axes, at):
-                to = at.peer(position, *self.axes)
+                to = Coordinate(at.grid, group[position])
                 if self.src.sends(held.entry, at, to):
                     yield position, held, self.dst.box(held.entry, to)
 
     def _coming(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
+        group = at.group(*self.axes)
         for held in self._slices(self.dst, at):
             for position in self.src.senders(held.entry, self.axes, at):
-                other = at.peer(position, *self.axes)
+                other = Coordinate(at.grid, group[position])
                 if self.src.sends(held.entry, other, at):
                     yield position, held, self.src.box(held.entry, other)
 
@@ -359,6 +376,14 @@ def _packed_once(
                 length += part.numel
             cargo += own
     return tuple(part.cargo for part in cargo), starts, begins
+
+
+def _listed(numbers: Mapping[int, int], positions: int) -> tuple[int, ...]:
+    """One number for each position: zero where there is none."""
+    listed = [0] * positions
+    for position, number in numbers.items():
+        listed[position] = number
+    return tuple(listed)
 
 
 def _elements(parts: Iterable[_Part]) -> int:

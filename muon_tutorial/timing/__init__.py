@@ -8,6 +8,9 @@ pipeline stage holds.
 walks the package's own step for all ranks without data and keeps a clock for each; ``calibrate`` measures
 this machine.
 
+``planner`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind, ``clocks``
+keeps the time of all that differ. ``report`` compares strategies, and searches for better options.
+
 ``timeline`` is one record for what a timed world says of a step and for what ``step_recorder`` noted of a
-real one; ``timeline_picture`` draws one above the other, for the steps of ``timeline_cases``.
+real one, for the steps of ``timeline_cases``.
 """

@@ -2,219 +2,275 @@
 
 What each kind of rank does is known turn by turn. Here all positions go through the same turns together, in
 the order in which a window admits rounds: a collective begins when the last of its group has asked, its
-group is through with the one before, and its links are free. What differs from ``TimedWorld``: collectives
-of two groups on one link go one after the other, not side by side; ranks that share cores with others share
-them all the time; and Gloo's exchanges begin when all have asked.
+group is through with the one before, and its links are free. Positions that see the same in all rounds share
+a clock, and links of several speeds are tried at once. What differs from ``TimedWorld``:
+collectives of two groups on one link go one after the other, not side by side; ranks that share cores with
+others share them all the time; and Gloo's exchanges begin when all have asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .rank_walks import Round, Trace, WalkedBucket, WalkedTurn
+from .rank_walks import Trace, WalkedBucket, WalkedPlan, WalkedTurn
 
-Leaves = Callable[[WalkedTurn], bool]
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Links ``factor`` times as fast; collectives whose phase begins as one of ``free`` take no time."""
+
+    factor: float = 1.0
+    free: tuple[str, ...] = ()
+
+    def moving(self, turn: WalkedTurn) -> float:
+        """Seconds that the bytes of a turn's collective take."""
+        return 0.0 if self._is_free(turn) else max(turn.moving / self.factor, turn.sending)
+
+    def latency(self, turn: WalkedTurn) -> float:
+        """Seconds of a turn's collective that no bandwidth shortens."""
+        return 0.0 if turn.flight is None or self._is_free(turn) else turn.flight.latency
+
+    def _is_free(self, turn: WalkedTurn) -> bool:
+        return bool(self.free) and turn.flight is not None and turn.flight.label.phase.startswith(self.free)
+
+
+AS_IT_IS = Speed()
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """When the last position is through, at each speed of the links, and the most that any of them held.
+
+    At the first speed, one position is watched: ``ended`` is when it was through; until then it spent
+    ``others`` waiting for ranks that come later, and ``exposed`` waiting for bytes.
+    """
+
+    seconds: tuple[float, ...]
+    peak: int
+    ended: float
+    others: float
+    exposed: float
 
 
 @dataclass(slots=True, eq=False)
-class Clocks:
-    """When each position is through, and what it did until then. Seconds, by position; ``peak`` in bytes.
+class _Clocks:
+    """Of each speed and position of a walked plan, ``now``; beside it what was seen until then."""
 
-    ``others`` is waiting for ranks that come later, ``exposed`` waiting for bytes, ``latency`` the part of
-    the collectives that no bandwidth shortens.
-    """
-
-    sizes: tuple[int, ...]
-    axes: tuple[str, ...]
-    now: np.ndarray = field(init=False)
-    product: np.ndarray = field(init=False)
-    copy: np.ndarray = field(init=False)
-    others: np.ndarray = field(init=False)
-    exposed: np.ndarray = field(init=False)
-    latency: np.ndarray = field(init=False)
-    peak: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        positions = int(np.prod(self.sizes, dtype=int))
-        for name in ("now", "product", "copy", "others", "exposed", "latency", "peak"):
-            setattr(self, name, np.zeros(positions))
-
-    @property
-    def seconds(self) -> float:
-        """When the last is through."""
-        return float(self.now.max())
+    plan: WalkedPlan
+    watched: tuple[int, ...]
+    now: np.ndarray
+    others: float = 0.0
+    exposed: float = 0.0
+    peak: float = 0.0
+    free: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
-        """The largest of each group over some axes, at each of its positions."""
-        along = tuple(i for i, axis in enumerate(self.axes) if axis in axes and self.sizes[i] > 1)
-        if len(along) == sum(size > 1 for size in self.sizes):
-            return np.full_like(each, each.max())
-        if not along:
-            return each
-        found = each.reshape(self.sizes).max(axis=along, keepdims=True)
-        return np.broadcast_to(found, self.sizes).reshape(-1)
+        """The largest of each group over some axes, which keep one place."""
+        along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)
+        return np.maximum.reduce(each, axis=along, keepdims=True) if along else each
 
-    def place(self, axes: tuple[str, ...]) -> np.ndarray:
-        """Each position's place in its group over some axes."""
-        at = np.indices(self.sizes).reshape(len(self.sizes), -1)
-        found = np.zeros(at.shape[-1], dtype=int)
-        for axis in axes:
-            if axis in self.axes:
-                found = found * self.sizes[self.axes.index(axis)] + at[self.axes.index(axis)]
-        return found
+    def watch(self, each: np.ndarray) -> float:
+        """The watched position's, at the first speed; places along an axis may be one."""
+        index = (min(i, n - 1) for i, n in zip(self.watched, each.shape[1:], strict=True))
+        return float(each[(0, *index)])
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """A round in flight: its turns, and what was asked for last: when all had asked, and when it is done."""
+    """A round in flight: its turns, and when what was asked for last is done.
+
+    ``asked`` is when all of the watched position's group had asked; ``held``, what the whole round holds.
+    """
 
     turns: Iterator[_Turn]
-    asked: np.ndarray | None = None
+    asked: float = 0.0
     done: np.ndarray | None = None
     held: Any = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    """One turn of a round on all positions. ``asks`` are the positions that ask for something, or None."""
+    """One turn of one of a round's buckets, on all positions; where they are alike, on one.
 
-    product: np.ndarray
-    copy: np.ndarray
+    ``moving`` and ``latency`` have an axis of speeds in front. ``asked`` is what some positions ask for, None
+    where none does, and ``asks`` says which, None for all. ``root`` is where a broadcast's first copy is
+    made. ``beside`` is what the round's other buckets hold.
+    """
+
+    busy: np.ndarray
     held: np.ndarray
     peak: np.ndarray
     moving: np.ndarray
     latency: np.ndarray
-    asks: np.ndarray | None
     asked: WalkedTurn | None
-    root: int | None
-    meets: bool
+    asks: np.ndarray | None
+    root: tuple[int | slice, ...] | None
+    beside: Any
+    is_last: bool
 
 
 def run_clocks(
-    rounds: Sequence[Round],
-    axes: tuple[str, ...],
-    sizes: tuple[int, ...],
-    *,
-    window: int = 1,
-    factor: float = 1.0,
-    without: tuple[str, ...] = (),
-) -> Clocks:
-    """All positions over all rounds, were all links ``factor`` times as fast.
-
-    Collectives whose phase begins as one of ``without`` take no time.
-    """
-    clocks, waiting = Clocks(sizes, axes), iter(rounds)
-    free: dict[Any, np.ndarray] = {}
+    plan: WalkedPlan, speeds: Sequence[Speed] = (AS_IT_IS,), window: int = 1, watched: int = 0
+) -> Timed:
+    """All positions over all rounds, at several speeds of the links; one is ``watched``."""
+    clocks = _Clocks(plan, plan.at(watched), np.zeros((len(speeds), *plan.sizes)))
+    waiting, tables = iter(plan.rounds), _Tables(plan, speeds)
     flight: list[_Task] = []
     while True:
         if len(flight) < window and (admitted := next(waiting, None)) is not None:
-            flight.insert(0, _Task(_abreast([_turns(it, factor, without) for it in admitted])))
+            flight.insert(0, _Task(_abreast(admitted, tables)))
         if not flight:
-            return clocks
+            seconds = clocks.now.reshape(len(speeds), -1).max(axis=1)
+            ended = clocks.watch(clocks.now)
+            return Timed(tuple(seconds.tolist()), int(clocks.peak), ended, clocks.others, clocks.exposed)
         for task in list(flight):
             _wait(clocks, task)
             turn = next(task.turns)
-            clocks.product += turn.product
-            clocks.copy += turn.copy
-            clocks.now += turn.product + turn.copy
-            beside = sum((other.held for other in flight if other is not task), 0.0)
-            np.maximum(clocks.peak, beside + turn.peak, out=clocks.peak)
-            task.held = turn.held
+            clocks.now += turn.busy
+            around = sum((other.held for other in flight if other is not task), turn.beside)
+            clocks.peak = max(clocks.peak, float(np.max(around + turn.peak)))
+            task.held = turn.beside + turn.held
             if turn.asked is not None:
-                _ask(clocks, task, turn, free)
-            elif turn.asks is None:
+                _ask(clocks, task, turn, turn.asked)
+            if turn.is_last:
                 flight.remove(task)
 
 
-def _wait(clocks: Clocks, task: _Task) -> None:
-    if task.done is None or task.asked is None:
+def _wait(clocks: _Clocks, task: _Task) -> None:
+    if task.done is None:
         return
-    waits = np.maximum(task.done - clocks.now, 0.0)
-    others = np.minimum(np.maximum(task.asked - clocks.now, 0.0), waits)
+    now, done = clocks.watch(clocks.now), clocks.watch(task.done)
+    waits = max(done - now, 0.0)
+    others = min(max(task.asked - now, 0.0), waits)
     clocks.others += others
     clocks.exposed += waits - others
-    clocks.now += waits
-    task.done = task.asked = None
+    np.maximum(clocks.now, task.done, out=clocks.now)
+    task.done = None
 
 
-def _ask(clocks: Clocks, task: _Task, turn: _Turn, free: dict[Any, np.ndarray]) -> None:
+def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
     """A collective of every group in which positions ask: when it begins, and when it is done."""
-    assert turn.asked is not None
-    assert turn.asked.flight is not None
-    assert turn.asks is not None
-    axes, link = turn.asked.axes, turn.asked.flight.link
-    if turn.root is not None and turn.asked.root_copy:
-        copies = np.where((clocks.place(axes) == turn.root) & turn.asks, turn.asked.root_copy, 0.0)
-        clocks.copy += copies
-        clocks.now += copies
-    asked = clocks.most(np.where(turn.asks, clocks.now, -np.inf), axes)
-    before = [free[key] for key in (axes, link) if key in free]
-    begin = asked
-    for each in before:
-        begin = np.maximum(begin, clocks.most(each, axes))
-    done = begin + clocks.most(turn.latency, axes) + clocks.most(turn.moving, axes)
-    clocks.latency += np.where(turn.asks, turn.latency, 0.0)
-    task.asked = np.where(turn.asks, asked, -np.inf)
-    task.done = np.where(turn.asks, done, -np.inf)
-    for key in (axes, link):
-        free[key] = np.maximum(free.get(key, -np.inf), task.done)
+    assert asked.flight is not None
+    if turn.root is not None:
+        makes_it = 1.0 if turn.asks is None else turn.asks[turn.root]
+        clocks.now[(slice(None), *turn.root)] += makes_it * asked.root_copy
+    there = clocks.now if turn.asks is None else np.where(turn.asks, clocks.now, -np.inf)
+    last = begin = clocks.most(there, asked.axes)
+    for key in (asked.axes, asked.flight.link):
+        if key in clocks.free:
+            begin = np.maximum(begin, clocks.most(clocks.free[key], asked.axes))
+    done = begin + clocks.most(turn.latency, asked.axes) + clocks.most(turn.moving, asked.axes)
+    if turn.asks is not None:
+        last, done = (np.where(turn.asks, each, -np.inf) for each in (last, done))
+    task.asked, task.done = clocks.watch(last), done
+    for key in (asked.axes, asked.flight.link):
+        before = clocks.free.get(key)
+        clocks.free[key] = done if before is None else np.maximum(before, done)
 
 
-def _abreast(buckets: list[Iterator[_Turn]]) -> Iterator[_Turn]:
+def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn]:
     """The turns of a round's buckets: of each to where they meet, one after the other, and on from there."""
     held: list[Any] = [0.0] * len(buckets)
     total: Any = 0.0  # of held: whole bytes, so adding and taking away loses nothing
-    going = dict(enumerate(buckets))
+    going = {place: iter(range(len(one.traces[0]))) for place, one in enumerate(buckets)}
     while going:
-        for number, turns in list(going.items()):
-            for turn in turns:
-                beside = total - held[number]
-                held[number], total = turn.held, beside + turn.held
-                turn = replace(turn, held=beside + turn.held, peak=beside + turn.peak)
-                if turn.asks is None:
-                    del going[number]
-                    turn = replace(turn, asks=np.zeros(turn.held.shape, bool)) if going else turn
+        for place, numbers in list(going.items()):
+            one = buckets[place]
+            for number in numbers:
+                is_end = number + 1 == len(one.traces[0])
+                if is_end:
+                    del going[place]
+                beside = total - held[place]
+                turn = tables.turn(one, number, beside, is_last=not going)
+                held[place], total = turn.held, beside + turn.held
                 yield turn
-                if turn.meets:
+                if one.traces[0][number].meets:
                     break
 
 
-def _turns(one: WalkedBucket, factor: float, without: tuple[str, ...]) -> Iterator[_Turn]:
-    """A round's turns on all positions. All kinds take as many: those that take no part have empty ones."""
-    for row in zip(*one.traces, strict=True):
-        asking = [turn for turn in row if turn.flight is not None]
+@dataclass(slots=True, eq=False)
+class _Tables:
+    """What all kinds of a bucket do in each turn. Buckets that look alike have the same traces."""
 
-        def of(values: list[float], kinds: np.ndarray = one.kinds) -> np.ndarray:
-            return np.array(values, dtype=float)[kinds]
+    plan: WalkedPlan
+    speeds: Sequence[Speed]
+    known: dict[tuple[int, ...], list[_Row]] = field(default_factory=dict)
 
-        free = bool(asking) and _phase(asking[0]).startswith(without)
-        moving = [0.0 if free else max(turn.moving / factor, turn.sending) for turn in row]
-        latency = [0.0 if free or turn.flight is None else turn.flight.latency for turn in row]
-        is_end = row is not None and row[0] is one.traces[0][-1]
-        yield _Turn(
-            product=of([turn.product for turn in row]),
-            copy=of([turn.copy for turn in row]),
-            held=of([turn.now for turn in row]),
-            peak=of([turn.peak for turn in row]),
-            moving=of(moving),
-            latency=of(latency),
-            asks=None if is_end else np.array([turn.flight is not None for turn in row])[one.kinds],
-            asked=asking[0] if asking else None,
-            root=None
-            if not asking or asking[0].root is None
-            else one.roots.get(asking[0].root, asking[0].root),
-            meets=row[0].meets,
+    def turn(self, one: WalkedBucket, number: int, beside: Any, is_last: bool) -> _Turn:
+        """A turn of a bucket on all positions."""
+        key = tuple(map(id, one.traces))
+        if key not in self.known:
+            self.known[key] = [self._row(row) for row in zip(*one.traces, strict=True)]
+        row = self.known[key][number]
+        busy, held, peak, moving, latency = (
+            each if each.shape[-1] == 1 else each[..., one.kinds] for each in row.values
         )
+        asked = row.asked
+        root: tuple[int | slice, ...] | None = None
+        asks = None if row.asks is None else row.asks[one.kinds]
+        if asked is not None and asked.root is not None and asked.root_copy:
+            root = self.plan.line(asked.axes, one.roots.get(asked.root, asked.root))
+        return _Turn(busy, held, peak, moving, latency, asked, asks, root, beside, is_last)
+
+    def _row(self, row: Sequence[WalkedTurn]) -> _Row:
+        """All kinds in a turn. All take as many: those that take no part have empty ones."""
+        values = (
+            np.array([turn.product + turn.copy for turn in row]),
+            np.array([turn.now for turn in row], dtype=float),
+            np.array([turn.peak for turn in row], dtype=float),
+            np.array([[speed.moving(turn) for turn in row] for speed in self.speeds]),
+            np.array([[speed.latency(turn) for turn in row] for speed in self.speeds]),
+        )
+        asks = np.array([turn.flight is not None for turn in row])
+        asked = next((turn for turn in row if turn.flight is not None), None)
+        thin = tuple(self._thin(each) for each in values)
+        return _Row(thin, asked, None if asks.all() else asks)
+
+    def _thin(self, each: np.ndarray) -> np.ndarray:
+        """What all kinds have alike once, with a place for each axis."""
+        first = each[..., :1]
+        ones = (1,) * len(self.plan.axes)
+        return first.reshape(*each.shape[:-1], *ones) if (each == first).all() else each
 
 
-def _phase(turn: WalkedTurn) -> str:
-    return "" if turn.flight is None else turn.flight.label.phase
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """A turn of all kinds: busy, held, peak, moving, latency; what is asked for, and by which, if not all."""
+
+    values: tuple[np.ndarray, ...]
+    asked: WalkedTurn | None
+    asks: np.ndarray | None
 
 
-def alone(traces: Sequence[Trace]) -> list[Round]:
-    """Walks that are the same on all ranks, one after the other."""
-    return [[WalkedBucket((trace,), np.zeros(1, dtype=int))] for trace in traces]
+@dataclass(slots=True, eq=False)
+class Alone:
+    """Walks that are the same on all ranks, one after the other: a rank's seconds at a speed of the links."""
+
+    product: float = 0.0
+    copy: float = 0.0
+    exposed: float = 0.0
+    latency: float = 0.0
+    peak: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.product + self.copy + self.exposed
+
+
+def run_alone(traces: Iterable[tuple[Trace, int]], speed: Speed = AS_IT_IS) -> Alone:
+    """Walks that are the same on all ranks, and how often each comes: none waits for another rank."""
+    found = Alone()
+    for trace, times in traces:
+        for turn in trace:
+            latency = speed.latency(turn)
+            found.product += times * turn.product
+            found.copy += times * turn.copy
+            found.exposed += times * (latency + speed.moving(turn))
+            found.latency += times * latency
+            found.peak = max(found.peak, turn.peak)
+    return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -119,6 +121,31 @@ class Machine:
         Path(path).write_text(self.text(), encoding="utf-8")
 
 
+LARGEST = 64 * 10**6
+"""Bytes of the largest file that is read: a config or a machine has thousands."""
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """What a JSON file holds; ``what`` is how an error calls it.
+
+    Raises:
+        UsageError: it is no plain file, a pipe or a device for example, too large, or no JSON.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{what} cannot be read: it is no plain file")
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST:
+        raise UsageError(f"{what} cannot be read: it is larger than {LARGEST:,} bytes")
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # no text, no JSON, a number too long, too deeply nested
+        raise UsageError(f"{what} is no JSON: {error}") from None
+
+
 LEAST, MOST = 1e-6, 1e24
 """Between these lie all rates, sizes and counts of a machine: others make seconds that are no number."""
 
@@ -129,12 +156,7 @@ def read_machine(path: str | Path) -> Machine:
     Raises:
         UsageError: it cannot be read, lacks a number, or has one that no machine has.
     """
-    try:
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"the machine {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no text, no JSON, a number too long, too deeply nested
-        raise UsageError(f"the machine {path} is no JSON: {error}") from None
+    held = read_json(path, f"the machine {path}")
     try:
         return machine_from(held)
     except UsageError as error:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from .machine import read_json
 from .model_configs import shape_from_config
 from .model_shape import ModelShape
 from .module_shapes import shape_from_module
@@ -78,12 +79,7 @@ def _public_models() -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> ModelShape:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"the model {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no text, no JSON, a number too long, too deeply nested
-        raise UsageError(f"the model {path} is no JSON: {error}") from None
+    held = read_json(path, f"the model {path}")
     name = path.parent.name if path.name == "config.json" else path.stem
     return shape_from_config(held, name or "model", str(path), f"the model {path}")
 

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ from ..plan.strategies import (
     work_by_position,
     zero1,
 )
-from .clocks import alone, run_clocks
+from .clocks import Speed, run_alone, run_clocks
 from .machine import Machine
 from .rank_walks import RankWalks, Trace
 from .timed_world import TimedFlight
@@ -49,6 +49,8 @@ ROUND_LIMIT = "round_bytes"
 """The option of strategies that limits a round's bytes."""
 GRADIENTS = ("gradient reduce", "gradient all_reduce")
 """How the phases begin that average gradients."""
+OWN = Speed(free=GRADIENTS)
+"""The machine's links, where averaging gradients takes no time."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 
@@ -194,83 +196,91 @@ def beside_on(grid: Grid, machine: Machine) -> int:
 
 def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepEstimate:
     """What the step of a plan costs; ``name`` is what it is called."""
-    at, rounds = busiest(plan), walks.rounds(plan)
-    axes = plan.buckets[0].axes
-    sizes = tuple(plan.grid.size(axis) for axis in axes)
-    run = partial(run_clocks, rounds, axes, sizes, window=window)
-    own, place = run(without=GRADIENTS), at.position(*axes)
-    asks = [walks.agreement(plan)]
+    at, walked = busiest(plan), walks.rounds(plan)
+    place = at.position(*walked.axes)
+    mine = [(one.traces[one.kinds[walked.at(place)]], one.roots) for its in walked.rounds for one in its]
+    asks = [(walks.agreement(plan), 1)]
     averages = _averages(plan, at, walks) if plan.expects == "averaged" else []
-    around = run_clocks(alone(asks), (), ())
-    averaging = run_clocks(alone(averages), (), ())
-    whole = run().seconds if plan.expects == "local" else own.seconds + averaging.seconds
+    around, averaging = run_alone(asks), run_alone(averages)
+    computed = run_alone([(trace, 1) for trace, _ in mine], OWN)
+    timed = run_clocks(walked, (OWN, Speed()) if plan.expects == "local" else (OWN,), window, place)
+    own, whole = timed.seconds[0], timed.seconds[-1]
     worked = [e for b in plan.buckets for e in b.entries if b.works_on(e, at)]
     work = sum(entry.cost for entry in worked)
     once = sum(newton_schulz_cost(e.matrix.sides) for b in plan.buckets for e in b.entries)
-    traces: list[tuple[Trace, Mapping[int, int]]] = [(trace, {}) for trace in (*asks, *averages)]
-    traces += [(one.traces[one.kinds[place]], one.roots) for its in rounds for one in its]
+    traces: list[tuple[Trace, int, Mapping[int, int]]] = [(trace, n, {}) for trace, n in (*asks, *averages)]
+    traces += [(trace, 1, roots) for trace, roots in mine]
     held = plan_memory(plan, at)
 
+    @cache
     def at_factor(factor: float) -> float:
-        rest = (run_clocks(alone(part), (), (), factor=factor).seconds for part in (asks, averages))
-        return run(factor=factor).seconds + sum(rest)
+        speed = Speed(factor)
+        step = whole if factor == 1 else run_clocks(walked, (speed,), window).seconds[0]
+        return step + run_alone(asks, speed).seconds + run_alone(averages, speed).seconds
 
     return StepEstimate(
         strategy=name,
-        product=float(own.product[place]),
-        copy=float(own.copy[place] + around.copy[0]),
-        others=float(own.others[place] + own.seconds - own.now[place]),
-        exposed=float(own.exposed[place] + around.exposed[0]),
-        reduction=whole - own.seconds,
-        latency=float(own.latency[place] + around.latency[0] + averaging.latency[0]),
+        product=computed.product,
+        copy=computed.copy + around.copy + sum(_root_copies(trace, roots, at) for trace, roots in mine),
+        others=timed.others + own - timed.ended,
+        exposed=timed.exposed + around.exposed,
+        reduction=whole - own + averaging.seconds,
+        latency=computed.latency + around.latency + averaging.latency,
         newton_schulz=DEFAULT_STEPS * work,
         runs=len(worked),
         buckets=len(plan.buckets),
-        fair_shares=work * at.size(*axes) / once if once else 0.0,
+        fair_shares=work * at.size(*walked.axes) / once if once else 0.0,
         shares=work * plan.grid.world_size / once if once else 0.0,
         held=held.parameters + held.gradients,
         momentum=held.momentum,
-        peak=int(own.peak.max()),
-        fsdp=int(averaging.peak.max()),
+        peak=timed.peak,
+        fsdp=averaging.peak,
         at_factor=(at_factor,),
-        **_sent(traces, place, at.size(*axes)),
+        **_sent(traces, at),
     )
 
 
-def _sent(
-    traces: Iterable[tuple[Trace, Mapping[int, int]]], place: int = 0, parts: int = 1
-) -> dict[str, Any]:
-    """What the rank at a place of its group sends: bytes by phase, those that leave its node, collectives.
+def _root_copies(trace: Trace, roots: Mapping[int, int], at: Coordinate) -> float:
+    """Seconds that a rank copies what it is the root of, before that is broadcast."""
+    return sum(
+        turn.root_copy
+        for turn in trace
+        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
+    )
 
-    With each trace come the roots that are meant by those that it names.
+
+def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
+    """What a rank sends: bytes by phase, those that leave its node, collectives.
+
+    With each trace comes how often it is walked, and the roots that are meant by those that it names.
     """
     counted: Counter[int] = Counter()
     flights: dict[int, TimedFlight] = {}
     phases: Counter[str] = Counter()
     between = 0
-    for trace, roots in traces:
+    for trace, times, roots in walked:
         for turn in trace:
             if turn.flight is None:
                 continue
             sent = turn.sent
             if turn.passed and turn.root is not None:
-                sent = turn.sends(place, parts, roots.get(turn.root, turn.root))
-            counted[id(turn)] += 1
+                root = roots.get(turn.root, turn.root)
+                sent = turn.sends(at.position(*turn.axes), at.size(*turn.axes), root)
+            counted[id(turn)] += times
             flights[id(turn)] = turn.flight
-            phases[turn.flight.label.phase] += sent
-            between += turn.between if sent else 0
+            phases[turn.flight.label.phase] += times * sent
+            between += times * turn.between if sent else 0
     found = tuple((flight, counted[key]) for key, flight in flights.items())
     return {"phases": dict(phases), "between": between, "flights": found}
 
 
-def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[Trace]:
-    """Walks of what averages gradients before a step that expects them averaged."""
+def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:
+    """Walks of what averages gradients before a step that expects them averaged, and how often each comes."""
     if at.size("dp", SHARDING) == 1:
         return []
-    dtype, found = plan.buckets[0].entries[0].matrix.grad_dtype, []
-    for length, times in averaged_at_once(plan, at).items():
-        found += [walks.trace(_average(length, dtype, at), at)] * times if length else []
-    return found
+    dtype = plan.buckets[0].entries[0].matrix.grad_dtype
+    lengths = averaged_at_once(plan, at).items()
+    return [(walks.trace(_average(length, dtype, at), at), times) for length, times in lengths if length]
 
 
 def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
@@ -361,23 +371,22 @@ def estimate_adamw(
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
     counted, dtypes = Counter(lengths), (p, torch.float32, torch.float32)
-    traces: list[Trace] = []
+    traces: list[tuple[Trace, int]] = []
     for length, times in counted.items():
         whole = padded(length, parts)
         kept = [torch.empty(whole // parts, dtype=each, device="meta") for each in dtypes]
         walk = _adamw_bucket if sharded and not fsdp2 else _adamw_held
-        traces += [walks.trace(walk(whole, at, g, kept), at)] * times
+        traces.append((walks.trace(walk(whole, at, g, kept), at), times))
     elements = sum(times * (padded(length, parts) // parts) for length, times in counted.items())
-    run = partial(run_clocks, alone(traces), (), ())
-    own, whole_step = run(without=GRADIENTS), run()
+    own, whole_step = run_alone(traces, OWN), run_alone(traces)
     return StepEstimate(
         strategy=f"AdamW, {'FSDP2' if fsdp2 else 'ZeRO-1' if sharded else 'DDP'}",
-        product=float(own.product[0]),
-        copy=float(own.copy[0]),
+        product=own.product,
+        copy=own.copy,
         others=0.0,
-        exposed=float(own.exposed[0]),
+        exposed=own.exposed,
         reduction=whole_step.seconds - own.seconds,
-        latency=float(whole_step.latency[0]),
+        latency=whole_step.latency,
         newton_schulz=0,
         runs=0,
         buckets=counted.total(),
@@ -385,10 +394,10 @@ def estimate_adamw(
         shares=0.0,
         held=sum(times * length for length, times in counted.items()) * (g.itemsize + p.itemsize),
         momentum=2 * torch.float32.itemsize * elements,
-        peak=0 if fsdp2 else int(own.peak.max()),
-        fsdp=int(own.peak.max()) if fsdp2 else 0,
-        at_factor=(lambda factor: run(factor=factor).seconds,),
-        **_sent([(trace, {}) for trace in traces]),
+        peak=0 if fsdp2 else own.peak,
+        fsdp=own.peak if fsdp2 else 0,
+        at_factor=(lambda factor: run_alone(traces, Speed(factor)).seconds,),
+        **_sent([(trace, times, {}) for trace, times in traces], at),
     )
 
 

@@ -8,7 +8,7 @@ walked on the meta device; what it did is kept turn by turn, and serves every la
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from ..evidence.predict import SETTINGS, step_over_ones
 from ..plan.bucket import Bucket
 from ..plan.exchange import LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate, Grid
-from ..plan.layout import FEW_RANKS
+from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
 from ..plan.matrix import BucketEntry, held_box
 from ..plan.strategies import Plan
 from ..step.parameter_state import ParameterState
@@ -76,9 +76,9 @@ Trace = tuple[WalkedTurn, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedBucket:
-    """A bucket on all positions of its group: the traces of each kind of rank, and the kind of each position.
+    """A bucket: the traces of each kind of rank, and the kind of each position of its group that is left.
 
-    ``roots`` are positions that the traces name as roots, and those that are meant in this bucket.
+    ``roots`` are places along dp that the traces name as roots, and those that are meant in this bucket.
     """
 
     traces: tuple[Trace, ...]
@@ -88,6 +88,38 @@ class WalkedBucket:
 
 Round: TypeAlias = Sequence[WalkedBucket]
 """Buckets that are walked abreast."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkedPlan:
+    """All rounds of a plan, on the positions of its group that differ in any of them.
+
+    Along each of the ``axes`` places that see the same in all rounds count once: ``sizes`` of them are left,
+    ``folded`` says which of these each place is.
+    """
+
+    rounds: Sequence[Round]
+    axes: tuple[str, ...]
+    folded: tuple[np.ndarray, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Places that are left along each axis."""
+        return tuple(int(places.max()) + 1 for places in self.folded)
+
+    def at(self, position: int) -> tuple[int, ...]:
+        """The index of a position of the group among those that are left."""
+        at = np.unravel_index(position, tuple(map(len, self.folded)))
+        return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
+
+    def line(self, axes: tuple[str, ...], position: int) -> tuple[int | slice, ...]:
+        """The index of all positions that stand at one position of their groups over some of the axes."""
+        within = [self.axes.index(axis) for axis in axes if axis in self.axes]
+        at = np.unravel_index(position, [len(self.folded[i]) for i in within])
+        index: list[int | slice] = [slice(None)] * len(self.axes)
+        for i, place in zip(within, at, strict=True):
+            index[i] = int(self.folded[i][place])
+        return tuple(index)
 
 
 @dataclass(eq=False)
@@ -102,10 +134,24 @@ class RankWalks:
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def rounds(self, plan: Plan) -> list[Round]:
+    def rounds(self, plan: Plan) -> WalkedPlan:
         """The buckets of every round of a plan, with one rank of each kind walked."""
-        rounds = groupby(plan.buckets, lambda bucket: bucket.round)
-        return [[self._bucket(plan, bucket) for bucket in its] for _, its in rounds]
+        at, axes = plan.grid.at(0), plan.buckets[0].axes
+        ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
+        slices = [_uneven_slices(bucket) for bucket in plan.buckets]
+        signs = [self._kinds(*each, at) for each in zip(plan.buckets, ids, slices, strict=True)]
+        folded = _fold(signs, slices, plan)
+        firsts = [np.unique(places, return_index=True)[1] for places in folded]
+        kept = np.arange(len(signs[0])).reshape([len(places) for places in folded])[np.ix_(*firsts)]
+        times = np.ones((), dtype=int)
+        for places in folded:
+            times = np.multiply.outer(times, np.bincount(places))
+        buckets = [
+            (bucket.round, self._bucket(plan, bucket, its, lengths, each[kept], kept, times))
+            for bucket, its, lengths, each in zip(plan.buckets, ids, slices, signs, strict=True)
+        ]
+        rounds = groupby(buckets, lambda numbered: numbered[0])
+        return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes, folded)
 
     def agreement(self, plan: Plan) -> Trace:
         """What ranks ask each other before a step; the same on all of them."""
@@ -197,30 +243,37 @@ class RankWalks:
             return int(np.array(request.sends)[elsewhere].sum()) * request.dtype.itemsize
         return sent * nodes // len(elsewhere) if nodes > 1 else 0
 
-    def _bucket(self, plan: Plan, bucket: Bucket) -> WalkedBucket:
-        at, ids = plan.grid.at(0), [self._sign(*_class_of(entry)) for entry in bucket.entries]
-        slices = _uneven_slices(bucket)
-        places = sorted({*slices, *(entry.workers.start for entry in bucket.entries)})
-        signs = self._kinds(bucket, ids, at)
-        found, firsts, kinds, counts = np.unique(
-            signs, return_index=True, return_inverse=True, return_counts=True
-        )
+    def _bucket(
+        self,
+        plan: Plan,
+        bucket: Bucket,
+        ids: Sequence[np.uint64],
+        slices: Mapping[int, int],
+        signs: np.ndarray,
+        kept: np.ndarray,
+        times: np.ndarray,
+    ) -> WalkedBucket:
+        """A bucket on the positions that are ``kept``: each has a sign and stands for so many ``times``."""
+        at = plan.grid.at(0)
+        owners = [entry.workers.start for entry in bucket.entries]
+        places = sorted({*slices, *(at.peer(owner, *bucket.axes)["dp"] for owner in owners)})
+        found, firsts, kinds = np.unique(signs, return_index=True, return_inverse=True)
+        kinds = kinds.reshape(kept.shape)
+        counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
         alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
         stands = None
-        if (
-            signs.size <= FEW_RANKS
-        ):  # on more, the order in which owners' slices travel may be another round's
-            order = {place: number for number, place in enumerate(places)}
-            stands = tuple((int(i), order[e.workers.start]) for i, e in zip(ids, bucket.entries, strict=True))
+        if times.sum() <= FEW_RANKS:  # on more, owners' slices may travel in another round's order
+            order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
+            stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
         traces, seen = [], tuple(places)
-        for sign, first in zip(found.tolist(), firsts.tolist(), strict=True):
+        for sign, first in zip(found.tolist(), kept.reshape(-1)[firsts].tolist(), strict=True):
             key = look, sign
             if key not in self._known:
                 self._known[key] = self._walk(plan, bucket, at.peer(first, *bucket.axes)), tuple(places)
             trace, seen = self._known[key]
             traces.append(trace)
-        return WalkedBucket(tuple(traces), kinds.reshape(-1), dict(zip(seen, places, strict=True)))
+        return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate) -> Trace:
         """One rank's step of one bucket. Memory that stays between steps is there before."""
@@ -232,7 +285,9 @@ class RankWalks:
         trace, kept = self.trace(step_bucket(step.buckets[0], step.present), at), step.buckets[0].workspace
         return tuple(replace(turn, peak=turn.peak + kept.nbytes()) for turn in trace)
 
-    def _kinds(self, bucket: Bucket, ids: Sequence[np.uint64], at: Coordinate) -> np.ndarray:
+    def _kinds(
+        self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
+    ) -> np.ndarray:
         """A number for each position of a bucket's group, equal where positions see the same.
 
         Each matrix adds a random number to the positions that work on it, another to those in line with its
@@ -253,7 +308,7 @@ class RankWalks:
                 )
                 signs[tuple(line)] += self._sign(known, "in line")
             counted[known] = counted.get(known, 0) + 1
-        for place, length in _uneven_slices(bucket).items():
+        for place, length in slices.items():
             one = tuple(slice(place, place + 1) if axis == "dp" else slice(None) for axis in bucket.axes)
             signs[one] += self._sign("slice", length)
         if not isinstance(bucket.storage_layout, SlicedBuffer):
@@ -281,6 +336,47 @@ class RankWalks:
         return self._signs[what]
 
 
+def _fold(
+    signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
+) -> tuple[np.ndarray, ...]:
+    """Along each axis, the places that have the same signs in all buckets, numbered by the first of each."""
+    axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
+    sizes = [plan.grid.size(axis) for axis in axes]
+
+    def numbers(count: int) -> np.ndarray:
+        return draw.integers(1, 1 << 63, count, dtype=np.uint64) | np.uint64(1)
+
+    grid = np.zeros(sizes, dtype=np.uint64)
+    for each in signs:
+        grid += numbers(1) * each.reshape(sizes)
+    for place in sorted(_roots(plan).union(*slices)):
+        np.moveaxis(grid, axes.index("dp"), 0)[place : place + 1] += numbers(1)
+    folded = []
+    for i, size in enumerate(sizes):
+        across = np.moveaxis(grid, i, 0).reshape(size, -1)
+        line = (across * numbers(across.shape[1])).sum(axis=1, dtype=np.uint64)
+        _, firsts, inverse = np.unique(line, return_index=True, return_inverse=True)
+        folded.append(np.argsort(np.argsort(firsts))[inverse.reshape(-1)])
+    return tuple(folded)
+
+
+def _roots(plan: Plan) -> set[int]:
+    """The places along dp, beside those of uneven slices, that a broadcast may start from.
+
+    Each of them sees what no other does.
+    """
+    found: set[int] = set()
+    for bucket in plan.buckets:
+        for hop in (*bucket.gradient.hops, *bucket.compute.hops, *bucket.parameter.hops):
+            for end in (hop.src, hop.dst) if isinstance(hop, Hop) else ():
+                if isinstance(end, Owned):
+                    found.add(end.rank)
+                elif isinstance(end, Shard) and end.sizes is None and len(hop.shape) == 1:
+                    parts = plan.grid.size(hop.axis)
+                    found |= set(range(parts)) if hop.shape[0] % parts else set()
+    return found
+
+
 def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
     """What of a matrix decides what a rank does with it, beside where its workers are."""
     matrix = entry.matrix
@@ -297,8 +393,9 @@ def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
     """The elements of each dp position's slice of the bucket, where they are not all of one length."""
-    sizes = getattr(bucket.storage_layout, "sizes", None) or ()
-    return {place: size for place, size in enumerate(sizes) if size}
+    sizes = np.array(getattr(bucket.storage_layout, "sizes", None) or (), dtype=int)
+    places = np.flatnonzero(sizes)
+    return dict(zip(places.tolist(), sizes[places].tolist(), strict=True))
 
 
 def _travels_of(bucket: Bucket) -> Hashable:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import GridError, UsageError
+from ..newton_schulz import DEFAULT_STEPS
 from ..plan.assign import newton_schulz_cost
 from ..plan.exchange import LocalShards
 from ..plan.grid import Grid
@@ -240,7 +241,7 @@ def plan_model(
     parts = tuple(part for part in stage_parts(shape, sizes, stage, machine, dtypes) if part.matrices)
     if not parts:
         raise GridError("there is no matrix to plan for")
-    builders = strategies or _strategies_on(sizes)
+    builders = strategies or strategies_on(sizes)
     estimates = [
         estimate_parts(name, builder, parts, round_bytes, window, dtypes)
         for name, builder in builders.items()
@@ -443,7 +444,7 @@ def say_layout(plan: ModelPlan) -> str:
     )
 
 
-def _strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
+def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
     """The strategies that take a grid's parameters, each once; with ``dp_shard``, their baseline too."""
     if sizes[SHARDING] > 1:
         return {**SHARDED, **GATHER_ALL}
@@ -516,14 +517,32 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
         winner = min(ordered, key=lambda one: one.seconds_at(factor))
         if winner.seconds_at(factor) * CLOSE >= best.seconds_at(factor):
             continue
-        low, high = 1.0, factor
-        for _ in range(8):
-            middle = math.sqrt(low * high)
-            ahead = winner.seconds_at(middle) < best.seconds_at(middle)
-            low, high = (low, middle) if ahead else (middle, high)
-        where = f"it turns at {high:.2g} times the machine's"
+        turns = _turning_point(winner, best, factor)
+        where = f"it turns at {turns:.2g} times the machine's"
         lines.append(f"With links {word} as fast, {winner.strategy} is ahead; {where}.")
     return lines or [f"{best.strategy} stays ahead, or as good, with links half and twice as fast."]
+
+
+def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> float:
+    """How fast links are where two strategies take as long, between the machine's and ``factor`` times them.
+
+    A step's seconds are nearly a straight line in the time that a byte takes: a line through both ends of
+    what is left hits the point in few tries.
+    """
+
+    def behind(slowness: float) -> float:
+        return winner.seconds_at(1 / slowness) - best.seconds_at(1 / slowness)
+
+    ahead, after = 1.0, 1 / factor
+    much, little = behind(ahead), behind(after)
+    for _ in range(4):
+        middle = ahead + (after - ahead) * much / (much - little)
+        here = behind(middle)
+        if here > 0:
+            ahead, much = middle, here
+        else:
+            after, little = middle, here
+    return 1 / middle
 
 
 def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
@@ -566,7 +585,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
         line = (
             f"layerwise: the busiest owner has {say_number(whole.fair_shares)} fair shares of Newton–Schulz"
         )
-        if whole.runs <= len(plan.parts):
+        if whole.newton_schulz == DEFAULT_STEPS * _largest(plan):
             found.append(f"{line}: one matrix is the floor, since there are few for so many ranks.")
         else:
             found.append(f"{line}, in {whole.runs} matrices: owners have unequal work.")
@@ -576,6 +595,11 @@ def _warnings(plan: ModelPlan) -> list[str]:
             f"full_tensor() of all matrices at once, on every rank, would hold {say_bytes(whole_bytes)}."
         )
     return found
+
+
+def _largest(plan: ModelPlan) -> int:
+    """Operations of the largest matrix of each part, in one iteration: less no owner can be given."""
+    return sum(max(newton_schulz_cost(matrix.sides) for matrix in part.matrices) for part in plan.parts)
 
 
 def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:

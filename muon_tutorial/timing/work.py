@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from ..evidence.memory import tensors_in
 from .machine import Machine
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # where the first factor stands among the arguments
@@ -40,6 +40,11 @@ class Work(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not asked for: it wraps each operation, and imports PyTorch's compiler, which takes two seconds."""
+        return False
+
     def take(self) -> tuple[float, float]:
         """Return the seconds of products and of all else since it was last asked, and begin anew."""
         taken = self.product, self.copy
@@ -61,8 +66,8 @@ class Work(TorchDispatchMode):
             works = False
         else:
             read = args[1:] if name in _WRITES_ONLY else args
-            leaves = [x for x in tree_leaves((read, kwargs, result)) if isinstance(x, Tensor)]
-            executes = self.machine.copy_seconds(sum(x.numel() * x.itemsize for x in leaves))
+            moved = sum(x.numel() * x.itemsize for x in tensors_in(read, kwargs, result))
+            executes = self.machine.copy_seconds(moved)
             self.copy += executes
         self.copy += self._starts(executes, works)
         return result

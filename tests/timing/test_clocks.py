@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +12,14 @@ import torch
 from muon_tutorial import Grid, Matrix, Shard
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
-from muon_tutorial.timing import planner
-from muon_tutorial.timing.clocks import run_clocks
+from muon_tutorial.timing import planner, rank_walks
+from muon_tutorial.timing.clocks import Speed, run_clocks
 from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.machine import Machine
+from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.planner import GATHER_ALL, SHARDED, STRATEGIES
 from muon_tutorial.timing.rank_walks import RankWalks
+from muon_tutorial.timing.report import Dtypes, read_sizes, stage_parts, strategies_on
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
 
 H100 = find_machine("h100-infiniband")
@@ -32,11 +38,11 @@ def matrices(sizes: dict[str, int], layers: int = 2) -> list[Matrix]:
     return found
 
 
-def walk_all(plan: Plan, window: int) -> TimedRun:
+def walk_all(plan: Plan, window: int, machine: Machine = H100) -> TimedRun:
     steps = [
         step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window) for rank in plan.grid.ranks
     ]
-    return TimedWorld(plan.grid, H100).run([step.step() for step in steps])
+    return TimedWorld(plan.grid, machine).run([step.step() for step in steps])
 
 
 def cases() -> list[tuple[dict[str, int], str]]:
@@ -85,15 +91,79 @@ def test_what_a_step_takes_is_the_sum_of_its_parts() -> None:
         assert one.seconds_at(1.0) == pytest.approx(one.seconds)
 
 
-def test_few_ranks_are_walked_for_thousands() -> None:
+def test_few_ranks_are_walked_for_thousands_and_few_clocks_kept() -> None:
     plan = layerwise(matrices({}, layers=4), Grid.of(dp=2048), round_bytes=SOME)
-    rounds = RankWalks(H100, 7).rounds(plan)
-    assert sum(map(len, rounds)) == len(plan.buckets) > 4
-    for one in (bucket for its in rounds for bucket in its):
-        assert one.kinds.shape == (2048,)
-        assert len(one.traces) <= 6
-        owners = np.flatnonzero(one.kinds != np.bincount(one.kinds).argmax())
-        assert len(owners) < 20
-    clocks = run_clocks(rounds, ("dp",), (2048,))
-    assert clocks.now.shape == (2048,)
-    assert clocks.seconds == clocks.now.max()
+    walked = RankWalks(H100, 7).rounds(plan)
+    buckets = [bucket for its in walked.rounds for bucket in its]
+    assert len(buckets) == len(plan.buckets) > 4
+    owners = {entry.workers.start for bucket in plan.buckets for entry in bucket.entries}
+    assert walked.sizes == (len(owners) + 1,)  # an owner each, and all that own nothing together
+    assert all(one.kinds.shape == walked.sizes and len(one.traces) <= 6 for one in buckets)
+
+
+@pytest.mark.parametrize("name", ["owner", "layerwise", "zero1", "round_robin"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_ranks_that_share_a_clock_would_have_had_the_same(
+    name: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"dp": 12, "tp": 2}
+    plan = STRATEGIES[name](matrices(sizes, layers=1), Grid.of(**sizes), round_bytes=ONE_MATRIX)
+
+    def apart(signs: object, slices: object, plan: Plan) -> tuple[np.ndarray, ...]:
+        return tuple(np.arange(plan.grid.size(axis)) for axis in plan.buckets[0].axes)
+
+    shared = RankWalks(H100, 7).rounds(plan)
+    monkeypatch.setattr(rank_walks, "_fold", apart)
+    single = RankWalks(H100, 7).rounds(plan)
+    assert np.prod(shared.sizes) < np.prod(single.sizes) or name == "zero1"
+    for watched in (0, 5, 11):
+        speeds = Speed(), Speed(0.5)
+        assert run_clocks(shared, speeds, window, watched) == run_clocks(single, speeds, window, watched)
+
+
+SMALL = (
+    ("gpt2", "dp=4,pp=12"),
+    ("gpt2-medium", "dp=2,tp=4,pp=12"),
+    ("llama-3.2-1b", "dp=8,pp=16"),
+    ("llama-3.1-8b", "dp=4,tp=2,pp=32"),
+    ("llama-3.1-8b", "dp=2,dp_shard=4,pp=32"),
+    ("mixtral-8x7b", "dp=4,tp=2,ep=4,pp=32"),
+)
+"""Models and grids, of one layer each."""
+LARGER = (
+    ("gpt2", "dp=16"),
+    ("gpt2-large", "dp=64,pp=12"),
+    ("llama-3.1-8b", "dp=32,pp=8"),
+    ("llama-3.1-8b", "dp=8,dp_shard=8,pp=16"),
+    ("llama-3.1-70b", "dp=8,tp=8,pp=40"),
+    ("qwen3-30b-a3b", "dp=8,tp=2,ep=8,pp=24"),
+    ("gpt-oss-20b", "dp=4,tp=4,ep=4,pp=12"),
+)
+LIMITS = {"one matrix": 1, "many": 400_000_000}
+
+
+def models(cases: Sequence[tuple[str, str]]) -> list[Any]:
+    return [pytest.param(*case, limit, id=f"{'-'.join(case)}-{limit}") for case in cases for limit in LIMITS]
+
+
+def assert_as_all_ranks(model: str, grid: str, limit: str) -> None:
+    """To two per cent, for each strategy, over dense matrices and over experts."""
+    sizes = read_sizes(grid)
+    for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
+        for name, builder in strategies_on(sizes).items() if part.matrices else ():
+            plan = builder(part.matrices, part.grid, round_bytes=LIMITS[limit])
+            found = planner.estimate_plan(name, plan, part.walks, 1)
+            mine = found.seconds if plan.expects == "local" else found.own
+            assert mine == pytest.approx(walk_all(plan, 1, part.machine).seconds, rel=0.02), name
+
+
+@pytest.mark.parametrize(("model", "grid", "limit"), models(SMALL))
+def test_plans_of_models_take_as_long_as_all_ranks_do(model: str, grid: str, limit: str) -> None:
+    assert_as_all_ranks(model, grid, limit)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("model", "grid", "limit"), models(LARGER))
+def test_plans_of_larger_models_do(model: str, grid: str, limit: str) -> None:
+    assert_as_all_ranks(model, grid, limit)

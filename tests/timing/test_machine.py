@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.timing.machine import SHAPED_BURST, Link, Machine, read_machine
+from muon_tutorial.timing.machine import LARGEST, SHAPED_BURST, Link, Machine, read_machine
+from muon_tutorial.timing.models import find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = Machine(
@@ -112,3 +114,16 @@ def test_the_limited_loopbacks_burst_is_that_of_its_script() -> None:
     found = re.search(r"burst (\d+)kb ", script)
     assert found is not None
     assert 1024 * int(found[1]) == SHAPED_BURST
+
+
+@pytest.mark.parametrize("read", [read_machine, lambda path: find_model(str(path))], ids=["machine", "model"])
+def test_only_plain_files_of_a_sane_size_are_read(read: Any, tmp_path: Path) -> None:
+    """A pipe was waited for without end, and a device read until memory ended."""
+    os.mkfifo(tmp_path / "pipe.json")
+    with open(tmp_path / "large.json", "wb") as file:
+        file.truncate(LARGEST + 1)
+    refused = {tmp_path / "pipe.json": "no plain file", tmp_path / "large.json": "larger than 64,000,000"}
+    for path, said in {**refused, Path("/dev/full"): "no plain file", Path("/dev/zero"): "no plain"}.items():
+        with pytest.raises(UsageError, match=said) as raised:
+            read(path)
+        assert "\n" not in str(raised.value)

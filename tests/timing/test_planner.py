@@ -196,6 +196,18 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
     assert not any("one matrix is the floor" in line for line in say(many))
 
 
+def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
+    """An owner of two matrices, where there are two parts of a model, has twice what it might."""
+    few = planned("mixtral-8x7b", "dp=64,tp=2,ep=2,pp=32")
+    assert any("one matrix is the floor" in line for line in say(few))
+    whole = next(one for one in few.estimates if one.strategy == "layerwise")
+    assert whole.runs <= len(few.parts) == 2
+    more = replace(whole, newton_schulz=whole.newton_schulz * 3 // 2)
+    said = say(replace(few, estimates=(more,), builders={}))
+    assert not any("floor" in line for line in said)
+    assert any("matrices: owners have unequal work" in line for line in said)
+
+
 def test_what_a_plan_does_not_count_is_said_beside_it() -> None:
     found = planned("gpt2", "dp=4")
     noted = replace(found, shape=replace(found.shape, notes=("A layer is not counted.",)))

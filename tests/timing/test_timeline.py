@@ -46,9 +46,9 @@ from muon_tutorial.timing.timeline_cases import (
     predict_case,
     record_cases,
 )
-from muon_tutorial.timing.timeline_picture import TimelinePair, draw_pairs
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from scripts import timelines as script
+from scripts.lab.benchmarks.timeline_picture import TimelinePair, draw_pairs
 
 from .test_timed_world import asked, compute, run
 

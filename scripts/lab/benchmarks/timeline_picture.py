@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ..evidence.svg import svg_document, svg_style
-from ..evidence.traces.timeline_picture import FILLS, HATCHES
-from .timed_world import Doing
-from .timeline import StepTimeline, compare_phases
+from muon_tutorial.evidence.svg import svg_document, svg_style
+from muon_tutorial.evidence.traces.timeline_picture import FILLS, HATCHES
+from muon_tutorial.timing.timed_world import Doing
+from muon_tutorial.timing.timeline import StepTimeline, compare_phases
 
 SPAN_FILLS: dict[Doing, str] = {
     "product": FILLS["compute"],
