@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "offset first": (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
     "the gradient": (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
     "the largest": (takes_the_largest, "Rank 0 had handed over its update: is what comes back a sum?"),
-    "no function": (3, "'int' object is not callable"),
+    "no function": (3, "Give a function."),
     "gives up": (gives_up, "rank 0 24,576 entries of bfloat16; rank 1 nothing, as it has returned"),
     "nothing": (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),
     "another shape": (lambda *given: torch.zeros(7, 2), "has 24,576 entries; rank 0 returned 7 × 2"),

@@ -51,7 +51,8 @@ def pieces_exercise(tp: int) -> Exercise:
             right = local_shape(UP, kind, tp - 1, tp)
             if not _is_pair(said):
                 return f"{kind}_parallel: give a pair (rows, columns)."
-            if (pair := tuple(said)) != right:  # type: ignore[arg-type]
+            pair: tuple[int, ...] = tuple(said)  # type: ignore[arg-type]
+            if pair != right:
                 dim, other = DIM[kind], KINDS[1 - DIM[kind]]
                 swapped = f"{pair} is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
                 left = f"{UP[dim]} when each of the others has {-(-UP[dim] // tp)}"

@@ -272,9 +272,9 @@ def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> E
     return Exercise(judge, praise=praise)
 
 
-def first(found: Iterable[str | Diagnosis | None]) -> str | Diagnosis | None:
+def first(found: Iterable[str | Diagnosis | None]) -> Any:
     """The first thing that is wrong; None where nothing is."""
-    return next(filter(None, found), None)
+    return next((each for each in found if each), None)
 
 
 def why(*cases: tuple[object, str], otherwise: str = "") -> str:

@@ -73,7 +73,8 @@ def is_stub(run: Any) -> bool:
 @contextmanager
 def watching(see: Callable[..., Any], *names: str) -> Iterator[None]:
     """Inside, ``see(original, *given, **named)`` answers these calls of ``torch.distributed``."""
-    with patch.multiple(dist, **{name: partial(see, getattr(dist, name)) for name in names}):
+    seen: dict[str, Any] = {name: partial(see, getattr(dist, name)) for name in names}
+    with patch.multiple(dist, **seen):
         yield
 
 
