@@ -106,7 +106,7 @@ def torchrun_run_id() -> str | None:
 
 def is_this_run(name: object) -> bool:
     """Return whether what named a run before a restart, perhaps when it had more nodes, names this one."""
-    return name is not None and name in (torchrun_run_id(), os.environ.get("TORCHELASTIC_RUN_ID"))
+    return name not in (None, "none") and name in (torchrun_run_id(), os.environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def restarted_by_torchrun() -> bool:
