@@ -29,7 +29,7 @@ def gaussian(rows: int, columns: int, seed: int) -> Tensor:
 
 def gate_and_up(seed: int, larger: float = 1.0) -> tuple[float, float, float]:
     """Gate and up of 688 × 256 as one matrix: the distance of that update from each alone, over its norm; the
-    norm that is due over its norm; and up's share of its due norm. Gate's gradient is ``larger`` times up's."""
+    norm that is due over its norm; up's share of its due norm. Gate's gradient is ``larger`` times up's."""
     gate, up = gaussian(688, 256, seed) * larger, gaussian(688, 256, seed + 1000)
     due = torch.cat([orthogonalized(gate), orthogonalized(up)])
     found = orthogonalized(torch.cat([gate, up]))
