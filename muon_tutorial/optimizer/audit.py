@@ -25,7 +25,7 @@ from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import with_names
 from ..plan.bucket import parameter_boxes
 from ..plan.layout import Box
-from ..plan.matrix import Parts, held_box
+from ..plan.matrix import Cut, Parts, held_box
 from ..step.momentum import MomentumShard
 from ..step.orthogonalize import CALLS
 from ..step.parameter_state import group_parts, local_part, placed_alike
@@ -337,7 +337,8 @@ def _holding(it: _Target, group: Mapping[str, Any], place: _Place | None) -> _He
     said = {key: value for key, value in group.items() if not key.startswith("param")}
     said = {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
     if place is None:
-        shape, cuts, at = tuple(it.param.shape), (), None
+        shape, at = tuple(it.param.shape), None
+        cuts: tuple[Cut, ...] = ()
         if isinstance(it.param, DTensor):
             at = LiveWorld(with_names(it.param.device_mesh)).at
             cuts = dtensor_cuts(it.name, it.param, at.grid.axes)
@@ -435,7 +436,7 @@ def _found(name: str, held: Sequence[_Held]) -> Finding:
         [_joined(first.shape, [(it.boxes, it.micro[i]) for it in copy]) for i in range(len(copy[0].micro))]
         for copy in copies
     ]
-    whole = {key: _whole(key, held[:1] if first.is_whole else held) for key in first.tensors}
+    whole: dict[str, Any] = {key: _whole(key, held[:1] if first.is_whole else held) for key in first.tensors}
     seen = SeenUpdate(
         *(first.group, first.parts, first.transposed),
         **whole,

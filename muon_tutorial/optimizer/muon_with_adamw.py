@@ -92,9 +92,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @classmethod
     def from_model(
         cls,
-        model: nn.Module,
+        model: nn.Module | None = None,
         *,
-        lr: float | Tensor,
+        lr: float | Tensor | None = None,
         adamw_lr: float | Tensor | None = None,
         weight_decay: float | None = None,
         decay_vectors: bool = True,
@@ -135,6 +135,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
             UsageError: the model has no hidden matrix, an argument is not known, or ``split_parameters``
                 refuses the model.
         """
+        if model is None or lr is None:  # Trainer calls what it is given, for a class
+            raise UsageError(
+                "from_model takes a model and lr=; in transformers' Trainer it wants a lambda before it: "
+                "optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
+            )
         if others:
             raise UsageError(
                 f"from_model takes no {', '.join(others)}: pass on what is Muon's by muon={{…}}, what is "

@@ -21,6 +21,9 @@ and type names. What the field does, and where it says so:
 - Experts are trained with Muon, each matrix on its own, in Moonlight (arXiv 2502.16982) and GLM-4.5. As
   stacks of three dimensions they need ``parts="stack"``, and ``torch.optim.Muon`` takes none:
   ``experts="muon"`` asks for it.
+- Adapters (LoRA): A, rank × in, and B, out × rank, are hidden matrices as any, and B of a fused weight is
+  taken apart as that weight is. Those of stacked experts hold all experts' in one matrix, A by rows and B by
+  columns in turn: AdamW has them. What rotates or scales (OFT, BOFT, IA3, AdaLoRA's values) is AdamW's.
 - Fused weights (query, key and value in one; gate and up) are taken apart where the model's own sizes make
   certain how they lie (``fused_weights``). Where they do not, the weight stays whole, and a warning says what
   to write.
@@ -219,6 +222,8 @@ class _Sorter:
             return "router"
         if _is_gain(it):
             return "gain"
+        if any(_class_of(module).__name__ == "ParamWrapper" for module in it.modules):
+            return "adapters of stacked experts"
         if min(it.param.shape) < 2:
             return "a single row or column"
         return "folded experts or their biases" if it.in_experts and _is_bare(it) else ""
@@ -336,7 +341,7 @@ def _why_by_name(it: _Holding) -> str:
 
 def _is_gain(it: _Holding) -> bool:
     """Whether a parameter is a norm's, of however many dimensions, or is called so, as peft's dicts are."""
-    names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ())]
+    names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
     is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
 
@@ -379,7 +384,11 @@ def _fused_weight(it: _Holding) -> FusedWeight:
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
     words = [word for word in it.full_name.split(".") if word not in WRAPPERS]
     layer = words[-1 if bare else -2 :][0]
-    if layer in INNER and len(words) > 2 and len(modules) > 1:
+    if "lora_B" in words:  # its rows are those of the weight that it adapts
+        place = next(i for i, module in enumerate(it.modules) if hasattr(module, "lora_B"))
+        layer, inputs = words[words.index("lora_B") - 1], getattr(it.modules[place], "in_features", inputs)
+        modules = [module for module in it.modules[place + 1 :] if not _is_wrapper(module)] or modules
+    elif layer in INNER and len(words) > 2 and len(modules) > 1:
         layer, modules = words[-3], modules[1:]
     library = _class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
     return FusedWeight(layer, lines, inputs, [*modules], library)

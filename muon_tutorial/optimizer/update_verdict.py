@@ -219,7 +219,7 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
         return MICRO
     norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
     for rule in SCALES.values():
-        if all(abs(norm / seen.scale(rule, sides) - 1) < 0.05 for norm, sides in norms):
+        if all(abs(norm / seen.scale(rule, sides) - 1) < 0.01 for norm, sides in norms):
             return NO_STEPS
     return SGD
 

@@ -6,6 +6,7 @@ Nothing in here knows an optimizer or a host: those are for the recipes to show.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -114,8 +115,7 @@ def arguments(description: str | None) -> Arguments:
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches in a step")
     parser.add_argument("--max-norm", type=float, default=0.1, help="clip gradients to this norm")
     parser.add_argument("--bf16", action="store_true", help="compute in bf16")
-    parser.add_argument(
-        "--save", type=Path, default=Path("runs/recipe"), help="write epoch-N into this folder"
-    )
+    own = Path("runs") / Path(sys.argv[0]).stem
+    parser.add_argument("--save", type=Path, default=own, help="write epoch-N into this folder")
     parser.add_argument("--resume", type=Path, help="the epoch-N to go on from")
     return parser.parse_args(namespace=Arguments())

@@ -39,7 +39,7 @@ class Layer:
         if module == __name__:
             made: nn.Module = globals()[name](*self.arguments)
         else:
-            pytest.importorskip(module.split(".")[0], exc_type=Exception)
+            pytest.importorskip(module.split(".")[0])
             made = getattr(importlib.import_module(module), name)(*self.arguments, **self.options)
         torch.manual_seed(0)
         for param in made.parameters():

@@ -212,6 +212,7 @@ def test_an_audit_names_impostors_under_the_trainer(name: str, tmp_path: Any) ->
     ],
 )
 def test_any_optimizer_is_audited_by_the_models_matrices(make: Any, said: str | None) -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
     optimizer = make(model.parameters())
     seen = audit(optimizer, model)

@@ -376,3 +376,9 @@ def test_parts_of_a_fused_weight_can_be_named_and_groups_still_be_added() -> Non
     torch.optim.Muon(apart, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
     assert all(torch.equal(qkv.weight[i::3], part) for i, part in enumerate(apart))
     assert torch.equal(late.weight, before["late.weight"])
+
+
+def test_without_the_lambda_that_the_trainer_wants_one_line_says_so() -> None:
+    """Trainer calls the first of ``optimizer_cls_and_kwargs`` without arguments."""
+    with pytest.raises(UsageError, match="a lambda before it"):
+        MuonWithAdamW.from_model()

@@ -40,7 +40,7 @@ class ByFormat(torch.optim.Optimizer):
         self.key, self.is_sum = key, is_sum
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for param in group["params"]:
                 grad, rate = param.grad, group["momentum"]

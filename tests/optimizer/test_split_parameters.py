@@ -611,3 +611,38 @@ def test_heads_can_be_orthogonalized_apart() -> None:
 def test_the_gates_of_a_recurrent_layer_are_taken_apart() -> None:
     lstm = split_parameters(nn.LSTM(5, 3)).hidden
     assert [(group["parts"], len(group["params"])) for group in lstm] == [((3, 3, 3, 3), 2)]
+
+
+class Adapted(nn.Module):
+    """What peft puts in the place of a linear layer: LoRA, or under other names its kin."""
+
+    def __init__(self, into: int, out: int, rank: int = 4) -> None:
+        super().__init__()
+        self.in_features = into
+        self.base_layer = nn.Linear(into, out, bias=False).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(into, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, out, bias=False)})
+
+
+class ParamWrapper(Adapted):
+    """peft's for a stack of experts."""
+
+
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.oft_R = nn.ModuleDict({"default": nn.Linear(6, 8, bias=False)})
+
+
+def test_an_adapter_of_a_fused_weight_is_taken_apart_as_the_weight_is() -> None:
+    model = nn.ModuleDict({"c_attn": Adapted(8, 24), "o_proj": Adapted(8, 8)})
+    said = {it.name: (it.who, it.parts) for it in split_parameters(model).verdicts}
+    assert said["c_attn.lora_B.default.weight"] == ("Muon", (8, 8, 8))
+    assert said["c_attn.lora_A.default.weight"] == ("Muon", None)
+    assert said["o_proj.lora_B.default.weight"] == ("Muon", None)
+    assert said["c_attn.base_layer.weight"] == ("left out", None)
+
+
+def test_adapters_of_stacked_experts_and_rotations_go_to_adamw() -> None:
+    model = nn.ModuleDict({"experts": ParamWrapper(8, 24), "q": Rotated(), "up": nn.Linear(8, 8, bias=False)})
+    assert split_parameters(model).hidden_names == ["up.weight"]
