@@ -7,7 +7,7 @@ error.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,56 +19,54 @@ from torch.nn.parallel import DistributedDataParallel
 from ..callbacks.callback_step import CallbackStep
 from ..callbacks.check_user_functions import checked_assignments
 from ..callbacks.config import DistributedConfig
-from ..engine.collective import Walk
+from ..callbacks.create_configs import INDEPENDENT, create_dtensor_config
 from ..errors import StrategyError, TutorialError
-from ..orthogonalizers.gram import gram_recipe
+from ..guard.changed_parameters import check_momentum
+from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..parameters.describe_matrices import describe_matrices, named_params
 from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Matrix, split_parts
-from ..plan.strategies import Builder, Plan, fingerprint, one_by_one, owner
+from ..plan.strategies import Builder, Plan, find_builder, fingerprint, one_by_one, owner
 from ..step.parameter_state import ParameterState, group_parts
 from ..step.single_process import AloneStep
-from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, check_same, drive, refuse
+from ..step.step import PlanStep, check_gram_recipes
+from ..worlds.live import LiveWorld, check_same
 from ..worlds.local import LocalMesh
+from .auto_recipes import Source, choose_recipes
 
-Groups = Sequence[dict[str, Any]]
-State = Mapping[Tensor, dict[str, Any]]
+
+@dataclass(slots=True, eq=False)
+class DefaultSteps:
+    """Makes the step of this process alone, with the memory of the one before; of DTensors, a config's."""
+
+    _of_dtensors: ConfigSteps | None = None
+
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        """One step; of DTensors one a mesh."""
+        if self._of_dtensors is None and any(
+            isinstance(param, DTensor) for group in groups for param in group["params"]
+        ):
+            self._of_dtensors = ConfigSteps(create_dtensor_config())
+        if self._of_dtensors is not None:
+            return self._of_dtensors(groups, state, before)
+        kept = [mesh.step.workspace for mesh in before if isinstance(mesh.step, AloneStep)]
+        check_momentum(groups, state)
+        return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MeshStep:
-    """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none.
+class WithRecipes:
+    """Makes steps, and writes each shape's recipe into groups that leave it to ``"auto"``."""
 
-    ``agreed`` describes what ranks compared when it was made, ``assumed`` the axes along which plain
-    parameters are only taken to be the same (``MeshParameters``).
-    """
+    make: MakeSteps
+    calibration: Source
 
-    step: AloneStep | PlanStep | CallbackStep
-    world: LiveWorld | LocalMesh | None
-    agreed: Sequence[str] = ()
-    assumed: frozenset[str] = frozenset()
-
-    def run(self, walk: Walk) -> Any:
-        """Walk one of the step's generators to its end."""
-        return drive(walk, refuse) if self.world is None else self.world.run(walk)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The step's plan; a user's own functions, and a process alone, have none."""
-        return self.step.plan if isinstance(self.step, PlanStep) else None
-
-
-MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps for these parameters. Must be called by all ranks. What comes out as ranks agreed on it for
-steps made before is not compared again."""
-
-
-def alone(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-    """The step of this process alone, with the memory of the one before."""
-    kept = [mesh.step.workspace for mesh in before if isinstance(mesh.step, AloneStep)]
-    return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        """The steps."""
+        made = self.make(groups, state, before)
+        choose_recipes(groups, made, self.calibration)
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +157,9 @@ class ConfigSteps:
 
         window = 1 + self.config.prefetch_count
         made = _plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
-        return replace(made, assumed=mesh.assumed)
+        crossing = self.config.state.get("process_groups", {})
+        apart = (axis for axis in INDEPENDENT if axis in crossing and crossing[axis].size() > 1)
+        return replace(made, assumed=mesh.assumed, apart=True, own_along=next(apart, None))
 
 
 def _plan_step(
@@ -185,6 +185,34 @@ def _plan_step(
     step = PlanStep(plan, world.at, parameters, window)
     step.fill_state()
     return MeshStep(step, world, said)
+
+
+def choose_maker(
+    strategy: str | Builder | None,
+    world: LiveWorld | LocalMesh | None,
+    tp_dim: TpDim,
+    window: int,
+    config: DistributedConfig | None,
+) -> MakeSteps:
+    """What makes an optimizer's steps, by its arguments.
+
+    Raises:
+        StrategyError: they do not go together.
+    """
+    if config is not None:
+        if strategy is not None or world is not None:
+            raise StrategyError("pass either distributed_config=, or strategy= and mesh=, not both")
+        return ConfigSteps(config)
+    if strategy is None and world is not None:
+        raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
+    if strategy is None:
+        return DefaultSteps()
+    builder = find_builder(strategy)
+    if world is None:
+        raise StrategyError(
+            f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or LocalWorld.mesh(rank)"
+        )
+    return StrategySteps(builder, world, tp_dim, window)
 
 
 def _agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
@@ -247,19 +275,6 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
 def _subclasses(kind: type) -> set[type]:
     """A class and all that derive from it."""
     return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
-
-
-def check_gram_recipes(plan: Plan | None, groups: Groups) -> None:
-    """Refuse a recipe that has no Gram form for a matrix that stays cut.
-
-    Raises:
-        UsageError: saying which have one.
-    """
-    if plan is None or plan.strategy != "gram":
-        return
-    entries = (entry for bucket in plan.buckets for entry in bucket.entries)
-    for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
-        gram_recipe(groups[number])
 
 
 def _parameter_states(groups: Groups, state: State) -> list[ParameterState]:

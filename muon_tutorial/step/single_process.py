@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
+from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
 from ..plan.matrix import Index, Matrix, Parts, split_parts
-from .agreement import NO_STAMP, Stamp
+from .agreement import ALONE, NOTHING_TO_COMPARE, Fingerprint
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update, stack_size
 from .parameter_state import group_parts, write_back
@@ -33,20 +34,16 @@ class AloneStep:
     state: Mapping[Tensor, dict[str, Any]]
     workspace: Workspace = field(default_factory=Workspace)
 
-    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
+    def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Refuse to step, before anything has changed.
 
         Raises:
-            TutorialError: the complaint.
+            TutorialError: what keeps this process from stepping.
         """
-        if stamp.complaint is not None:
-            raise stamp.complaint
+        if fingerprint.error is not None:
+            raise fingerprint.error
         return
         yield  # a generator that asks for nothing
-
-    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
-        """There is nobody to compare with."""
-        yield from self.agree(stamp)
 
     def step(self) -> Walk:
         """One optimizer step, matrix by matrix; equal small ones together where bits are the same."""
@@ -63,10 +60,15 @@ class AloneStep:
         return
         yield  # a generator that asks for nothing
 
-    def overflowed(self, found_inf: Tensor) -> Walk:
-        """Whether ``GradScaler`` found infinity."""
-        return bool(found_inf)
-        yield  # a generator that asks for nothing
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a recipe that is unknown."""
+        for group in groups:
+            check_orthogonalize(group)
+
+    def trust(self) -> None:
+        """There are no other ranks to ask."""
+
+    ranks = ALONE
 
     averages = False
     """Gradients are taken as they are."""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from muon_tutorial import launch
-from muon_tutorial.optimizer.compare_replicas import compare_replicas
+from muon_tutorial.guard.compare_replicas import compare_replicas
 from muon_tutorial.step import step as heart
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
@@ -61,7 +61,7 @@ def measure(rank: int, strategy: str, dp: int, tp: int, rounds: int) -> Costs:
         costs.busy[agrees].append(time.process_time() - worked)
         if number % 10 == 0:
             begun = time.perf_counter()
-            compare_replicas(trainer.optimizer.muon._steps(), trainer.optimizer.muon.companions, number)
+            compare_replicas(trainer.optimizer.muon.steps, trainer.optimizer.muon.guard.companions, number)
             costs.compared.append(time.perf_counter() - begun)
     return costs
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import checksum
 from ..step.parameter_state import local_gradient
 
@@ -24,6 +25,7 @@ class SeenGradients:
 
     params: Sequence[Tensor] = ()
     tensors: Sequence[TensorWeakRef | None] = ()
+    versions: Sequence[int] = ()
     bits: Tensor | None = None
     changes_count: bool = True
 
@@ -31,7 +33,18 @@ class SeenGradients:
     def of(cls, params: Sequence[Tensor], changes_count: bool = True) -> SeenGradients:
         """The gradients as they are now. Reads each once if changes count."""
         tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
-        return cls(params, tensors, _bits(params) if changes_count else None, changes_count)
+        versions = [0 if param.grad is None else param.grad._version for param in params]
+        return cls(params, tensors, versions, _bits(params) if changes_count else None, changes_count)
+
+    def are_old(self, params: Sequence[Tensor]) -> bool:
+        """Whether ``backward()`` has since left any of these parameters a gradient, or added to one."""
+        if not same_tensors(self.params, params):
+            return any(param.grad is not None for param in params)
+        triples = zip(params, self.tensors, self.versions, strict=True)
+        return any(
+            param.grad is not None and (not _stands(param, tensor) or param.grad._version != version)
+            for param, tensor, version in triples
+        )
 
     def were_dropped(self) -> bool:
         """Whether all of them are gone: another ``backward()`` may have left others in their place."""

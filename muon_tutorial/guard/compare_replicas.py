@@ -29,7 +29,7 @@ from ..step.parameter_state import local_part
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, gather_objects, sum_counts
 from ..worlds.local import LocalMesh
-from .make_steps import MeshStep
+from .current_steps import MeshStep
 
 Axes = frozenset[str]
 Named = Sequence[tuple[str, Tensor]]

@@ -23,54 +23,74 @@ def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def check_hyperparameters(group: Mapping[str, Any]) -> None:
+def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
     """Refuse a hyperparameter of Muon's that is out of range.
 
     Raises:
         UsageError: naming it.
     """
-    check_numbers(group)
+    check_numbers(group, index)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
     coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
     check_orthogonalize(group)
 
 
-def check_numbers(group: Mapping[str, Any]) -> None:
-    """Refuse a learning rate, decay or momentum that is no number, negative, NaN or infinite.
+def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
+    """Refuse what is no number, not finite, negative or no whole number where it must not be.
 
     Raises:
-        UsageError: naming it, and the group by its first parameter, where that has a name.
+        UsageError: naming it, and the group by its first parameter or by its place.
     """
-    of = f", in the group of {group['param_names'][0]}" if group.get("param_names") else ""
     if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
-        raise UsageError(f"a tensor lr must have one element, got shape {tuple(group['lr'].shape)}{of}")
+        shape = tuple(group["lr"].shape)
+        raise UsageError(f"a tensor lr must have one element, got shape {shape}{_of(group, index)}")
+    if "lr" not in group:
+        raise UsageError(f"a group needs an lr{_of(group, index)}")
     if not isinstance(group.get("ns_steps", 0), Integral):
-        raise UsageError(f"ns_steps must be a whole number, got {group['ns_steps']!r:.40}{of}")
-    for name in ("lr", "momentum", "weight_decay"):
-        if name == "lr" and name not in group:
-            raise UsageError(f"a group needs an lr{of}")
+        raise UsageError(f"ns_steps must be a whole number, got {group['ns_steps']!r:.40}{_of(group, index)}")
+    for name in ("lr", "momentum", "weight_decay", "eps"):
         value: Any = group.get(name, 0.0)
+        if type(value) is float and 0 <= value < math.inf:
+            continue
         if not isinstance(value, Real) and not (isinstance(value, Tensor) and not value.is_complex()):
-            raise UsageError(f"{name} must be a number, got {value!r:.40}{of}")
+            raise UsageError(f"{name} must be a number, got {value!r:.40}{_of(group, index)}")
         if not 0 <= float(value) < math.inf:
-            raise UsageError(f"{name} must not be negative or infinite, got {plain_number(value)}{of}")
+            number = plain_number(value)
+            raise UsageError(f"{name} must not be negative or infinite, got {number}{_of(group, index)}")
+    for name in ("betas", "ns_coefficients"):
+        if name in group and not _all_finite(group[name]):
+            raise UsageError(f"{name} must be finite numbers, got {group[name]!r:.60}{_of(group, index)}")
 
 
-def check_gradient(param: Tensor) -> None:
+def _of(group: Mapping[str, Any], index: int | None) -> str:
+    """Which group it is; nothing where it is not one of an optimizer's yet."""
+    names = group.get("param_names")
+    return f", in the group of {names[0]}" if names else "" if index is None else f", in group {index}"
+
+
+def _all_finite(values: Any) -> bool:
+    """Whether these are finite numbers, or sequences of them."""
+    if isinstance(values, (list, tuple)):
+        return all(map(_all_finite, values))
+    return isinstance(values, (Real, Tensor)) and math.isfinite(values)
+
+
+def check_gradients(group: Mapping[str, Any]) -> None:
     """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
-    grad = param.grad
-    if grad is None:
-        return
-    if grad.layout is not torch.strided:
-        raise UsageError(
-            f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
-        )
-    if grad.shape != param.shape or grad.device != param.device:
-        raise GradientError(
-            f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
-            f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
-        )
+    for param in group["params"]:
+        grad = param.grad
+        if grad is None:
+            continue
+        if grad.layout is not torch.strided:
+            raise UsageError(
+                f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
+            )
+        if grad.shape != param.shape or grad.device != param.device:
+            raise GradientError(
+                f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
+                f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
+            )
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
