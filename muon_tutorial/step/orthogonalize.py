@@ -16,7 +16,7 @@ from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
-from ..orthogonalizers.iterate import run_length
+from ..orthogonalizers.iterate import run_length, runs_of_equals
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
@@ -60,16 +60,19 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
 
     Those that this rank has whole already. Returns their indices.
     """
-    alike: dict[object, list[RankMatrix]] = {}
-    for matrix in bucket.matrices:
-        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops:
-            alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
+    whole = [
+        matrix
+        for matrix in bucket.matrices
+        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops
+    ]
+    groups = {id(matrix.parameter.group): matrix.parameter.group for matrix in whole}
+    keys = [(matrix.sides, id(matrix.parameter.group)) for matrix in whole]
     done: list[int] = []
-    for its in alike.values():
-        run = stack_size(its[0].sides, its[0].parameter.group, bucket.device) if len(its) > 1 else 1
-        for begin in range(0, len(its) if run > 1 else 0, run):
-            _orthogonalize_stack(bucket, boxes, its[begin : begin + run])
-            done += [matrix.index for matrix in its[begin : begin + run]]
+    for places in runs_of_equals(keys, lambda key: stack_size(key[0], groups[key[1]], bucket.device)):
+        its = [whole[place] for place in places]
+        if stack_size(its[0].sides, its[0].parameter.group, bucket.device) > 1:
+            _orthogonalize_stack(bucket, boxes, its)
+            done += [matrix.index for matrix in its]
     return frozenset(done)
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
+from ..learning_rate import adjusted_lr
 from ..orthogonalizers.choices import check_orthogonalize
+from ..orthogonalizers.iterate import runs_of_equals
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
-from ..plan.matrix import Index, Matrix, Parts, split_parts
+from ..plan.matrix import Matrix, Parts, split_parts
 from .agreement import ALONE, NOTHING_TO_COMPARE, Fingerprint
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update, stack_size
@@ -46,19 +46,64 @@ class AloneStep:
         yield  # a generator that asks for nothing
 
     def step(self) -> Walk:
-        """One optimizer step, matrix by matrix; equal small ones together where bits are the same."""
+        """One optimizer step, group by group; equal small matrices together where bits are the same."""
         for group in self.groups:
-            waiting: dict[object, list[_Waiting]] = {}
             present = [param for param in group["params"] if param.grad is not None]
-            alike = Counter(param.shape for param in present)
             for param in present:
-                others = waiting if alike[param.shape] > 1 else None
-                grad, state = param.grad, self.state[param]
-                _step_parameter(param.detach(), grad, group, state, self.workspace, others)
-            for its in waiting.values():
-                _step_together(its, group, self.workspace)
+                if "momentum_buffer" not in (state := self.state[param]):  # as the stock optimizer makes it
+                    assert param.grad is not None
+                    state["momentum_buffer"] = torch.zeros_like(param.grad)
+            parts, transposed = group_parts(group)
+            if parts in (None, "flatten"):
+                self._step_matrices(present, group)
+            else:
+                for param in present:
+                    self._step_parts(param, parts, transposed, group)
         return
         yield  # a generator that asks for nothing
+
+    def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
+        """Step parameters that are one matrix each."""
+        lr, momentum, nesterov = group["lr"], group["momentum"], group["nesterov"]
+        lr = lr.squeeze() if isinstance(lr, Tensor) else lr
+        decay = 1 - lr * group["weight_decay"]
+        keys = [(*param.shape, param.grad.dtype, param.device) for param in params]  # type: ignore[union-attr]
+        for places in runs_of_equals(keys, lambda key: stack_size(_sides(key[:-2]), group, key[-1])):
+            first = params[places[0]]
+            sides = _sides(first.shape)
+            inputs = []  # each [rows, columns]
+            for place in places:
+                buffer, grad = self.state[params[place]]["momentum_buffer"], params[place].grad
+                moved = momentum_update(buffer, grad, momentum, nesterov)
+                inputs.append(moved if moved.ndim == 2 else moved.reshape(sides))
+            together = inputs[0] if len(inputs) == 1 else torch.stack(inputs)
+            update = newton_schulz_update(together, together.shape, group, self.workspace)
+            adjusted = adjusted_lr(
+                lr, group["adjust_lr_fn"], sides[::-1] if group.get("transposed") else sides
+            )
+            for place, its in zip(places, [update] if len(inputs) == 1 else update, strict=True):
+                param = params[place].detach()
+                param.mul_(decay)
+                param.add_(its if its.shape == param.shape else its.reshape(param.shape), alpha=-adjusted)
+
+    def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
+        """Step each matrix within a parameter to the bits of a parameter of its own.
+
+        A run of columns does not lie in one run of memory, and torch would round it otherwise.
+        """
+        stored, grad, whole = self.state[param]["momentum_buffer"], param.grad, param.detach()
+        assert grad is not None
+        for matrix in split_parts(Matrix(0, "", tuple(param.shape)), parts, 0, transposed):
+            here = matrix.slices(_HERE)
+            momentum, part = stored[here], whole[here]
+            ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
+            stepped = part.contiguous()
+            update = newton_schulz_update(ns_input.contiguous(), matrix.sides, group, self.workspace)
+            apply_update(stepped, update, group, matrix.sides)
+            if not part.is_contiguous():
+                part.copy_(stepped)
+            write_back(stored, here, momentum)
+            write_back(whole, here, part)
 
     def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Refuse a recipe that is unknown."""
@@ -77,71 +122,6 @@ class AloneStep:
         """Nothing is kept between steps."""
 
 
-_Waiting: TypeAlias = tuple[Tensor, Tensor, tuple[int, int]]
-"""A parameter, its Newton–Schulz input, and the sides that both are seen as."""
-
-
-def _step_parameter(
-    param: Tensor,
-    grad: Tensor,
-    group: Mapping[str, Any],
-    state: dict[str, Any],
-    workspace: Workspace,
-    waiting: dict[object, list[_Waiting]] | None,
-) -> None:
-    """Step a parameter, or let it wait with those like it, if there are any, until a stack is full."""
-    if (
-        "momentum_buffer" not in state
-    ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
-        state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-    for here, sides in _matrices(tuple(param.shape), *group_parts(group)):
-        momentum = state["momentum_buffer"][here]
-        ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
-        if here is not ...:
-            part = param[here]
-            _step_part(part, ns_input, group, sides, workspace)
-            write_back(state["momentum_buffer"], here, momentum)
-            write_back(param, here, part)
-        elif waiting is not None and (size := stack_size(sides, group, ns_input.device)) > 1:
-            its = waiting.setdefault((sides, ns_input.dtype, ns_input.device), [])
-            its.append((param, ns_input, sides))
-            if len(its) == size:
-                _step_together(its, group, workspace)
-                its.clear()
-        else:
-            apply_update(param, newton_schulz_update(ns_input, sides, group, workspace), group, sides)
-
-
-def _step_together(its: Sequence[_Waiting], group: Mapping[str, Any], workspace: Workspace) -> None:
-    """Step parameters of equal sides as one stack, to the bits of one by one."""
-    if not its:
-        return
-    stack = torch.stack([ns_input.reshape(sides) for _, ns_input, sides in its])
-    updates = newton_schulz_update(stack, stack.shape, group, workspace)
-    for (param, _, sides), update in zip(its, updates, strict=True):
-        apply_update(param, update.view(param.shape), group, sides)
-
-
-def _step_part(
-    part: Tensor, ns_input: Tensor, group: Mapping[str, Any], sides: tuple[int, int], workspace: Workspace
-) -> None:
-    """Step a matrix of its own within a parameter to the bits of a parameter of its own.
-
-    A run of columns does not lie in one run of memory, and torch would round it otherwise.
-    """
-    stepped = part.contiguous()
-    update = newton_schulz_update(ns_input.contiguous(), sides, group, workspace)
-    apply_update(stepped, update, group, sides)
-    if not part.is_contiguous():
-        part.copy_(stepped)
-
-
-def _matrices(
-    shape: tuple[int, ...], parts: Parts, transposed: bool
-) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
-    """Where each matrix lies in a parameter, and its rows and columns."""
-    if parts in (None, "flatten"):
-        yield ..., (shape[0], math.prod(shape[1:]))
-    else:
-        for matrix in split_parts(Matrix(0, "", shape), parts, 0, transposed):
-            yield matrix.slices(_HERE), matrix.sides
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a parameter that is one matrix: dimensions after the first count as columns."""
+    return shape[0], math.prod(shape[1:])
