@@ -84,7 +84,7 @@ class MadeFor:
         found = Changed.NOTHING if same else Changed.GROUPS
         index, count = 0, len(self.each)
         for group in groups:
-            parts = group_parts(group)
+            parts = group.get("parts"), group.get("transposed", False)
             for param in group["params"]:
                 if index == count or (was := self.each[index]).param is not param:
                     return found | Changed.PARAMETERS | Changed.STATE
@@ -151,6 +151,22 @@ def follow_changes(
             raise UsageError(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
                 "construct the optimizer anew, over the parameters as they are"
+            )
+
+
+def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
+    """Refuse parameters that have another number of dimensions than the optimizer was made for.
+
+    Raises:
+        UsageError: naming one, and what flattens parameters.
+    """
+    named = [pair for number, group in enumerate(groups) for pair in named_params(group, number)]
+    for (name, param), made in zip(named, before.each, strict=False):
+        if param is made.param and param.ndim != len(made.kind[2]):
+            raise UsageError(
+                f"{name} had shape {made.kind[2]} when this optimizer was made, and has {tuple(param.shape)} "
+                "now: FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part "
+                "of a flat one cannot be orthogonalized; use FSDP2 (fully_shard), or ZeRO stage 0"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -76,21 +76,21 @@ def _all_finite(values: Any) -> bool:
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
 
 
-def check_gradients(group: Mapping[str, Any]) -> None:
+def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
-    for param in group["params"]:
-        grad = param.grad
-        if grad is None:
-            continue
-        if grad.layout is not torch.strided:
-            raise UsageError(
-                f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
-            )
-        if grad.shape != param.shape or grad.device != param.device:
-            raise GradientError(
-                f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
-                f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
-            )
+    with torch._C.DisableTorchFunctionSubclass():  # of gradients yet to be averaged
+        for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
+            if grad is None:
+                continue
+            if grad.layout is not torch.strided:
+                raise UsageError(
+                    f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
+                )
+            if grad.shape != param.shape or grad.device != param.device:
+                raise GradientError(
+                    f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
+                    f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
+                )
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:

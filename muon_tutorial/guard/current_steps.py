@@ -95,19 +95,17 @@ steps made before is not compared again."""
 class CurrentSteps:
     """An optimizer's steps, and what they were made for.
 
-    ``alone``: this process steps by itself, over whole matrices. ``is_due``: they are to be made anew.
+    ``alone``: this process steps by itself, over whole matrices.
     """
 
     make: MakeSteps
     alone: bool
     made: list[MeshStep] = field(default_factory=list)
-    is_due: bool = True
     made_for: MadeFor = field(default_factory=MadeFor)
 
-    def changes(self, groups: Groups, state: State) -> Changed:
-        """What is not as it was when the steps were made."""
-        found = self.made_for.changes(groups, state)
-        return found | Changed.PARAMETERS if self.is_due else found
+    def forget(self) -> None:
+        """Have the steps made anew before they are walked again."""
+        self.made_for = MadeFor()
 
     def current(
         self, groups: Groups, state: MutableMapping[Tensor, Any], before: Sequence[MeshStep] | None = None
@@ -121,17 +119,16 @@ class CurrentSteps:
             UsageError: momentum would be lost, or does not fit its parameter any more.
         """
         changed = self.made_for.changes(groups, state)
-        if not changed and not self.is_due:
+        if not changed:
             return self.made
         if Changed.PARAMETERS in changed:
             drop_replaced(self.made_for, groups, state)
         elif Changed.KINDS in changed:
             follow_changes(groups, self.made_for, state)
         if before is None:  # with the same parameters there is nothing to agree on again
-            same = not self.is_due and not changed & (Changed.PARAMETERS | Changed.KINDS)
+            same = not changed & (Changed.PARAMETERS | Changed.KINDS)
             before = self.made if same or self.alone else ()
         self.made = self.make(groups, state, before)
         self.alone = all(isinstance(mesh.step, AloneStep) for mesh in self.made)
-        self.is_due = False
         self.made_for = MadeFor.of(groups, state)
         return self.made

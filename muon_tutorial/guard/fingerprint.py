@@ -25,17 +25,15 @@ HYPERPARAMETERS = (
 """Those of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
 
 Groups = Sequence[Mapping[str, Any]]
-States = Iterable[Mapping[str, Any]]
+States = Sequence[Mapping[str, Any]]
 
 
 def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
     """What ranks compare of groups, of the matrices' states, and of gradients that are averaged beside."""
-    states = list(states)
     return {
         **hyperparameters(groups),
         **dimensions(groups, grid),
         "what is averaged beside the matrices": str([_looks(it, it.dtype, grid) for it in beside]),
-        "the number of steps behind the momentum": _each_once(it["steps"] for it in states if "steps" in it),
         **momentum_dtypes(states),
     }
 
@@ -47,14 +45,14 @@ def hyperparameters(groups: Groups) -> dict[str, str]:
 
 def dimensions(groups: Groups, grid: Grid | None) -> dict[str, str]:
     """How many parameters each group has, and of which shapes, as far as ranks must have them alike."""
-    found = [[_looks(param, None, grid) for param in group["params"]] for group in groups]
+    found = [sorted(_looks(param, None, grid) for param in group["params"]) for group in groups]
     return {"the parameters' dimensions, group by group,": str(found)}
 
 
 def momentum_dtypes(states: States) -> dict[str, str]:
     """Of which dtypes the momentum is: loaded or set by itself, one rank's could round otherwise."""
-    found = [it["momentum_buffer"].dtype for it in states if it.get("momentum_buffer") is not None]
-    return {"the momentum's dtypes": _each_once(found)}
+    found = {str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None}
+    return {"the momentum's dtypes": ", ".join(sorted(found))}
 
 
 def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:
@@ -63,10 +61,6 @@ def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:
     whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
     shape = tuple(param.shape) if whole or isinstance(param, DTensor) else param.ndim
     return f"{shape}" if dtype is None else f"{dtype} {shape}"
-
-
-def _each_once(values: Iterable[Any]) -> str:
-    return ", ".join(sorted(set(map(str, values))))
 
 
 _MADE: Counter[DeviceMesh] = Counter()

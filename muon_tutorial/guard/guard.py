@@ -37,7 +37,7 @@ from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .changed_gradients import SeenGradients
-from .changed_parameters import Changed
+from .changed_parameters import Changed, check_flattened
 from .check_groups import check_gradients, check_numbers
 from .compare_replicas import compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
@@ -64,6 +64,7 @@ class Guard:
     ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
     and ``beside`` what was averaged with the matrices the last time. ``number`` says which Muon of its mesh
     it is. ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped gradients before any step.
+    ``said`` is what the groups said at the last look, and ``described`` what ranks compare of it.
     """
 
     steps: CurrentSteps
@@ -77,6 +78,8 @@ class Guard:
     state: State = State.OPEN
     readied: SeenGradients = field(default_factory=SeenGradients)
     used: SeenGradients = field(default_factory=SeenGradients)
+    said: list[Any] = field(default_factory=list)
+    described: dict[str, str] = field(default_factory=dict)
     is_new: bool = True
     is_compared: bool = False
     steps_done: int = 0
@@ -97,20 +100,25 @@ class Guard:
             TutorialError: on all ranks, before anything has changed.
         """
         is_ready = self.state is State.READY
-        error = self.hooks.finish() or error or self.find_error(optimizer, beside)
+        if self.hooks.reduction is not None:
+            error = self.hooks.reduction.finish() or error
         if beside is None:
-            beside = self.beside if is_ready else self.companions_params()
+            beside = self.beside if is_ready else self.companions_params() if self.companions else ()
+        changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
+        error = error or self.find_error(optimizer, beside, changed)
         call = "step() after ready_gradients()" if is_ready else "step()"
-        fingerprint = self.fingerprint(optimizer, call, beside, error)
-        steps = yield from self.steps_agreed(optimizer, fingerprint, beside)
-        if self.compare_every is not None and not self.is_compared:
+        fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
+        steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
+        self.beside = beside
+        if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
             yield from steps[0].answer(steps[0].step.ready(beside, None, fingerprint))
         else:
             for mesh in steps:  # on all before anything changes on one
                 yield from mesh.answer(mesh.step.agree(fingerprint))
-        self._compare_replicas(steps)
+        if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
+            self._compare_replicas(steps)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer))
         self.state = State.STEPPING
@@ -155,9 +163,12 @@ class Guard:
             self.readied = SeenGradients.of(seen, changes_count=False)
             return norm
         self._refuse_to_leave_out(beside)
-        error = self.hooks.finish() or self.find_error(optimizer)
-        fingerprint = self.fingerprint(optimizer, f"ready_gradients(max_norm={max_norm})", beside, error)
-        steps = yield from self.steps_agreed(optimizer, fingerprint, beside)
+        changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
+        error = self.hooks.finish() or self.find_error(optimizer, None, changed)
+        call = f"ready_gradients(max_norm={max_norm})"
+        fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
+        steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
+        self.beside = beside
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
             self.state = State.READY  # a config expects reduced gradients: there is nothing to do
             self.readied = SeenGradients.of(seen, changes_count=False)
@@ -244,60 +255,78 @@ class Guard:
             self.hooks.attach(steps, params_of(optimizer), self.companions_params())
         return steps
 
-    def steps_agreed(self, optimizer: Any, fingerprint: Fingerprint, beside: Sequence[Tensor]) -> Walk:
-        """The steps of now; where this rank has come to other parameters, all ranks must have.
+    def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
+        """The steps of now, where something has changed since they were made.
 
-        They are asked over the steps of before, since to make new ones takes exchanges of its own.
+        Where this rank has come to other parameters, all ranks must have. They are asked over the steps of
+        before, since to make new ones takes exchanges of its own.
         """
-        changed = self.steps.changes(optimizer.param_groups, optimizer.state)
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
                 yield from mesh.answer(compare_fingerprints(mesh.step.ranks, fingerprint))
-        self.beside = beside
-        return self.current_steps(optimizer) if changed else self.steps.made
+        return self.current_steps(optimizer)
 
     def fingerprint(
-        self, optimizer: Any, call: str, beside: Sequence[Tensor], error: TutorialError | None
+        self,
+        optimizer: Any,
+        call: str,
+        beside: Sequence[Tensor],
+        error: TutorialError | None,
+        changed: Changed,
     ) -> Fingerprint:
         """What ranks must have alike in the coming step, of this optimizer and its companions."""
         if self.steps.alone:
             return Fingerprint(error=error)
-        states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
-        grid = None if self.world is None else self.world.grid
-        changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
+        if changed or not self.described or not same_tensors(self.beside, beside):
+            grid = None if self.world is None else self.world.grid
+            states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
+            self.described = facts(self.all_groups(optimizer), states, beside, grid)
+        moves = {entry["steps"] for entry in optimizer.state.values() if "steps" in entry}
         counted = {
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self.steps_done),
-            "the number of zero_grad() calls since the last step": str(self.skipped_gradients),
+            "the number of zero_grad() calls that dropped gradients of no step": str(self.skipped_gradients),
+            "the number of steps behind the momentum": ", ".join(map(str, sorted(moves))),
             "whether it has stepped or loaded a state": str(not self.is_new),
             "whether the state was set anew": str(Changed.STATE in changed),
             "which Muon of this mesh it is": str(self.number),
             "the call": call,
         }
-        return Fingerprint(facts(self.all_groups(optimizer), states, beside, grid) | counted, error)
+        return Fingerprint(self.described | counted, error)
 
-    def find_error(self, optimizer: Any, beside: Sequence[Tensor] | None = None) -> TutorialError | None:
-        """What keeps this rank from stepping, whatever others hold; ``beside`` is what steps beside it."""
+    def find_error(
+        self, optimizer: Any, beside: Sequence[Tensor] | None, changed: Changed
+    ) -> TutorialError | None:
+        """What keeps this rank from stepping, whatever others hold; ``beside`` is what steps beside it.
+
+        What a group says is looked at again where it says something else than at the last look.
+        """
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
             )
-        if self.state is State.READY and (error := self._lost(optimizer, beside)) is not None:
+        if self.state is State.READY and (error := self._lost(changed, beside)) is not None:
             return error
+        groups = [group for it in (optimizer, *self.companions) for group in it.param_groups]
+        said = [len(its) if key == "params" else its for group in groups for key, its in group.items()]
         try:
-            for mesh in self.steps.made:
-                mesh.step.check_groups(optimizer.param_groups)
-            for number, group in enumerate(self.all_groups(optimizer)):
-                check_numbers(group, number)
-                check_gradients(group)
+            if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
+                self.said, self.described = [], {}
+                for mesh in self.steps.made:
+                    mesh.step.check_groups(optimizer.param_groups)
+                for number, group in enumerate(groups):
+                    check_numbers(group, number)
+                if Changed.KINDS in changed:
+                    check_flattened(optimizer.param_groups, self.steps.made_for)
+                self.said = said
+            check_gradients(groups)
         except TutorialError as error:
             return error
         return None
 
-    def _lost(self, optimizer: Any, beside: Sequence[Tensor] | None) -> TutorialError | None:
+    def _lost(self, changed: Changed, beside: Sequence[Tensor] | None) -> TutorialError | None:
         """Why what was readied is lost."""
-        changed = self.steps.changes(optimizer.param_groups, optimizer.state)
         if changed and not self.steps.alone:
             return UsageError(
                 "parameters, groups or state were set anew between ready_gradients() and step(), which "
@@ -317,10 +346,7 @@ class Guard:
         return None
 
     def _compare_replicas(self, steps: Sequence[MeshStep]) -> None:
-        """Compare what several ranks hold alike, if it is time to."""
-        every = self.compare_every
-        if every is None or (self.is_compared and self.steps_done % every):
-            return
+        """Compare what several ranks hold alike."""
         beside = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
         still = () if self.is_compared else self.unstepped  # no step writes to these
         compare_replicas(steps, self.companions, self.steps_done, still, beside)
@@ -371,7 +397,7 @@ class NoGuard(Guard):
         if error is not None:
             raise error
         self.hooks.finish()
-        steps = self.current_steps(optimizer) if self.steps.is_due else self.steps.made
+        steps = self.current_steps(optimizer) if not self.steps.made_for.each else self.steps.made
         if self.state is State.OPEN:
             beside = self.companions_params() if beside is None else beside
             if beside and any(mesh.step.averages for mesh in steps):

@@ -202,7 +202,7 @@ class Muon(torch.optim.Optimizer):
             self.guard.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
-        if self.guard.skips_overflow(self, self):
+        if getattr(self, "found_inf", None) is not None and self.guard.skips_overflow(self, self):
             self.guard.step_is_over(self)
         else:
             self.take_step()
@@ -312,7 +312,7 @@ class Muon(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         own_lr(param_group, self.param_groups[:-1])
-        self.guard.steps.is_due = True
+        self.guard.steps.forget()
         self.guard.is_compared = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -357,7 +357,7 @@ class Muon(torch.optim.Optimizer):
             for handle in handles:
                 handle.remove()
         fill_groups(self.param_groups, groups)
-        self.guard.steps.is_due = True
+        self.guard.steps.forget()
         try:
             for number, group in enumerate(self.param_groups):
                 check_hyperparameters(group, number)
@@ -370,7 +370,7 @@ class Muon(torch.optim.Optimizer):
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
         """Put back the state and the groups that were here before a load that failed."""
         self.state, self.param_groups = state, param_groups
-        self.guard.steps.is_due = True
+        self.guard.steps.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.guard.steps.alone:

@@ -106,7 +106,8 @@ def agree_on_gradients(
         return [True] * len(there)
     if differ(numbers[:4], ranks.size):
         yield from _refuse_other_fingerprints(fingerprint, ranks)
-    fingerprint.raise_error(ranks.rank)
+    if fingerprint.error is not None:
+        fingerprint.raise_error(ranks.rank)
     if differ(numbers[4:8], ranks.size) or not float(numbers[8]) <= 1:
         there = yield from _agree_one_by_one(own, largest, ranks)
     return there

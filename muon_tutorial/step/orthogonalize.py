@@ -136,9 +136,10 @@ def newton_schulz_update(
     ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them. A ``workspace`` keeps the
     memory of a recipe between steps.
     """
-    matrix, name = whole.reshape(*sides), name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    matrix = whole if whole.shape == sides else whole.reshape(*sides)
+    name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK:
         update = zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
     else:
         update = orthogonalize_by(matrix, find_recipe(name), group["eps"], workspace)
-    return update.reshape(whole.shape)
+    return update if update.shape == whole.shape else update.reshape(whole.shape)

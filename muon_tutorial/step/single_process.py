@@ -63,28 +63,33 @@ class AloneStep:
         yield  # a generator that asks for nothing
 
     def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Step parameters that are one matrix each."""
-        lr, momentum, nesterov = group["lr"], group["momentum"], group["nesterov"]
+        """Step parameters that are one matrix each: equal ones in one go, a few at a time."""
+        lr, momentum = group["lr"], group["momentum"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
-        keys = [(*param.shape, param.grad.dtype, param.device) for param in params]  # type: ignore[union-attr]
-        for places in runs_of_equals(keys, lambda key: stack_size(_sides(key[:-2]), group, key[-1])):
-            first = params[places[0]]
-            sides = _sides(first.shape)
-            inputs = []  # each [rows, columns]
-            for place in places:
-                buffer, grad = self.state[params[place]]["momentum_buffer"], params[place].grad
-                moved = momentum_update(buffer, grad, momentum, nesterov)
-                inputs.append(moved if moved.ndim == 2 else moved.reshape(sides))
-            together = inputs[0] if len(inputs) == 1 else torch.stack(inputs)
-            update = newton_schulz_update(together, together.shape, group, self.workspace)
-            adjusted = adjusted_lr(
-                lr, group["adjust_lr_fn"], sides[::-1] if group.get("transposed") else sides
-            )
-            for place, its in zip(places, [update] if len(inputs) == 1 else update, strict=True):
-                param = params[place].detach()
-                param.mul_(decay)
-                param.add_(its if its.shape == param.shape else its.reshape(param.shape), alpha=-adjusted)
+        keys = [(param.shape, param.grad.dtype, param.device) for param in params]  # type: ignore[union-attr]
+        for places in runs_of_equals(keys, lambda key: _at_once(key[0], key[2], group)):
+            its = [params[place] for place in places]
+            sides = _sides(its[0].shape)
+            buffers = [self.state[param]["momentum_buffer"] for param in its]
+            grads = [param.grad.to(buffer.dtype) for param, buffer in zip(its, buffers, strict=True)]  # type: ignore[union-attr]
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            inputs = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+            updates = self._newton_schulz(inputs, sides, group)
+            full = sides[::-1] if group.get("transposed") else sides
+            step = -adjusted_lr(lr, group["adjust_lr_fn"], full)
+            torch._foreach_mul_(its, decay)
+            torch._foreach_add_(its, updates, alpha=step.item() if isinstance(step, Tensor) else step)
+
+    def _newton_schulz(
+        self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """The updates of equal matrices, in the parameters' shape; as one stack where bits are the same."""
+        if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
+            stack = torch.stack([each.reshape(sides) for each in inputs])
+            stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
+            return [each.view(inputs[0].shape) for each in stepped]
+        return [newton_schulz_update(each, sides, group, self.workspace) for each in inputs]
 
     def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
         """Step each matrix within a parameter to the bits of a parameter of its own.
@@ -125,3 +130,12 @@ class AloneStep:
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of a parameter that is one matrix: dimensions after the first count as columns."""
     return shape[0], math.prod(shape[1:])
+
+
+AT_ONCE = 2**18
+"""Elements of equal matrices whose momentum is moved in one call: more would only take memory."""
+
+
+def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
+    """How many equal parameters are stepped in one go: a stack of them, or as many as are small together."""
+    return max(1, stack_size(_sides(shape), group, device), AT_ONCE // max(1, math.prod(shape)))

@@ -169,7 +169,7 @@ class PlanStep:
             at.rank, at.grid.world_size, self._device, lambda x, phase: sum_over_grid(x, at, Label(phase))
         )
 
-    @property
+    @cached_property
     def averages(self) -> bool:
         """Whether gradients are each rank's own until the step averages them."""
         return self.plan.expects == "local" and self.at.size("dp") > 1
