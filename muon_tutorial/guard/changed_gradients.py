@@ -32,12 +32,13 @@ class SeenGradients:
     @classmethod
     def of(cls, params: Sequence[Tensor], changes_count: bool = True) -> SeenGradients:
         """The gradients as they are now. Reads each once if changes count."""
-        tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
-        versions = [0 if param.grad is None else param.grad._version for param in params]
+        with torch._C.DisableTorchFunctionSubclass():  # of gradients yet to be averaged
+            tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
+            versions = [0 if param.grad is None else param.grad._version for param in params]
         return cls(params, tensors, versions, _bits(params) if changes_count else None, changes_count)
 
-    def are_old(self, params: Sequence[Tensor]) -> bool:
-        """Whether ``backward()`` has since left any of these parameters a gradient, or added to one."""
+    def were_skipped(self, params: Sequence[Tensor]) -> bool:
+        """Whether ``backward()`` has since left any of these parameters a gradient that no step has used."""
         if not same_tensors(self.params, params):
             return any(param.grad is not None for param in params)
         triples = zip(params, self.tensors, self.versions, strict=True)

@@ -101,8 +101,3 @@ class GradientHooks:
     def finish(self) -> TutorialError | None:
         """Wait for the gradients that set out during backward; what keeps this rank from stepping then."""
         return None if self.reduction is None else self.reduction.finish()
-
-    def drop(self) -> None:
-        """Forget gradients that have arrived, and begin anew."""
-        if self.reduction is not None:
-            self.reduction.drop()

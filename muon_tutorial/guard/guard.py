@@ -133,8 +133,7 @@ class Guard:
         """Forget what was readied and counted for a step, taken or skipped."""
         self.skipped_gradients = 0
         self.gradients_changed()
-        if not self.steps.alone:
-            self.look_at_gradients(optimizer)
+        self.look_at_gradients(optimizer)
 
     def step_was_refused(self, error: TutorialError) -> None:
         """Take note that a step was refused, or broke off: the next one begins anew, on all ranks."""
@@ -215,20 +214,25 @@ class Guard:
         """Take note that gradients are others than were readied: the next step readies them again."""
         self.state = State.OPEN
         self.readied = SeenGradients()
-        self.hooks.drop()
+        if self.hooks.reduction is not None:
+            self.hooks.reduction.drop()
         for mesh in self.steps.made:
             mesh.step.forget()
 
     def before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of gradients that are about to be dropped; only those that no step has used count."""
-        self.skipped_gradients += self.used.are_old(params_of(optimizer))
+        if not self.steps.alone:
+            self.skipped_gradients += self.used.were_skipped(params_of(optimizer))
         self.gradients_changed()
 
     def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the gradients of now as used, and hook those of parameters that have come since."""
+        if self.steps.alone:
+            return
         params = params_of(optimizer)
         self.used = SeenGradients.of(params, changes_count=False)
-        self.hooks.attach(self.steps.made, params, self.companions_params())
+        if self.companions:
+            self.hooks.attach(self.steps.made, params, self.companions_params())
 
     def refuse_while_ready(self, name: str) -> None:
         """Refuse a call that would lose what was readied.
@@ -277,7 +281,7 @@ class Guard:
         """What ranks must have alike in the coming step, of this optimizer and its companions."""
         if self.steps.alone:
             return Fingerprint(error=error)
-        if changed or not self.described or not same_tensors(self.beside, beside):
+        if changed or not self.described or not (beside is self.beside or same_tensors(self.beside, beside)):
             grid = None if self.world is None else self.world.grid
             states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
             self.described = facts(self.all_groups(optimizer), states, beside, grid)

@@ -179,15 +179,15 @@ class PlanStep:
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
-        rounds = (map(self._step_bucket, its) for _, its in groupby(self.buckets, lambda it: it.plan.round))
+        present, readied, scale = self.present, self.readied, self.scale
+        rounds = (
+            (step_bucket(it, present, readied.pop(it.plan.index, None), scale) for it in its)
+            for _, its in groupby(self.buckets, lambda it: it.plan.round)
+        )
         yield from pipeline(map(abreast, rounds), self.window)
         for shard in self.momentum_shards.values():
             shard.count_step()
         self.forget()
-
-    def _step_bucket(self, bucket: RankBucket) -> Walk:
-        assert self.present is not None
-        return step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None), self.scale)
 
     def ready(
         self,
