@@ -61,8 +61,9 @@ class Replica:
 
     @property
     def name_hash(self) -> Tensor:
-        """One hash of the name that the user gave, [], int64."""
-        return torch.tensor(zlib.crc32(self.name.encode()) % HASHES if self.named else 0)
+        """One hash of the name that the user gave, and of the parts' shapes, [], int64."""
+        looks = str([tuple(part.shape) for part in self.parts])
+        return torch.tensor(zlib.crc32((f"{self.name} " * self.named + looks).encode()) % HASHES)
 
 
 def compare_replicas(
@@ -244,7 +245,10 @@ def _beside(
                 cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
                 axes = frozenset(world.grid.axes) - cut
             elif plain and not isinstance(param, DTensor):
-                axes = frozenset({"dp"})
+                uncut = (
+                    getattr(param, "partition_dim", 0) is not None and getattr(param, "partition_dim", 0) < 0
+                )
+                axes = frozenset({"dp", "tp"} if uncut else {"dp"})
             else:
                 continue
             state = _state_tensors(states.get(param, {}))

@@ -32,7 +32,7 @@ from torch import Tensor
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..parameters.mesh_parameters import same_tensors
-from ..step.agreement import Fingerprint, compare_fingerprints
+from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -280,7 +280,9 @@ class Guard:
     ) -> Fingerprint:
         """What ranks must have alike in the coming step, of this optimizer and its companions."""
         if self.steps.alone:
-            return Fingerprint(error=error)
+            if error is not None:
+                raise error
+            return NOTHING_TO_COMPARE
         if changed or not self.described or not (beside is self.beside or same_tensors(self.beside, beside)):
             grid = None if self.world is None else self.world.grid
             states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]

@@ -24,7 +24,7 @@ class _Hidden:
 
 
 def hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook before ``load_state_dict()``: hide every tensor of a parameter's state. ``shown`` undoes it."""
+    """A hook before ``load_state_dict()``: hide every tensor of a parameter's state. ``show_tensors`` undoes it."""
     return {**state_dict, "state": {index: _hidden(entry) for index, entry in state_dict["state"].items()}}
 
 
@@ -34,15 +34,11 @@ def _hidden(entry: Any) -> Any:
     return {key: _Hidden(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
 
 
-def shown(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A state whose tensors were hidden, each as a copy for its parameter, not less precise than before."""
-    return {param: _shown(param, entry) for param, entry in state.items()}
-
-
-def _shown(param: Any, entry: Any) -> Any:
-    for key, value in entry.items() if isinstance(entry, dict) else ():
-        entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
-    return entry
+def show_tensors(state: Mapping[Any, Any]) -> None:
+    """Put in the place of each hidden tensor a copy for its parameter, not less precise than before."""
+    for param, entry in state.items():
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
 
 
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .auto_recipes import Source
-from .load_state import fill_groups, follow_names, hide_tensors, own_lr, shown
+from .load_state import fill_groups, follow_names, hide_tensors, own_lr, show_tensors
 from .make_steps import DefaultSteps, WithRecipes, choose_maker
 
 
@@ -385,4 +385,5 @@ class Muon(torch.optim.Optimizer):
             self.initial_values, self.world = "compare", None
             steps = CurrentSteps(WithRecipes(DefaultSteps(), None), alone=True)
             self.guard = Guard(steps, GradientHooks(), is_new=not state["state"])
-        super().__setstate__({**state, "state": shown(state["state"])})
+        show_tensors(state["state"])
+        super().__setstate__(state)

@@ -23,6 +23,7 @@ from ..plan.matrix import Parts
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .load_state import follow_names, own_lr
 from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
@@ -87,6 +88,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}, "decay_vectors": True}
         self.__setstate__({"defaults": dict(muon.defaults), **parts})
         self.register_state_dict_post_hook(mark_slices)
+        for group in adamw.param_groups:
+            own_lr(group, muon.param_groups)
         muon.agree_on_values()
 
     @classmethod
@@ -352,7 +355,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon_before, adamw_before = ((it.state, it.param_groups) for it in (self.muon, self.adamw))
         self.muon.load_state_dict(states["muon"])
         try:
-            self.adamw.load_state_dict(states["adamw"])
+            self.adamw.load_state_dict(follow_names(self.adamw, states["adamw"]))
         except Exception:
             self.muon.restore(*muon_before)
             self.adamw.state, self.adamw.param_groups = adamw_before
