@@ -76,7 +76,8 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, also what other optimizers step, or none.
 
     Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
-    parameters are taken to be the same along ``dp``, where somebody said that it copies. ``rest`` are
+    parameters are taken to be the same along ``dp``, and along ``tp`` where their ``partition_dim`` is
+    negative. ``rest`` are
     parameters whose gradients are averaged with Muon's, by their place in a list. Two tiny sums an axis.
     Where a plan expects averaged gradients, they are compared as well. All ranks must call.
 
@@ -245,10 +246,8 @@ def _beside(
                 cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
                 axes = frozenset(world.grid.axes) - cut
             elif plain and not isinstance(param, DTensor):
-                uncut = (
-                    getattr(param, "partition_dim", 0) is not None and getattr(param, "partition_dim", 0) < 0
-                )
-                axes = frozenset({"dp", "tp"} if uncut else {"dp"})
+                says_uncut = (getattr(param, "partition_dim", None) or 0) < 0
+                axes = frozenset({"dp", "tp"} if says_uncut else {"dp"})
             else:
                 continue
             state = _state_tensors(states.get(param, {}))

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..errors import StrategyError, TutorialError
 from ..parameters.mesh_parameters import same_tensors
-from ..step.early_reduction import EarlyReduction
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import hook_gradients, mark_gradients
 from ..worlds.live import LiveWorld
 from .current_steps import MeshStep
+
+if TYPE_CHECKING:
+    from ..step.early_reduction import EarlyReduction
 
 
 @dataclass(eq=False)
@@ -75,6 +77,8 @@ class GradientHooks:
             raise StrategyError("overlap_grad_reduce needs a process a rank; a LocalWorld has one for all")
         if not mesh.step.averages:
             return None
+        from ..step.early_reduction import EarlyReduction
+
         apart = self.apart
         return EarlyReduction(mesh.step, lambda walk: apart[0].run(walk), paused=self.paused)
 

@@ -39,9 +39,9 @@ from ..worlds.local import LocalMesh
 from .changed_gradients import SeenGradients
 from .changed_parameters import Changed, check_flattened
 from .check_groups import check_gradients, check_numbers
-from .compare_replicas import compare_in_process, compare_replicas
+from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
-from .fingerprint import facts
+from .fingerprint import dimensions, facts
 from .grad_scaler import skip_overflow
 from .gradient_hooks import GradientHooks
 
@@ -62,15 +62,17 @@ class Guard:
     """Looks at an optimizer before and after each of its steps; ``world`` is where its ranks meet.
 
     ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
-    and ``beside`` what was averaged with the matrices the last time. ``number`` says which Muon of its mesh
-    it is. ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped gradients before any step.
-    ``said`` is what the groups said at the last look, and ``described`` what ranks compare of it.
+    and ``beside`` what was averaged with the matrices the last time. It ``broadcasts`` the first rank's values
+    when the optimizer is made. ``number`` says which Muon of its mesh it is. ``skipped_gradients`` counts the
+    ``zero_grad()`` calls that dropped gradients before any step. ``said`` is what the groups said at the last
+    look, and ``described`` what ranks compare of it.
     """
 
     steps: CurrentSteps
     hooks: GradientHooks
     world: LiveWorld | LocalMesh | None = None
     compare_every: int | None = 100
+    broadcasts: bool = False
     number: int = 0
     companions: tuple[torch.optim.Optimizer, ...] = ()
     unstepped: Named = ()
@@ -81,9 +83,28 @@ class Guard:
     said: list[Any] = field(default_factory=list)
     described: dict[str, str] = field(default_factory=dict)
     is_new: bool = True
+    has_warned_of_slices: bool = False
     is_compared: bool = False
     steps_done: int = 0
     skipped_gradients: int = 0
+
+    def agree_on_values(self, optimizer: Any) -> None:
+        """Have ranks compare what they are made of, and take the first one's values where it ``broadcasts``.
+
+        Also of the companions' parameters, and of those that no optimizer steps. All ranks of the mesh must
+        call when the optimizer is made, and when it gets a companion.
+        """
+        steps = self.current_steps(optimizer)
+        for mesh in steps:
+            if isinstance(mesh.world, LiveWorld):
+                grid = None if self.world is None else self.world.grid
+                alike = dimensions(self.all_groups(optimizer), grid)
+                alike["overlap_grad_reduce"] = str(self.hooks.overlap)
+                mesh.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
+        self.look_at_gradients(optimizer)
+        self.hooks.open_world(self.world)
+        if self.broadcasts:
+            broadcast_parameters(steps, self.companions, self.unstepped)
 
     def before_step(
         self,
@@ -377,6 +398,17 @@ class Guard:
                 "(bf16 needs no scaler)"
             )
         return skip_overflow(self.current_steps(optimizer), scaled, found_inf)
+
+    def warn_of_slices(self) -> None:
+        """Warn, once, if what this rank would save is a slice that no other rank has."""
+        slices = any(mesh.step.averages for mesh in self.steps.made)
+        if slices and not self.is_new and not self.has_warned_of_slices:
+            self.has_warned_of_slices = True
+            warnings.warn(
+                "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
+                "this rank's: save it on every rank, and load each rank its own, or use save_checkpoint()",
+                stacklevel=4,
+            )
 
     def companions_params(self) -> list[Tensor]:
         """The parameters that the companions step."""

@@ -24,7 +24,7 @@ class _Hidden:
 
 
 def hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook before ``load_state_dict()``: hide every tensor of a parameter's state. ``show_tensors`` undoes it."""
+    """A hook before ``load_state_dict()``: hide each tensor of the state. ``show_tensors`` undoes it."""
     return {**state_dict, "state": {index: _hidden(entry) for index, entry in state_dict["state"].items()}}
 
 

@@ -7,10 +7,9 @@ orthogonalizing, and loading a state never makes the momentum less precise.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,13 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
-from ..callbacks.config import DistributedConfig
 from ..engine.collective import Walk
 from ..errors import TutorialError, UsageError
 from ..guard.check_groups import check_hyperparameters, check_matrices
-from ..guard.compare_replicas import broadcast_parameters
 from ..guard.current_steps import CurrentSteps, MeshStep, run_in
-from ..guard.fingerprint import count_on, dimensions
+from ..guard.fingerprint import count_on
 from ..guard.gradient_hooks import GradientHooks
 from ..guard.guard import Guard, NoGuard, params_of, the_plan_step
 from ..guard.momentum_slice import mark_slices
@@ -33,14 +30,16 @@ from ..orthogonalizers.named import STOCK
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.strategies import Builder, Plan
-from ..step.agreement import Fingerprint, compare_fingerprints
 from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .auto_recipes import Source
 from .load_state import fill_groups, follow_names, hide_tensors, own_lr, show_tensors
 from .make_steps import DefaultSteps, WithRecipes, choose_maker
+
+if TYPE_CHECKING:
+    from ..callbacks.config import DistributedConfig
+    from .auto_recipes import Source
 
 
 class Muon(torch.optim.Optimizer):
@@ -106,8 +105,6 @@ class Muon(torch.optim.Optimizer):
     _opt_called: bool
     """What schedulers ask: whether it has been stepped. torch sets it, and a pair does."""
 
-    _warned_of_slices = False
-
     def __init__(
         self,
         params: ParamsT,
@@ -142,14 +139,14 @@ class Muon(torch.optim.Optimizer):
             raise UsageError(f"initial_values must be 'broadcast' or 'compare', got {initial_values!r}")
         if guard not in ("on", "off"):
             raise UsageError(f"guard must be 'on' or 'off', got {guard!r}")
-        self.initial_values = initial_values
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
         make = choose_maker(strategy, self.world, tp_dim, window, distributed_config)
         steps = CurrentSteps(WithRecipes(make, calibration), alone=isinstance(make, DefaultSteps))
         kind = Guard if guard == "on" else NoGuard
-        self.guard = kind(steps, GradientHooks(overlap_grad_reduce), self.world, compare_every)
+        hooks = GradientHooks(overlap_grad_reduce)
+        self.guard = kind(steps, hooks, self.world, compare_every, initial_values == "broadcast")
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -166,27 +163,9 @@ class Muon(torch.optim.Optimizer):
         check_hyperparameters(defaults)
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(mark_slices)
-        self.agree_on_values()
+        self.guard.agree_on_values(self)
         if isinstance(self.world, LiveWorld):
             self.guard.number = count_on(self.world.mesh)
-
-    def agree_on_values(self) -> None:
-        """Give all ranks the first one's values where they should hold the same, unless told to leave them.
-
-        Also of the companions' parameters, and of those that no optimizer steps. All ranks of the mesh must
-        call.
-        """
-        guard = self.guard
-        steps = self.steps
-        for mesh in steps:
-            if isinstance(mesh.world, LiveWorld):
-                alike = dimensions(guard.all_groups(self), None if self.world is None else self.world.grid)
-                alike["overlap_grad_reduce"] = str(guard.hooks.overlap)
-                mesh.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
-        guard.look_at_gradients(self)
-        guard.hooks.open_world(self.world)
-        if self.initial_values == "broadcast":
-            broadcast_parameters(steps, guard.companions, guard.unstepped)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -210,11 +189,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
-        """``step()`` without its closure, and without asking a ``GradScaler``; as ``program``.
-
-        Raises:
-            TutorialError: on all ranks.
-        """
+        """``step()`` without its closure, and without asking a ``GradScaler``; as ``program``."""
         try:
             run_in(self.world, self.program(beside, error))
         except TutorialError as refusal:
@@ -224,8 +199,7 @@ class Muon(torch.optim.Optimizer):
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
         """One step as a generator of requests: the guard looks, and the world walks the step.
 
-        ``LocalWorld.run`` takes one a rank. Gradients of ``beside``, the companions' unless given, are
-        averaged with these. An ``error`` keeps all ranks from this step.
+        Gradients of ``beside``, or of the companions, are averaged too. An ``error`` stops all ranks.
         """
         for mesh in (yield from self.guard.before_step(self, beside, error)):
             yield from mesh.answer(mesh.step.step())
@@ -251,10 +225,9 @@ class Muon(torch.optim.Optimizer):
         return self.guard.ready(self, max_norm, rest)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let ``backward()`` add to gradients without sending them: for all but a step's last one.
+        """Let ``backward()`` add to gradients without sending them, as DDP's: for all but a step's last one.
 
-        As DDP's. It matters with ``overlap_grad_reduce`` alone: with it, a ``backward()`` after the one that
-        sent is refused, in here too. If all are in here, ``step()`` sends.
+        It matters with ``overlap_grad_reduce`` alone. If all are in here, ``step()`` sends.
         """
         return self.guard.hooks.pause()
 
@@ -286,8 +259,8 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of a step, where there is one."""
-        return self.plans[0] if self.plans else None
+        """The first of the ``plans``, if there is any."""
+        return next(iter(self.plans), None)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -321,19 +294,8 @@ class Muon(torch.optim.Optimizer):
         Where a parameter is a DTensor, so is its momentum: ``torch.distributed.checkpoint`` saves it whole.
         ``zero1`` keeps a slice of each momentum on each rank, and warns of it, once.
         """
-        self.warn_of_slices()
+        self.guard.warn_of_slices()
         return super().state_dict()
-
-    def warn_of_slices(self) -> None:
-        """Warn, once, if what this rank would save is a slice that no other rank has."""
-        slices = any(mesh.step.averages for mesh in self.guard.steps.made)
-        if slices and not self.guard.is_new and not self._warned_of_slices:
-            self._warned_of_slices = True
-            warnings.warn(
-                "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
-                "this rank's: save it on every rank, and load each rank its own, or use save_checkpoint()",
-                stacklevel=3,
-            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, this class's or another Muon's, as a copy.
@@ -382,7 +344,7 @@ class Muon(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "guard" not in self.__dict__:  # a copy: only what has no strategy is copied
-            self.initial_values, self.world = "compare", None
+            self.world = None
             steps = CurrentSteps(WithRecipes(DefaultSteps(), None), alone=True)
             self.guard = Guard(steps, GradientHooks(), is_new=not state["state"])
         show_tensors(state["state"])

@@ -90,7 +90,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.register_state_dict_post_hook(mark_slices)
         for group in adamw.param_groups:
             own_lr(group, muon.param_groups)
-        muon.agree_on_values()
+        muon.guard.agree_on_values(muon)
 
     @classmethod
     def from_model(
@@ -338,7 +338,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of both in the form of any optimizer's: parameters counted through, Muon's first."""
-        self.muon.warn_of_slices()
+        self.muon.guard.warn_of_slices()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

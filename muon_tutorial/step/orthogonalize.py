@@ -21,7 +21,6 @@ from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
 from .boxes import keep_box, kept_for_work, ready_to_return, take_box
-from .gram import orthogonalize_cut
 from .rank_bucket import RankBucket, RankMatrix
 
 Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
@@ -38,7 +37,10 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: dp gather
     boxes = kept_for_work(bucket, boxes)
     yield ABREAST  # until the other owners of the round have theirs
-    yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
+    if any(matrix.entry.gram is not None for matrix in bucket.matrices):
+        from .gram import orthogonalize_cut
+
+        yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
     wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
     stacked = orthogonalize_stacks(bucket, boxes)
     for matrix in bucket.matrices:

@@ -19,7 +19,6 @@ from ..engine.collective import Label, Walk
 from ..engine.order import abreast, pipeline
 from ..engine.travel import sum_over_grid
 from ..orthogonalizers.choices import check_orthogonalize
-from ..orthogonalizers.gram import gram_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
@@ -257,6 +256,8 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
         UsageError: saying which have one.
     """
     if plan.strategy == "gram":
+        from ..orthogonalizers.gram import gram_recipe
+
         entries = (entry for bucket in plan.buckets for entry in bucket.entries)
         for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
             gram_recipe(groups[number])
