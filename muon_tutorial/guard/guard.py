@@ -62,10 +62,10 @@ class Guard:
     """Looks at an optimizer before and after each of its steps; ``world`` is where its ranks meet.
 
     ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
-    and ``beside`` what was averaged with the matrices the last time. It ``broadcasts`` the first rank's values
-    when the optimizer is made. ``number`` says which Muon of its mesh it is. ``skipped_gradients`` counts the
-    ``zero_grad()`` calls that dropped gradients before any step. ``said`` is what the groups said at the last
-    look, and ``described`` what ranks compare of it.
+    and ``beside`` what was averaged with the matrices the last time. It ``broadcasts`` the first rank's
+    values when the optimizer is made. ``number`` says which Muon of its mesh it is. ``skipped_gradients``
+    counts the ``zero_grad()`` calls that dropped gradients before any step. ``said`` is what the groups said
+    at the last look, and ``described`` what ranks compare of it.
     """
 
     steps: CurrentSteps
