@@ -142,6 +142,8 @@ class Guard:
             self._compare_replicas(steps)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer))
+            if self.steps.alone:  # there may be other processes by now, which chose other recipes
+                self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
 

@@ -56,7 +56,7 @@ class DefaultSteps:
         return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class WithRecipes:
     """Makes steps, and writes each shape's recipe into groups that leave it to ``"auto"``."""
 

@@ -78,7 +78,8 @@ class AloneStep:
             updates = self._newton_schulz(inputs, sides, group)
             full = sides[::-1] if group.get("transposed") else sides
             step = -adjusted_lr(lr, group["adjust_lr_fn"], full)
-            torch._foreach_mul_(its, decay)
+            for param in its:
+                param.mul_(decay)  # _foreach_mul_ rounds the factor to bf16 first
             torch._foreach_add_(its, updates, alpha=step.item() if isinstance(step, Tensor) else step)
 
     def _newton_schulz(
@@ -138,4 +139,5 @@ AT_ONCE = 2**18
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
     """How many equal parameters are stepped in one go: a stack of them, or as many as are small together."""
-    return max(1, stack_size(_sides(shape), group, device), AT_ONCE // max(1, math.prod(shape)))
+    stacked = stack_size(_sides(shape), group, device)
+    return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))
